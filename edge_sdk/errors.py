@@ -1,0 +1,72 @@
+"""What can go wrong on a device, as one tree.
+
+    SplitedgeError
+    ├── ConfigurationError      settings that cannot work together; ours to refuse, yours to edit
+    ├── InputError              what the caller handed to predict: shape, dtype, values
+    ├── BundleError             the model files on this device
+    │   ├── ManifestError           a manifest that does not say what it must
+    │   ├── NoBundleError           nothing has been installed yet
+    │   └── UpdateRefusedError      a new bundle was refused; the old one keeps running
+    ├── StorageError            disk full or read-only
+    ├── EnrolmentError          the server refused to enrol this device
+    ├── LinkError               the server or broker cannot be reached
+    ├── StateInUseError         another agent runs on this state folder
+    └── FrameError              bytes from a peer that are no valid frame
+        └── FrameTooLargeError      above a declared limit
+
+An unreachable server is an ordinary day for a device: `predict` never raises LinkError.
+"""
+
+from __future__ import annotations
+
+
+class SplitedgeError(Exception):
+    """Base of every error splitedge raises on purpose; its text says what to do next."""
+
+
+class ConfigurationError(SplitedgeError):
+    """Settings that cannot work together."""
+
+
+class InputError(SplitedgeError, ValueError):
+    """An input of the wrong shape, dtype or value; names expected and got."""
+
+
+class BundleError(SplitedgeError):
+    """Something is wrong with the model files on this device."""
+
+
+class ManifestError(BundleError):
+    """A manifest that does not say what it must."""
+
+
+class NoBundleError(BundleError):
+    """No bundle has been installed on this device yet."""
+
+
+class UpdateRefusedError(BundleError):
+    """A new bundle was refused; the one installed before keeps running."""
+
+
+class StorageError(SplitedgeError):
+    """The disk is full or read-only; says what was needed and what is there."""
+
+
+class EnrolmentError(SplitedgeError):
+    """The server refused to enrol this device."""
+
+
+class LinkError(SplitedgeError):
+    """The server or broker cannot be reached."""
+
+
+class StateInUseError(SplitedgeError):
+    """Another agent already runs on this state folder."""
+
+
+class FrameError(SplitedgeError):
+    """Bytes from a peer that are not a valid frame."""
+
+
+class FrameTooLargeError(FrameError):
+    """A frame, header or tensor above its declared limit."""

@@ -1,0 +1,386 @@
+"""The manifest of a bundle: what files it holds, what goes in and out of them, when to exit.
+
+A bundle is a folder of one manifest and the files it names. Its place among a server's models is
+`{model}/{version}/{variant}`, where the variant is `d{depth}` (fp32) or `d{depth}-int8`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar, cast
+
+import orjson
+
+from edge_sdk.errors import ManifestError
+
+FORMAT: Final = 1
+MANIFEST_NAME: Final = "manifest.json"
+DTYPES: Final = ("float32", "float16", "uint8", "int8", "int64")
+GRAPHS: Final = ("exit", "prefix", "back")
+CODECS: Final = ("fp32", "fp16", "int8")
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_BUNDLE = re.compile(r"[a-z0-9-]{1,63}/[0-9]{1,9}/d[0-9]{1,3}(-[a-z0-9]{1,20})?")
+
+Codec = Literal["fp32", "fp16", "int8"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Dtype (numpy's name) and shape of one sample, without the batch axis."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _need(self.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}", self.dtype)
+        fits = len(self.shape) <= 8 and all(0 < n <= 1 << 24 for n in self.shape)
+        _need(fits, "shape", "at most 8 sizes above 0", self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSpec:
+    """One ONNX file: batch fixed at 1, named inputs and outputs.
+
+    `overridable` names the initialisers that are graph inputs too: personal parameters.
+    """
+
+    file: str
+    precision: Literal["fp32", "int8"]
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+    overridable: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_file_name(self.file)
+        _need(self.precision in ("fp32", "int8"), "precision", "fp32 or int8", self.precision)
+
+
+@dataclass(frozen=True, slots=True)
+class SmashedSpec:
+    """The prefix's output: tensor name on the wire (`z{depth}`), one sample's shape, the codec
+    that the export found to keep the answers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    codec: Codec
+
+    def __post_init__(self) -> None:
+        _need(self.codec in CODECS, "codec", f"one of {', '.join(CODECS)}", self.codec)
+
+
+@dataclass(frozen=True, slots=True)
+class GatePoint:
+    """One point of the operating curve, measured on held-out data.
+
+    threshold: in the gate's unit (nats for entropy). exit_rate, exit_accuracy, accuracy: in [0, 1];
+    `exit_accuracy` is that of the samples that exit, `accuracy` that of the gated pair.
+    """
+
+    threshold: float
+    exit_rate: float
+    exit_accuracy: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class GateSpec:
+    """The gate the bundle was measured with, its threshold, and the whole curve."""
+
+    policy: Literal["entropy", "margin", "vacuity"]
+    threshold: float
+    curve: tuple[GatePoint, ...] = ()
+
+    def __post_init__(self) -> None:
+        policies = ("entropy", "margin", "vacuity")
+        _need(self.policy in policies, "gate policy", f"one of {', '.join(policies)}", self.policy)
+        _need(math.isfinite(self.threshold), "gate threshold", "a finite number", self.threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class BundleManifest:
+    """What a device needs to know of the files it runs.
+
+    Attributes:
+        bundle: `{model}/{version}/{variant}`.
+        input: what `predict` takes, before any preprocessing: that is inside the graph.
+        graphs: `exit` always (logits, and `z` where it shares the extractor); `prefix` (z) where it
+            does not; `back` for U-shaped methods.
+        golden: a frame file with inputs `x` and the `logits` the `exit` graph must give.
+        parity: what the export measured against the torch model, for people.
+    """
+
+    bundle: str
+    backbone: str
+    depth: int
+    class_names: tuple[str, ...]
+    input: TensorSpec
+    graphs: dict[str, GraphSpec]
+    smashed: SmashedSpec
+    gate: GateSpec
+    golden: str
+    parity: dict[str, Any]
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        _need(self.format == FORMAT, "format", f"{FORMAT} (update splitedge)", self.format)
+        check_bundle_name(self.bundle)
+        check_file_name(self.golden)
+        _need(self.depth >= 1, "depth", "at least 1", self.depth)
+        _need(len(self.class_names) >= 2, "class_names", "at least 2", self.class_names)
+        known = "exit" in self.graphs and set(self.graphs) <= set(GRAPHS)
+        _need(known, "graphs", f"exit and perhaps others of {GRAPHS}", sorted(self.graphs))
+
+    @property
+    def model(self) -> str:
+        """The model's name on the server."""
+        return self.bundle.split("/")[0]
+
+    @property
+    def version(self) -> str:
+        """The model's version on the server."""
+        return self.bundle.split("/")[1]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Every file of the bundle but the manifest itself."""
+        return (*(graph.file for graph in self.graphs.values()), self.golden)
+
+    def to_json(self) -> bytes:
+        """The manifest as it stands on disk."""
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> BundleManifest:
+        """Read a manifest.
+
+        Raises: ManifestError naming the field, what was expected and what stood there.
+        """
+        return read_json(raw, _bundle_manifest)
+
+    @classmethod
+    def load(cls, folder: Path) -> BundleManifest:
+        """Read the manifest of the bundle in `folder`.
+
+        Raises: ManifestError, also where there is none.
+        """
+        return cls.from_json(read_bytes(folder / MANIFEST_NAME))
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSpec:
+    """The stages `entry + 1 .. exit` of the super-network in one ONNX file, batch axis dynamic.
+
+    entry 0 takes the raw input `x`; `exit` None means to the end, giving `logits`.
+    """
+
+    file: str
+    entry: int
+    exit: int | None
+    input: TensorSpec
+    output: TensorSpec
+
+    def __post_init__(self) -> None:
+        check_file_name(self.file)
+        _need(self.entry >= 0, "segment entry", "at least 0", self.entry)
+        follows = self.exit is None or self.exit > self.entry
+        _need(follows, "segment exit", f"above {self.entry}", self.exit)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelManifest:
+    """What an export leaves for the server, as `model.json`:
+
+        {root}/{name}/{version}/model.json
+        {root}/{name}/{version}/segments/{file}
+        {root}/{name}/{version}/bundles/{variant}/manifest.json and the files it names
+
+    Attributes:
+        stages: L. cuts: the depths at which devices may be cut, ascending.
+        segments: from entry 0 to the end without a gap.
+        variants: the bundles there are.
+        cost: profiles.cost.CostTable as JSON.
+    """
+
+    name: str
+    version: str
+    backbone: str
+    stages: int
+    cuts: tuple[int, ...]
+    class_names: tuple[str, ...]
+    input: TensorSpec
+    segments: tuple[SegmentSpec, ...]
+    variants: tuple[str, ...]
+    cost: dict[str, Any]
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        _need(self.format == FORMAT, "format", f"{FORMAT} (export again)", self.format)
+        ends: list[int | None] = [0, *(segment.exit for segment in self.segments)]
+        starts: list[int | None] = [*(segment.entry for segment in self.segments), None]
+        listed = [(segment.entry, segment.exit) for segment in self.segments]
+        _need(ends == starts, "segments", "a chain from 0 to the end", listed)
+
+    def to_json(self) -> bytes:
+        """The manifest as it stands on disk."""
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> ModelManifest:
+        """Read a model manifest.
+
+        Raises: ManifestError naming the field, what was expected and what stood there.
+        """
+        return read_json(raw, _model_manifest)
+
+    @classmethod
+    def load(cls, folder: Path) -> ModelManifest:
+        """Read the `model.json` in `folder`.
+
+        Raises: ManifestError, also where there is none.
+        """
+        return cls.from_json(read_bytes(folder / "model.json"))
+
+
+def check_file_name(name: str) -> str:
+    """Return `name` if it is a plain file name that cannot leave its folder.
+
+    Raises: ManifestError.
+    """
+    _need(bool(_FILE_NAME.fullmatch(name)), "file", "a plain file name", name)
+    return name
+
+
+def check_bundle_name(name: str) -> str:
+    """Return `name` if it has the form `{model}/{version}/{variant}`.
+
+    Raises: ManifestError.
+    """
+    _need(bool(_BUNDLE.fullmatch(name)), "bundle", "MODEL/VERSION/d{DEPTH}[-VARIANT]", name)
+    return name
+
+
+def to_json(manifest: BundleManifest | ModelManifest) -> bytes:
+    """Stable, readable JSON of a manifest."""
+    options = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
+    return orjson.dumps(asdict(manifest), option=options)
+
+
+def read_json(raw: bytes, build: Callable[[dict[str, Any]], T]) -> T:
+    """Parse `raw` as one JSON object and hand it to `build`.
+
+    Raises: ManifestError for whatever is missing or of the wrong type.
+    """
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError as err:
+        raise ManifestError(f"manifest is not JSON: {err}") from err
+    if not isinstance(data, dict):
+        raise ManifestError(f"manifest: expected an object, got {type(data).__name__}")
+    try:
+        return build(data)
+    except KeyError as err:
+        raise ManifestError(f"manifest: {err.args[0]!r} is missing") from err
+    except (TypeError, ValueError, AttributeError) as err:
+        raise ManifestError(f"manifest: {err}") from err
+
+
+def read_bytes(path: Path) -> bytes:
+    """The file's bytes.
+
+    Raises: ManifestError if it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as err:
+        raise ManifestError(f"{path}: cannot be read ({err.strerror})") from err
+
+
+def _need(condition: bool, field: str, expected: str, got: object) -> None:
+    if not condition:
+        raise ManifestError(f"{field}: expected {expected}, got {got!r}")
+
+
+def _tensor(data: Mapping[str, Any]) -> TensorSpec:
+    return TensorSpec(str(data["dtype"]), _ints(data["shape"]))
+
+
+def _tensors(data: Mapping[str, Any]) -> dict[str, TensorSpec]:
+    return {str(name): _tensor(spec) for name, spec in data.items()}
+
+
+def _ints(values: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
+
+
+def _strings(values: Sequence[str]) -> tuple[str, ...]:
+    _need(isinstance(values, list), "list", "a list of strings", values)
+    return tuple(str(value) for value in values)
+
+
+def _graph(data: Mapping[str, Any]) -> GraphSpec:
+    return GraphSpec(
+        file=str(data["file"]),
+        precision=data["precision"],
+        inputs=_tensors(data["inputs"]),
+        outputs=_tensors(data["outputs"]),
+        overridable=_strings(data["overridable"]),
+    )
+
+
+def _segment(data: Mapping[str, Any]) -> SegmentSpec:
+    return SegmentSpec(
+        file=str(data["file"]),
+        entry=int(data["entry"]),
+        exit=None if data["exit"] is None else int(data["exit"]),
+        input=_tensor(data["input"]),
+        output=_tensor(data["output"]),
+    )
+
+
+def _gate(data: Mapping[str, Any]) -> GateSpec:
+    points = [{key: float(value) for key, value in point.items()} for point in data["curve"]]
+    curve = tuple(GatePoint(**point) for point in points)
+    return GateSpec(data["policy"], float(data["threshold"]), curve)
+
+
+def _smashed(data: Mapping[str, Any]) -> SmashedSpec:
+    return SmashedSpec(str(data["name"]), _ints(data["shape"]), cast("Codec", data["codec"]))
+
+
+def _bundle_manifest(data: dict[str, Any]) -> BundleManifest:
+    return BundleManifest(
+        format=int(data["format"]),
+        bundle=str(data["bundle"]),
+        backbone=str(data["backbone"]),
+        depth=int(data["depth"]),
+        class_names=_strings(data["class_names"]),
+        input=_tensor(data["input"]),
+        graphs={str(name): _graph(graph) for name, graph in data["graphs"].items()},
+        smashed=_smashed(data["smashed"]),
+        gate=_gate(data["gate"]),
+        golden=str(data["golden"]),
+        parity=dict(data["parity"]),
+    )
+
+
+def _model_manifest(data: dict[str, Any]) -> ModelManifest:
+    return ModelManifest(
+        format=int(data["format"]),
+        name=str(data["name"]),
+        version=str(data["version"]),
+        backbone=str(data["backbone"]),
+        stages=int(data["stages"]),
+        cuts=_ints(data["cuts"]),
+        class_names=_strings(data["class_names"]),
+        input=_tensor(data["input"]),
+        segments=tuple(_segment(segment) for segment in data["segments"]),
+        variants=_strings(data["variants"]),
+        cost=dict(data["cost"]),
+    )

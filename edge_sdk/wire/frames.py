@@ -1,0 +1,299 @@
+"""Frames: the Open Inference Protocol v2 with its binary tensor extension, as values and bytes.
+
+Pure: no I/O. One decoder serves both ends and both carriers. Over MQTT a frame is
+
+    4 bytes, big-endian: length of the JSON · the JSON · the tensors' bytes, little-endian, in order
+
+over HTTP the length travels as the header `Inference-Header-Content-Length` instead; a body
+without it is JSON alone, with tensor values as (nested) lists.
+
+Everything is bounded before anything is allocated (`Limits`); nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from edge_sdk.errors import FrameError, FrameTooLargeError
+
+Array = NDArray[Any]
+
+DATATYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    "FP32": np.dtype("<f4"),
+    "FP16": np.dtype("<f2"),
+    "UINT8": np.dtype("u1"),
+    "INT8": np.dtype("i1"),
+    "INT64": np.dtype("<i8"),
+}
+_DATATYPE_OF: Final = {dtype.newbyteorder("="): name for name, dtype in DATATYPES.items()}
+_INTEGERS: Final = ("UINT8", "INT8", "INT64")
+PREFIX_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a receiver takes from a peer. Sizes in bytes."""
+
+    frame_bytes: int = 2_000_000
+    header_bytes: int = 65_536
+    tensors: int = 16
+    rank: int = 8
+    elements: int = 4_000_000
+
+
+MQTT_LIMITS: Final = Limits()
+# a JSON-only body holds its tensors in the header, so the header may be as long as the body
+HTTP_LIMITS: Final = Limits(frame_bytes=16_000_000, header_bytes=16_000_000, elements=16_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One named tensor and its parameters (the scale of an int8 codec, say)."""
+
+    name: str
+    array: Array
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A v2 infer request (`inputs`) or response (`outputs`).
+
+    Attributes:
+        header: every top-level JSON member but the tensors: id, parameters, model_name, error...
+        tensors: in the order of the frame.
+        requested: of a request, the outputs asked for by name, with their parameters.
+    """
+
+    header: Mapping[str, Any]
+    tensors: tuple[Tensor, ...] = ()
+    requested: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that name.
+
+        Raises: FrameError naming those there are.
+        """
+        for tensor in self.tensors:
+            if tensor.name == name:
+                return tensor
+        names = ", ".join(tensor.name for tensor in self.tensors) or "none"
+        raise FrameError(f"frame: expected a tensor {name!r}, got {names}")
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The frame's own parameters."""
+        return self.header.get("parameters") or {}
+
+
+def encode(
+    header: Mapping[str, Any], tensors: Sequence[Tensor], *, key: str
+) -> tuple[bytes, list[memoryview]]:
+    """The JSON and the binary parts of a frame whose tensors stand under `key`.
+
+    Args:
+        key: `inputs` for a request, `outputs` for a response.
+    Raises: FrameError for a dtype the protocol does not have here.
+    """
+    described = []
+    parts = []
+    for tensor in tensors:
+        array = np.ascontiguousarray(tensor.array)
+        try:
+            datatype = _DATATYPE_OF[array.dtype]
+        except KeyError:
+            known = ", ".join(DATATYPES)
+            raise FrameError(
+                f"tensor {tensor.name}: expected one of {known}, got {array.dtype}"
+            ) from None
+        described.append(
+            {
+                "name": tensor.name,
+                "datatype": datatype,
+                "shape": array.shape,
+                "parameters": {**tensor.parameters, "binary_data_size": array.nbytes},
+            }
+        )
+        if array.nbytes:  # a memoryview of nothing cannot be cast
+            parts.append(array.data.cast("B"))
+    return orjson.dumps({**header, key: described}), parts
+
+
+def pack(header: Mapping[str, Any], tensors: Sequence[Tensor], *, key: str) -> bytes:
+    """A frame as it goes over MQTT: length, JSON, tensors."""
+    text, parts = encode(header, tensors, key=key)
+    return b"".join((len(text).to_bytes(PREFIX_BYTES, "big"), text, *parts))
+
+
+def pack_request(header: Mapping[str, Any], tensors: Sequence[Tensor]) -> bytes:
+    """An infer request as it goes over MQTT."""
+    return pack(header, tensors, key="inputs")
+
+
+def pack_response(header: Mapping[str, Any], tensors: Sequence[Tensor]) -> bytes:
+    """An infer response as it goes over MQTT."""
+    return pack(header, tensors, key="outputs")
+
+
+def unpack(raw: bytes | bytearray, limits: Limits = MQTT_LIMITS) -> Frame:
+    """Read a frame that came over MQTT.
+
+    Raises: FrameError, FrameTooLargeError for whatever is not a frame within `limits`.
+    """
+    if len(raw) > limits.frame_bytes:
+        raise FrameTooLargeError(f"frame: at most {limits.frame_bytes} bytes, got {len(raw)}")
+    if len(raw) < PREFIX_BYTES:
+        raise FrameError(f"frame: expected a {PREFIX_BYTES}-byte length, got {len(raw)} bytes")
+    return decode(memoryview(raw)[PREFIX_BYTES:], int.from_bytes(raw[:PREFIX_BYTES], "big"), limits)
+
+
+def decode(body: bytes | memoryview, header_bytes: int | None, limits: Limits) -> Frame:
+    """Read a frame whose JSON is the first `header_bytes` of `body` (all of it when None).
+
+    Raises: FrameError, FrameTooLargeError.
+    """
+    view = memoryview(body)
+    if len(view) > limits.frame_bytes:
+        raise FrameTooLargeError(f"frame: at most {limits.frame_bytes} bytes, got {len(view)}")
+    size = len(view) if header_bytes is None else header_bytes
+    if size > limits.header_bytes:
+        raise FrameTooLargeError(f"frame: JSON of at most {limits.header_bytes} bytes, got {size}")
+    if not 0 <= size <= len(view):
+        raise FrameError(f"frame: JSON of {size} bytes announced, {len(view)} are there")
+    header = _header(view[:size])
+    tensors, rest = _tensors(header, view[size:], limits)
+    if rest:
+        raise FrameError(f"frame: {rest} bytes after the last tensor")
+    requested = _requested(header, limits) if "inputs" in header else ()
+    kept = {name: value for name, value in header.items() if name not in ("inputs", "outputs")}
+    return Frame(kept, tensors, requested)
+
+
+def _header(raw: memoryview) -> dict[str, Any]:
+    try:
+        header = orjson.loads(raw)
+    except orjson.JSONDecodeError as err:
+        raise FrameError(f"frame: not JSON ({err})") from err
+    if not isinstance(header, dict):
+        raise FrameError(f"frame: expected a JSON object, got {type(header).__name__}")
+    if not isinstance(header.get("parameters") or {}, dict):
+        raise FrameError("frame: parameters: expected an object")
+    return header
+
+
+def _tensors(
+    header: dict[str, Any], binary: memoryview, limits: Limits
+) -> tuple[tuple[Tensor, ...], int]:
+    listed = header.get("inputs") if "inputs" in header else header.get("outputs", [])
+    for described in _objects(listed, "tensors", limits.tensors):
+        _check_described(described, limits)
+    offset = 0
+    tensors = []
+    for described in listed or ():
+        tensor, used = _tensor(described, binary[offset:], limits)
+        tensors.append(tensor)
+        offset += used
+    return tuple(tensors), len(binary) - offset
+
+
+def _objects(listed: object, what: str, at_most: int) -> list[dict[str, Any]]:
+    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+        raise FrameError(f"frame: {what}: expected a list of objects")
+    if len(listed) > at_most:
+        raise FrameTooLargeError(f"frame: at most {at_most} {what}, got {len(listed)}")
+    return listed
+
+
+def _check_described(described: Mapping[str, Any], limits: Limits) -> None:
+    name, shape = described.get("name"), described.get("shape")
+    if not isinstance(name, str) or not 0 < len(name) <= 100:
+        raise FrameError(f"tensor: expected a name of 1 to 100 characters, got {name!r:.100}")
+    if described.get("datatype") not in DATATYPES:
+        got = described.get("datatype")
+        raise FrameError(f"tensor {name}: expected one of {', '.join(DATATYPES)}, got {got!r:.100}")
+    sizes = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    if not sizes or len(shape or ()) > limits.rank:
+        raise FrameError(f"tensor {name}: expected up to {limits.rank} sizes, got {shape!r:.100}")
+    if math.prod(shape or ()) > limits.elements:
+        raise FrameTooLargeError(
+            f"tensor {name}: at most {limits.elements} elements, got {shape!r:.100}"
+        )
+    if not isinstance(described.get("parameters") or {}, dict):
+        raise FrameError(f"tensor {name}: parameters: expected an object")
+
+
+def _tensor(described: Mapping[str, Any], binary: memoryview, limits: Limits) -> tuple[Tensor, int]:
+    name, shape = described["name"], tuple(described["shape"])
+    dtype = DATATYPES[described["datatype"]]
+    parameters = dict(described.get("parameters") or {})
+    size = parameters.pop("binary_data_size", None)
+    if size is None:
+        array = _from_list(name, described, shape, limits)
+        used = 0
+    else:
+        used = math.prod(shape) * dtype.itemsize
+        if type(size) is not int or size != used:
+            raise FrameError(f"tensor {name}: {used} bytes by its shape, {size!r:.100} announced")
+        if len(binary) < used:
+            raise FrameError(f"tensor {name}: {used} bytes announced, {len(binary)} left")
+        array = np.frombuffer(binary[:used], dtype).reshape(shape)
+    _check_finite(name, array)
+    return Tensor(name, array, parameters), used
+
+
+def _from_list(
+    name: str, described: Mapping[str, Any], shape: tuple[int, ...], limits: Limits
+) -> Array:
+    data = described.get("data")
+    if not isinstance(data, list):
+        raise FrameError(f"tensor {name}: expected data as a list, or binary_data_size")
+    flat = _flatten(name, data, limits.elements)
+    if len(flat) != math.prod(shape):
+        raise FrameError(f"tensor {name}: {math.prod(shape)} values by its shape, got {len(flat)}")
+    datatype = described["datatype"]
+    if datatype in _INTEGERS and not all(type(value) is int for value in flat):
+        raise FrameError(f"tensor {name}: expected whole numbers for {datatype}")
+    try:
+        # values beyond float32 become infinite here and are refused as such below
+        with np.errstate(over="ignore"):
+            return np.array(flat, DATATYPES[datatype]).reshape(shape)
+    except (TypeError, ValueError, OverflowError) as err:
+        raise FrameError(f"tensor {name}: values do not fit {datatype} ({err})") from err
+
+
+def _flatten(name: str, data: list[Any], at_most: int) -> list[Any]:
+    """The numbers of a nested list, level by level, so that depth cannot exhaust the stack."""
+    for _ in range(16):
+        if not any(isinstance(item, list) for item in data):
+            break
+        if not all(isinstance(item, list) for item in data):
+            raise FrameError(f"tensor {name}: lists and numbers mixed at one level")
+        data = [value for item in data for value in item]
+        if len(data) > at_most:
+            raise FrameTooLargeError(f"tensor {name}: at most {at_most} elements")
+    if not all(type(value) in (int, float) for value in data):
+        raise FrameError(f"tensor {name}: expected numbers")
+    return data
+
+
+def _check_finite(name: str, array: Array) -> None:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise FrameError(f"tensor {name}: expected finite values, got NaN or infinity")
+
+
+def _requested(header: dict[str, Any], limits: Limits) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    listed = _objects(header.get("outputs", []), "requested outputs", limits.tensors)
+    requested = []
+    for item in listed:
+        name, parameters = item.get("name"), item.get("parameters") or {}
+        if not isinstance(name, str) or not isinstance(parameters, dict):
+            raise FrameError("requested output: expected a name, and parameters as an object")
+        requested.append((name, parameters))
+    return tuple(requested)

@@ -1,0 +1,79 @@
+"""The MQTT topics, and who may use which.
+
+`splitedge/v1/{fleet}/{device}/{kind}`; ids are `[a-z0-9-]{1,63}`. One policy, `may_publish` and
+`may_receive`, is what every broker's access rules are generated from.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from edge_sdk.errors import FrameError
+
+ROOT: Final = "splitedge/v1"
+ID_PATTERN: Final = re.compile(r"[a-z0-9-]{1,63}")
+
+
+class Kind(StrEnum):
+    """What a topic carries."""
+
+    STATUS = "status"  # device -> server: retained birth, last will offline
+    TELEMETRY = "telemetry"  # device -> server: QoS 0
+    QUERY = "query"  # device -> server: one offload
+    REPLY = "reply"  # server -> device: its answer
+    COMMAND = "command"  # server -> device: look for a bundle, join a round
+
+
+FROM_DEVICE: Final = frozenset({Kind.STATUS, Kind.TELEMETRY, Kind.QUERY})
+TO_DEVICE: Final = frozenset({Kind.REPLY, Kind.COMMAND})
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One device's topic of one kind."""
+
+    fleet: str
+    device: str
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"{ROOT}/{self.fleet}/{self.device}/{self.kind}"
+
+
+def check_id(value: str, what: str) -> str:
+    """Return `value` if it can be part of a topic.
+
+    Raises: FrameError naming `what`, the rule and the value.
+    """
+    if not ID_PATTERN.fullmatch(value):
+        raise FrameError(f"{what}: expected 1 to 63 of a-z, 0-9 and '-', got {value!r}")
+    return value
+
+
+def parse_topic(text: str) -> Topic:
+    """Read a topic name.
+
+    Raises: FrameError if it is not one of ours.
+    """
+    parts = text.split("/")
+    if len(parts) != 5 or "/".join(parts[:2]) != ROOT or parts[4] not in set(Kind):
+        raise FrameError(f"topic: expected {ROOT}/FLEET/DEVICE/KIND, got {text[:200]!r}")
+    return Topic(check_id(parts[2], "fleet"), check_id(parts[3], "device"), Kind(parts[4]))
+
+
+def all_devices(kind: Kind) -> str:
+    """The filter by which the server hears every device of every fleet."""
+    return f"{ROOT}/+/+/{kind}"
+
+
+def may_publish(fleet: str, device: str, topic: str) -> bool:
+    """Whether that device may publish to that topic, wills included."""
+    return any(topic == str(Topic(fleet, device, kind)) for kind in FROM_DEVICE)
+
+
+def may_receive(fleet: str, device: str, topic_filter: str) -> bool:
+    """Whether that device may subscribe to that filter: its own topics, spelled out."""
+    return any(topic_filter == str(Topic(fleet, device, kind)) for kind in TO_DEVICE)

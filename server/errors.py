@@ -1,0 +1,77 @@
+"""What can go wrong on the server, as one tree.
+
+SplitedgeError (edge_sdk.errors)
+└── ServerError                 carries the HTTP status it maps to
+    ├── UnknownModelError           404
+    ├── UnknownDeviceError          404
+    ├── BadRequestError             400: what the peer sent cannot be served
+    ├── AuthenticationError         401
+    ├── TokenError                  403: enrolment token unknown, used or expired
+    ├── OverloadedError             429: the queue is full; says when to come back
+    ├── NotReadyError               503: no model loaded yet
+    └── ExpiredError                504: the deadline passed before the work was done
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from edge_sdk.errors import SplitedgeError
+
+
+class ServerError(SplitedgeError):
+    """Base of the server's errors; `status` is the HTTP status it is answered with."""
+
+    status: ClassVar[int] = 500
+
+
+class UnknownModelError(ServerError):
+    """No such model or version; names those there are."""
+
+    status = 404
+
+
+class UnknownDeviceError(ServerError):
+    """No such device."""
+
+    status = 404
+
+
+class BadRequestError(ServerError):
+    """What the peer sent is well-formed but cannot be served."""
+
+    status = 400
+
+
+class AuthenticationError(ServerError):
+    """Missing or wrong credential."""
+
+    status = 401
+
+
+class TokenError(ServerError):
+    """An enrolment token that is unknown, used or expired."""
+
+    status = 403
+
+
+class OverloadedError(ServerError):
+    """The queue is full; the caller answers locally and may come back."""
+
+    status = 429
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NotReadyError(ServerError):
+    """No model is loaded yet."""
+
+    status = 503
+
+
+class ExpiredError(ServerError):
+    """The caller's deadline passed before the work was done."""
+
+    status = 504
