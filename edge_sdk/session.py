@@ -1,0 +1,92 @@
+"""One ONNX graph, loaded once and run many times: the only importer of onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from edge_sdk.errors import BundleError, ConfigurationError, InputError
+
+Array = NDArray[Any]
+
+_NUMPY_OF = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(uint8)": np.dtype(np.uint8),
+    "tensor(int8)": np.dtype(np.int8),
+    "tensor(int64)": np.dtype(np.int64),
+}
+
+
+class Session:
+    """A loaded graph.
+
+    Args:
+        path: the ONNX file.
+        threads: of one run; 1 keeps a small device responsive and bits reproducible.
+    Raises: BundleError if onnxruntime does not take the file.
+    """
+
+    def __init__(self, path: Path, *, threads: int = 1) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3  # overridable initialisers warn in every session
+        # the arena keeps its peak for ever: with fixed shapes the peak is the working set
+        options.enable_mem_pattern = True
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as err:  # onnxruntime's errors share no base class of their own
+            raise BundleError(f"{path.name}: onnxruntime refuses it: {_first_line(err)}") from err
+        try:
+            self.inputs = {node.name: _NUMPY_OF[node.type] for node in self._session.get_inputs()}
+        except KeyError as err:
+            raise BundleError(f"{path.name}: inputs of {err.args[0]} are not served") from None
+        self.outputs = tuple(node.name for node in self._session.get_outputs())
+        initialisers = self._session.get_overridable_initializers()
+        self.overridable = {node.name: tuple(node.shape) for node in initialisers}
+        self._overrides: dict[str, Array] = {}
+        # the bound method saves a lookup on the hot path
+        self._run = self._session.run
+
+    def override(self, values: Mapping[str, Array]) -> None:
+        """Use these values in place of the named initialisers from now on (none: the file's own).
+
+        Raises: ConfigurationError for a name or shape the graph does not have.
+        """
+        for name, value in values.items():
+            expected = self.overridable.get(name)
+            if expected is None or tuple(value.shape) != expected:
+                known = ", ".join(f"{n} {s}" for n, s in self.overridable.items()) or "none"
+                raise ConfigurationError(f"override {name} {value.shape}: this graph takes {known}")
+        self._overrides = {
+            name: np.ascontiguousarray(value, np.float32) for name, value in values.items()
+        }
+
+    def run(self, names: Sequence[str] | None, feeds: dict[str, Array]) -> list[Array]:
+        """One run.
+
+        Args:
+            names: the outputs wanted, all when None.
+            feeds: by input name, with the batch axis.
+        Raises: InputError if onnxruntime refuses the feeds.
+        """
+        if self._overrides:
+            feeds = {**feeds, **self._overrides}
+        try:
+            outputs: list[Array] = self._run(names, feeds)
+        except Exception as err:  # onnxruntime's errors share no base class of their own
+            raise InputError(f"onnxruntime: {_first_line(err)}") from err
+        return outputs
+
+
+def _first_line(err: Exception) -> str:
+    return (str(err).splitlines() or [type(err).__name__])[0][:300]
