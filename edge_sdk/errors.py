@@ -49,7 +49,21 @@ class UpdateRefusedError(BundleError):
 
 
 class StorageError(SplitedgeError):
-    """The disk is full or read-only; says what was needed and what is there."""
+    """The disk is full or read-only; says what was needed and what is there.
+
+    `needed_bytes` and `available_bytes` are None where space was not what was missing.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        needed_bytes: int | None = None,
+        available_bytes: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
 
 
 class EnrolmentError(SplitedgeError):

@@ -1,0 +1,93 @@
+"""Who this device is to its server: written once at enrolment, read by everything that connects."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import orjson
+
+from edge_sdk.durable import make_folder, write_atomic
+from edge_sdk.errors import ConfigurationError, EnrolmentError
+from edge_sdk.wire.topics import check_id
+
+IDENTITY_NAME: Final = "agent.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What enrolment gave this device.
+
+    Attributes:
+        server: base URL, `https://host:port`; http only where the server allows it.
+        device, fleet: ids as in topics.
+        credential: 256 bits, for HTTP and MQTT alike; kept out of `repr`, so out of logs.
+        ca: PEM file of the only authority to trust for `server`; None for the system's.
+    """
+
+    server: str
+    device: str
+    fleet: str
+    credential: str = field(repr=False)
+    ca: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_id(self.device, "device")
+        check_id(self.fleet, "fleet")
+        url = urlsplit(self.server)
+        if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
+            raise ConfigurationError(
+                f"server: expected http(s)://HOST[:PORT], got {self.server!r}; enrol again"
+            )
+        if not self.credential or not self.credential.isascii() or ":" in self.credential:
+            raise ConfigurationError("credential: expected ASCII without ':'; enrol again")
+
+    @property
+    def authorization(self) -> str:
+        """The value of the HTTP header of that name."""
+        return f"Bearer {self.device}:{self.credential}"
+
+    def url(self, path: str) -> str:
+        """The server's URL for a path such as `api/v1/devices`."""
+        return f"{self.server.rstrip('/')}/{path}"
+
+    def save(self, state: Path) -> None:
+        """Write it to the state folder, readable by its owner only.
+
+        Raises: StorageError.
+        """
+        make_folder(state, mode=0o700)
+        fields = asdict(self) | {"ca": None if self.ca is None else str(self.ca)}
+        raw = orjson.dumps(fields, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        write_atomic(state / IDENTITY_NAME, raw, mode=0o600)
+
+    @classmethod
+    def load(cls, state: Path) -> Identity:
+        """Read it from the state folder.
+
+        Raises: EnrolmentError if this device was never enrolled; ConfigurationError naming what is
+            wrong with the file.
+        """
+        path = state / IDENTITY_NAME
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            raise EnrolmentError(
+                f"{path}: not there, this device is not enrolled; run `splitedge agent enrol`"
+            ) from None
+        except OSError as err:
+            raise ConfigurationError(f"{path}: cannot be read ({err.strerror})") from err
+        try:
+            data = orjson.loads(raw)
+            ca = data["ca"]
+            return cls(
+                server=str(data["server"]),
+                device=str(data["device"]),
+                fleet=str(data["fleet"]),
+                credential=str(data["credential"]),
+                ca=None if ca is None else Path(str(ca)),
+            )
+        except (orjson.JSONDecodeError, KeyError, TypeError) as err:
+            raise ConfigurationError(f"{path}: {err}; enrol again") from err

@@ -1,0 +1,66 @@
+"""One owner for a state folder: the second one exits and says who the first is."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from edge_sdk.durable import make_folder, storage_error
+from edge_sdk.errors import StateInUseError
+
+Role = Literal["agent", "update"]
+
+
+class StateLock:
+    """Exclusive use of a state folder in one role, until `release` or the end of the process.
+
+    The kernel drops the lock with the process, however it ends, so there is nothing stale to clear.
+    An agent and an updater may run side by side; two of a kind may not.
+    """
+
+    def __init__(self, state: Path, role: Role = "agent") -> None:
+        """Take the lock.
+
+        Raises: StateInUseError naming the process that has it; StorageError.
+        """
+        make_folder(state, mode=0o700)
+        path = state / f"{role}.lock"
+        try:
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as err:
+            raise storage_error(path, 0, err) from err
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(self._handle, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(self._handle)
+            raise StateInUseError(
+                f"{state}: process {owner} already runs as {role} here; stop it, or give this one "
+                "a state folder of its own"
+            ) from None
+        # the pid is a courtesy to the second one: on a full disk the lock holds without it
+        try:
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
+        except OSError:
+            pass
+
+    def release(self) -> None:
+        """Let another have it; may be called twice."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
