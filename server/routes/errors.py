@@ -1,0 +1,85 @@
+"""How a failure is answered: always JSON, always `{"error": one line}`.
+
+ServerError             its own status; OverloadedError adds Retry-After
+FrameTooLargeError      413
+FrameError              400
+RequestValidationError  400, the first fault by name; never the value that was sent
+HTTPException           its own status (no such route, wrong verb, body too large)
+anything else           500 with a text that says nothing; the traceback is logged
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from edge_sdk.errors import FrameError, FrameTooLargeError
+from server.errors import OverloadedError, ServerError
+
+logger = logging.getLogger(__name__)
+
+MAX_TEXT: Final = 500
+
+
+def install(app: FastAPI) -> None:
+    """Make `app` answer every failure as this module says."""
+    app.add_exception_handler(ServerError, _server_error)
+    app.add_exception_handler(FrameError, _frame_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(ClientDisconnect, _disconnect)
+    app.add_exception_handler(Exception, _surprise)
+
+
+def error_response(
+    status: int, text: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """`{"error": text}` on one line of at most 500 characters."""
+    # what a peer sent may be quoted in the text, and a lone surrogate in it cannot be encoded
+    line = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
+    return JSONResponse({"error": line[:MAX_TEXT]}, status_code=status, headers=headers)
+
+
+async def _server_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ServerError)
+    headers = None
+    if isinstance(error, OverloadedError):
+        # the header counts whole seconds, and 0 would mean "now"
+        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    return error_response(error.status, str(error), headers)
+
+
+async def _frame_error(_request: Request, error: Exception) -> JSONResponse:
+    return error_response(413 if isinstance(error, FrameTooLargeError) else 400, str(error))
+
+
+async def _validation_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    faults = error.errors()
+    first = faults[0]
+    place = ".".join(str(part) for part in first["loc"])
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return error_response(400, f"{place}: {first['msg']}{more}")
+
+
+async def _http_exception(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return error_response(error.status_code, str(error.detail), error.headers)
+
+
+async def _disconnect(_request: Request, _error: Exception) -> JSONResponse:
+    return error_response(400, "the client went away before its request was read")
+
+
+async def _surprise(request: Request, error: Exception) -> JSONResponse:
+    # the outermost catch: a peer learns nothing of our inside, the log gets all of it
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(500, "the server failed on this request; its log says why")
