@@ -7,6 +7,7 @@ SplitedgeError (edge_sdk.errors)
     ├── BadRequestError             400: what the peer sent cannot be served
     ├── AuthenticationError         401
     ├── TokenError                  403: enrolment token unknown, used or expired
+    ├── ArtifactError               500: the signed repository on disk is not whole
     ├── OverloadedError             429: the queue is full; says when to come back
     ├── NotReadyError               503: no model loaded yet
     └── ExpiredError                504: the deadline passed before the work was done
@@ -53,6 +54,10 @@ class TokenError(ServerError):
     """An enrolment token that is unknown, used or expired."""
 
     status = 403
+
+
+class ArtifactError(ServerError):
+    """Keys or metadata of the signed repository are missing or damaged; says what to restore."""
 
 
 class OverloadedError(ServerError):
