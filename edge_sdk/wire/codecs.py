@@ -1,0 +1,127 @@
+"""Codecs: smashed data as it travels, one sample at a time.
+
+    fp32   as it is
+    fp16   half the bytes; values beyond the half-precision range are clipped, never infinite
+    int8   a quarter of the bytes; affine UINT8 as ONNX's QuantizeLinear has it:
+           value = scale * (q - zero_point), 0 in the range, so that zeros stay exactly zero
+
+The dtype of the array and, for int8, the tensor parameters `scale` and `zero_point` say all that
+the receiver needs. Pure numpy: the device encodes in the path of a query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.errors import FrameError, InputError
+from edge_sdk.manifest import Codec
+
+Array = NDArray[Any]
+
+FP16_MAX: Final = 65504.0
+# Keeps 255 * scale finite in float32, whoever sent the scale. Beyond it the network is broken.
+LARGEST: Final = 1e36
+# Below it a scale is no normal float32 and 1 / scale would overflow.
+SMALLEST_SCALE: Final = 2e-38
+
+
+def encode(z: NDArray[np.float32], codec: Codec) -> tuple[Array, dict[str, Any]]:
+    """One sample's smashed data as the array and the tensor parameters to send.
+
+    Args:
+        z: float32 of any shape; the codec's range is that of the whole array.
+    Returns: an array of the same shape and its parameters. After `decode`, fp32 is the same; fp16
+        is off by half a unit in the last place; int8 by at most `scale / 2`, where scale is the
+        range (0 included) / 255. A constant array is the same under int8.
+    Raises: InputError if z holds NaN, infinity or a magnitude above 1e36.
+    """
+    low, high = _range(z)
+    return _ENCODERS[codec](z, low, high)
+
+
+def decode(array: Array, parameters: Mapping[str, Any]) -> NDArray[np.float32]:
+    """The float32 values of an array that `encode` made; its shape is kept.
+
+    Raises: FrameError for a dtype that is no codec's, or int8 without a sound scale and zero point.
+    """
+    if array.dtype == np.uint8:
+        scale, zero_point = _affine(parameters)
+        values = array.astype(np.float32)
+        values -= zero_point
+        values *= np.float32(scale)
+        return values
+    if array.dtype in (np.float16, np.float32):
+        return array.astype(np.float32, copy=False)
+    raise FrameError(f"smashed data: expected float32, float16 or uint8, got {array.dtype}")
+
+
+def _range(z: NDArray[np.float32]) -> tuple[float, float]:
+    if not z.size:
+        return 0.0, 0.0
+    low, high = float(z.min()), float(z.max())
+    if not (low >= -LARGEST and high <= LARGEST):  # NaN fails every comparison
+        raise InputError(
+            f"smashed data: expected finite values, got {low:g} to {high:g};"
+            " check the weights of this bundle and the input"
+        )
+    return low, high
+
+
+def _encode_fp32(
+    z: NDArray[np.float32],
+    _low: float,
+    _high: float,
+) -> tuple[Array, dict[str, Any]]:
+    return z, {}
+
+
+def _encode_fp16(z: NDArray[np.float32], low: float, high: float) -> tuple[Array, dict[str, Any]]:
+    if low < -FP16_MAX or high > FP16_MAX:
+        z = z.clip(-FP16_MAX, FP16_MAX)
+    return z.astype(np.float16), {}
+
+
+def _encode_int8(z: NDArray[np.float32], low: float, high: float) -> tuple[Array, dict[str, Any]]:
+    if low == high:
+        return _constant(z.shape, low)
+    low, high = min(low, 0.0), max(high, 0.0)
+    # rounded to float32 at once: sender and receiver then compute with the same number
+    scale = float(np.float32(max((high - low) / 255, SMALLEST_SCALE)))
+    zero_point = round(-low / scale)
+    steps = z * np.float32(1 / scale)
+    np.rint(steps, out=steps)
+    steps += zero_point
+    # a range that is no whole number of steps at either end rounds to 256 at most
+    np.clip(steps, 0, 255, out=steps)
+    return steps.astype(np.uint8), {"scale": scale, "zero_point": zero_point}
+
+
+def _constant(shape: tuple[int, ...], value: float) -> tuple[Array, dict[str, Any]]:
+    """One step of exactly the value's size, upwards or downwards from zero."""
+    zero_point = 1 if value < 0 else 0
+    steps = np.full(shape, 1 if value > 0 else 0, np.uint8)
+    return steps, {"scale": abs(value) or 1.0, "zero_point": zero_point}
+
+
+def _affine(parameters: Mapping[str, Any]) -> tuple[float, int]:
+    scale, zero_point = parameters.get("scale"), parameters.get("zero_point")
+    if (
+        (type(scale) is float or type(scale) is int)
+        and type(zero_point) is int
+        and 0 < scale <= LARGEST
+        and 0 <= zero_point <= 255
+    ):
+        return float(scale), zero_point
+    raise FrameError(
+        "smashed data: expected a scale above 0 and a zero_point from 0 to 255,"
+        f" got {scale!r:.100} and {zero_point!r:.100}"
+    )
+
+
+_ENCODERS: Final[
+    Mapping[Codec, Callable[[NDArray[np.float32], float, float], tuple[Array, dict[str, Any]]]]
+] = {"fp32": _encode_fp32, "fp16": _encode_fp16, "int8": _encode_int8}

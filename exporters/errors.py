@@ -1,0 +1,18 @@
+"""What can go wrong in an export, as one tree.
+
+SplitedgeError (edge_sdk.errors)
+└── ExportError             the model, its data or the target folder does not allow an export
+    └── ParityError             a graph that does not reproduce the torch model: not published
+"""
+
+from __future__ import annotations
+
+from edge_sdk.errors import SplitedgeError
+
+
+class ExportError(SplitedgeError):
+    """The model, its data or the target folder does not allow an export."""
+
+
+class ParityError(ExportError):
+    """A graph that does not reproduce the torch model; says what differs and by how much."""
