@@ -1,0 +1,185 @@
+"""A backbone as stages, with an exit head after each depth at which it may be cut.
+
+Whoever runs a part of it takes a view: a module that holds the very same parameter tensors, so an
+optimiser step on a view is a step on the super-network. A view names its parts `normalise`,
+`stage1` .. `stageL` and `head`, whatever its ends, so one stage has one name in every view.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from edge_sdk.errors import ConfigurationError
+
+
+class Normalise(nn.Module):
+    """`(x - mean) / std` per channel, in float32: the preprocessing that travels with the model.
+
+    Args:
+        mean, std: one number per channel, or one for all of them; in the unit of the raw input
+            (0..255 for images of uint8). mean 0 and std 1 give the input itself as float32.
+
+    Input (B, C, ...) uint8 or float; output (B, C, ...) float32.
+    Raises: ConfigurationError where the lengths differ or a std is not above 0.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        if len(mean) != len(std):
+            raise ConfigurationError(
+                f"normalise: expected as many std as mean ({len(mean)}), got {len(std)}"
+            )
+        if not all(value > 0 for value in std):
+            raise ConfigurationError(
+                f"normalise: expected every std above 0, got {list(std)}; "
+                "leave out channels that never change"
+            )
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        per_channel = (-1, *[1] * (x.ndim - 2))
+        return (x.to(torch.float32) - self.mean.view(per_channel)) / self.std.view(per_channel)
+
+
+class View(nn.Sequential):
+    """Modules of a super-network in a row, shared and not copied.
+
+    A new nn.Sequential is in train mode while the modules in it may be in eval mode. The mode of a
+    view is therefore that of its parts; `train()` and `eval()` on a view set the shared parts.
+    """
+
+    @property
+    def training(self) -> bool:
+        return next(self.children()).training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        """Hold nothing: nn.Module sets this flag on itself, then on the parts, which count."""
+
+
+class Supernet(nn.Module):
+    """A backbone of L stages that may be cut after some of them.
+
+    Args:
+        name: of the backbone.
+        input_shape: one raw sample, without the batch axis, channels first.
+        stages: L modules; stage i takes what stage i - 1 gives.
+        exits: the exit head of each depth where a cut is allowed. A head is an nn.Sequential
+            that ends in the nn.Linear giving the logits.
+        head: the final head, of the same form, on the last stage's output.
+        classes: N, the number of logits.
+        normalise: what is done to raw inputs first; nothing by default.
+
+    Raises: ConfigurationError where no exit is given or one lies outside 1..L.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        input_shape: tuple[int, ...],
+        stages: Sequence[nn.Module],
+        exits: Mapping[int, nn.Module],
+        head: nn.Module,
+        classes: int,
+        normalise: Normalise | None = None,
+    ) -> None:
+        super().__init__()
+        if not exits or not all(1 <= depth <= len(stages) for depth in exits):
+            raise ConfigurationError(
+                f"{name} with input {input_shape}: expected exit heads at some of the depths "
+                f"1..{len(stages)}, got {sorted(exits)}; try another input shape"
+            )
+        channels = input_shape[0]
+        self.name = name
+        self.input_shape = tuple(input_shape)
+        self.classes = classes
+        self.normalise = normalise or Normalise([0.0] * channels, [1.0] * channels)
+        self.stages = nn.ModuleList(stages)
+        self.exits = nn.ModuleDict({str(depth): exits[depth] for depth in sorted(exits)})
+        self.head = head
+
+    @property
+    def L(self) -> int:  # noqa: N802 - the papers' name, everywhere
+        """How many stages there are."""
+        return len(self.stages)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The depths at which it may be cut, ascending: those with an exit head."""
+        return tuple(int(depth) for depth in self.exits)
+
+    def prefix(self, d: int) -> View:
+        """What a device of depth `d` runs: raw input (B, *input_shape) to smashed data.
+
+        Raises: ConfigurationError if `d` is no allowed cut.
+        """
+        return self.segment(0, self._cut(d))
+
+    def suffix(self, d: int) -> View:
+        """What the server runs after a cut at `d`: smashed data to logits (B, N).
+
+        Raises: ConfigurationError if `d` is no allowed cut.
+        """
+        return self.segment(self._cut(d), None)
+
+    def segment(self, a: int, b: int | None) -> View:
+        """Stages a+1..b: with `normalise` in front if `a` is 0, the head behind if `b` is None.
+
+        Raises: ConfigurationError unless `a` is 0 or a cut and `b` None or a deeper cut.
+        """
+        start = a if a == 0 else self._cut(a)
+        stop = self.L if b is None else self._cut(b)
+        if b is not None and b <= a:
+            raise ConfigurationError(
+                f"{self.name}: expected a segment to end deeper than it starts, got {a} to {b}"
+            )
+        parts: OrderedDict[str, nn.Module] = OrderedDict()
+        if a == 0:
+            parts["normalise"] = self.normalise
+        for depth in range(start + 1, stop + 1):
+            parts[f"stage{depth}"] = self.stages[depth - 1]
+        if b is None:
+            parts["head"] = self.head
+        return View(parts)
+
+    def exit_head(self, d: int) -> nn.Module:
+        """The exit head after stage `d`: smashed data to logits (B, N).
+
+        Raises: ConfigurationError if `d` is no allowed cut.
+        """
+        return self.exits[str(self._cut(d))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, N) of the whole backbone for raw inputs (B, *input_shape)."""
+        z: Tensor = self.normalise(x)
+        for stage in self.stages:
+            z = stage(z)
+        logits: Tensor = self.head(z)
+        return logits
+
+    def forward_exits(self, x: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+        """Every exit's logits by depth, and the final ones, each (B, N), in one pass."""
+        z: Tensor = self.normalise(x)
+        logits: dict[int, Tensor] = {}
+        for depth, stage in enumerate(self.stages, start=1):
+            z = stage(z)
+            if str(depth) in self.exits:
+                logits[depth] = self.exits[str(depth)](z)
+        return logits, self.head(z)
+
+    def _cut(self, d: int) -> int:
+        if d not in self.cuts:
+            allowed = ", ".join(map(str, self.cuts))
+            raise ConfigurationError(
+                f"{self.name}: expected a depth where it may be cut, one of {allowed}; got {d}"
+            )
+        return d
