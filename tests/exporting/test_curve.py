@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+from scipy.stats import entropy as scipy_entropy
+
+from edge_sdk.manifest import GatePoint
+from exporters.curve import (
+    candidate_thresholds,
+    choose_threshold,
+    entropy,
+    measure_gate,
+    operating_curve,
+)
+
+
+def test_entropy_is_that_of_the_softmax_in_nats() -> None:
+    logits = np.random.default_rng(0).normal(scale=8, size=(200, 7)).astype(np.float32)
+    expected = scipy_entropy(softmax(logits.astype(np.float64), axis=1), axis=1)
+    np.testing.assert_allclose(entropy(logits), expected, atol=1e-12)
+
+
+def test_entropy_lies_between_0_and_ln_n_for_extreme_logits() -> None:
+    logits = np.array([[1e4, -1e4, 0.0], [3.0, 3.0, 3.0]], np.float32)
+    assert entropy(logits).tolist() == [0.0, pytest.approx(math.log(3))]
+    assert entropy(logits).max() <= math.log(3)
+
+
+def test_curve_by_hand() -> None:
+    # sorted by uncertainty: the exit is right on a, b, d; the server on a, c, d
+    uncertainty = np.array([0.1, 0.2, 0.3, 0.4])
+    exit_correct = np.array([True, True, False, True])
+    full_correct = np.array([True, False, True, True])
+    curve = operating_curve(uncertainty, exit_correct, full_correct, [0.1, 0.25, 0.35, 9.0])
+    assert curve == (
+        # at 0.1 nothing lies below: left out
+        GatePoint(0.25, 0.5, 1.0, 1.0),  # a, b exit right; c, d right on the server
+        GatePoint(0.35, 0.75, pytest.approx(2 / 3), 0.75),  # c exits wrong
+        GatePoint(9.0, 1.0, 0.75, 0.75),
+    )
+
+
+def test_threshold_is_the_loosest_within_the_tolerance() -> None:
+    curve = [GatePoint(0.1, 0.3, 1, 0.98), GatePoint(0.5, 0.6, 1, 0.976), GatePoint(1, 1, 0.9, 0.9)]
+    chosen = {
+        tolerance: choose_threshold(
+            curve, exit_accuracy=0.9, full_accuracy=0.98, tolerance=tolerance
+        )
+        for tolerance in (0.0, 0.005, 0.1)
+    }
+    assert chosen == {0.0: 0.1, 0.005: 0.5, 0.1: 1}
+
+
+def test_threshold_never_makes_the_pair_worse_than_the_device_alone() -> None:
+    # the device alone has 0.95 here, more than the server's 0.9
+    curve = [GatePoint(0.1, 0.5, 1, 0.92), GatePoint(2.4, 1, 0.95, 0.95)]
+    chosen = choose_threshold(curve, exit_accuracy=0.95, full_accuracy=0.9, tolerance=0.005)
+    assert chosen == 2.4
+
+
+def test_everything_is_offloaded_where_no_threshold_is_good_enough() -> None:
+    curve = [GatePoint(0.1, 0.5, 0.5, 0.7), GatePoint(2.4, 1, 0.5, 0.5)]
+    assert choose_threshold(curve, exit_accuracy=0.5, full_accuracy=0.9, tolerance=0.005) == 0.0
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_grid_scales_with_the_number_of_classes(classes: int) -> None:
+    thresholds = candidate_thresholds(np.zeros(5), classes)
+    # 2.3 of ln 10 = 2.3026 nats, in the same proportion
+    assert 2.3 * math.log(classes) / math.log(10) == pytest.approx(thresholds[-2])
+    assert thresholds[-1] > math.log(classes)
+
+
+def test_no_quantile_lies_on_a_sample() -> None:
+    uncertainty = np.random.default_rng(1).uniform(0, 2.3, 500)
+    assert not np.isin(candidate_thresholds(uncertainty, 10), uncertainty).any()
+
+
+def test_last_point_of_a_measured_curve_is_the_device_alone() -> None:
+    rng = np.random.default_rng(2)
+    exit_logits, full_logits = rng.normal(size=(2, 300, 10)).astype(np.float32)
+    labels = rng.integers(0, 10, 300)
+    gate = measure_gate(exit_logits, full_logits, labels)
+    last = gate.curve[-1]
+    assert last.exit_rate == 1.0
+    assert last.accuracy == last.exit_accuracy == (exit_logits.argmax(1) == labels).mean()
+    rates = [point.exit_rate for point in gate.curve]
+    assert rates == sorted(rates)
