@@ -19,6 +19,21 @@ An unreachable server is an ordinary day for a device: `predict` never raises Li
 
 from __future__ import annotations
 
+import reprlib
+from typing import Final
+
+_REPR: Final = reprlib.Repr()
+_REPR.maxlevel = 3
+_REPR.maxstring = _REPR.maxother = 100
+
+
+def shown(value: object) -> str:
+    """`value` as a message quotes it: up to 200 characters, however long or deep a peer made it.
+
+    `repr` exhausts the stack on a thousand nested lists, which fit in two kilobytes of JSON.
+    """
+    return _REPR.repr(value)[:200]
+
 
 class SplitedgeError(Exception):
     """Base of every error splitedge raises on purpose; its text says what to do next."""

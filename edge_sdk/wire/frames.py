@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from edge_sdk.errors import FrameError, FrameTooLargeError
+from edge_sdk.errors import FrameError, FrameTooLargeError, shown
 
 Array = NDArray[Any]
 
@@ -39,7 +39,10 @@ PREFIX_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a receiver takes from a peer. Sizes in bytes."""
+    """What a receiver takes from a peer. Sizes in bytes.
+
+    `elements` bounds the product of a tensor's sizes other than 0.
+    """
 
     frame_bytes: int = 2_000_000
     header_bytes: int = 65_536
@@ -105,7 +108,7 @@ def encode(
     described = []
     parts = []
     for tensor in tensors:
-        array = np.ascontiguousarray(tensor.array)
+        array = np.asarray(tensor.array, order="C")  # keeps rank 0, ascontiguousarray does not
         try:
             datatype = _DATATYPE_OF[array.dtype]
         except KeyError:
@@ -183,9 +186,19 @@ def _header(raw: memoryview) -> dict[str, Any]:
         raise FrameError(f"frame: not JSON ({err})") from err
     if not isinstance(header, dict):
         raise FrameError(f"frame: expected a JSON object, got {type(header).__name__}")
-    if not isinstance(header.get("parameters") or {}, dict):
-        raise FrameError("frame: parameters: expected an object")
+    if not isinstance(header.get("id"), str | None):
+        raise FrameError(f"frame: id: expected a string, got {shown(header['id'])}")
+    _parameters(header, "frame")
     return header
+
+
+def _parameters(owner: Mapping[str, Any], what: str) -> dict[str, Any]:
+    given = owner.get("parameters")
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise FrameError(f"{what}: parameters: expected an object, got {shown(given)}")
+    return given
 
 
 def _tensors(
@@ -214,25 +227,26 @@ def _objects(listed: object, what: str, at_most: int) -> list[dict[str, Any]]:
 def _check_described(described: Mapping[str, Any], limits: Limits) -> None:
     name, shape = described.get("name"), described.get("shape")
     if not isinstance(name, str) or not 0 < len(name) <= 100:
-        raise FrameError(f"tensor: expected a name of 1 to 100 characters, got {name!r:.100}")
-    if described.get("datatype") not in DATATYPES:
-        got = described.get("datatype")
-        raise FrameError(f"tensor {name}: expected one of {', '.join(DATATYPES)}, got {got!r:.100}")
+        raise FrameError(f"tensor: expected a name of 1 to 100 characters, got {shown(name)}")
+    datatype = described.get("datatype")
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        known = ", ".join(DATATYPES)
+        raise FrameError(f"tensor {name}: expected one of {known}, got {shown(datatype)}")
     sizes = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
     if not sizes or len(shape or ()) > limits.rank:
-        raise FrameError(f"tensor {name}: expected up to {limits.rank} sizes, got {shape!r:.100}")
-    if math.prod(shape or ()) > limits.elements:
+        raise FrameError(f"tensor {name}: expected up to {limits.rank} sizes, got {shown(shape)}")
+    # sizes of 0 left out: numpy refuses a shape like [0, 2**62] although it holds nothing
+    if math.prod(n or 1 for n in shape or ()) > limits.elements:
         raise FrameTooLargeError(
-            f"tensor {name}: at most {limits.elements} elements, got {shape!r:.100}"
+            f"tensor {name}: at most {limits.elements} elements, got {shown(shape)}"
         )
-    if not isinstance(described.get("parameters") or {}, dict):
-        raise FrameError(f"tensor {name}: parameters: expected an object")
+    _parameters(described, f"tensor {name}")
 
 
 def _tensor(described: Mapping[str, Any], binary: memoryview, limits: Limits) -> tuple[Tensor, int]:
     name, shape = described["name"], tuple(described["shape"])
     dtype = DATATYPES[described["datatype"]]
-    parameters = dict(described.get("parameters") or {})
+    parameters = dict(_parameters(described, f"tensor {name}"))
     size = parameters.pop("binary_data_size", None)
     if size is None:
         array = _from_list(name, described, shape, limits)
@@ -240,7 +254,7 @@ def _tensor(described: Mapping[str, Any], binary: memoryview, limits: Limits) ->
     else:
         used = math.prod(shape) * dtype.itemsize
         if type(size) is not int or size != used:
-            raise FrameError(f"tensor {name}: {used} bytes by its shape, {size!r:.100} announced")
+            raise FrameError(f"tensor {name}: {used} bytes by its shape, {shown(size)} announced")
         if len(binary) < used:
             raise FrameError(f"tensor {name}: {used} bytes announced, {len(binary)} left")
         array = np.frombuffer(binary[:used], dtype).reshape(shape)
@@ -275,6 +289,8 @@ def _flatten(name: str, data: list[Any], at_most: int) -> list[Any]:
             break
         if not all(isinstance(item, list) for item in data):
             raise FrameError(f"tensor {name}: lists and numbers mixed at one level")
+        if len({len(item) for item in data}) > 1:
+            raise FrameError(f"tensor {name}: lists of different lengths at one level")
         data = [value for item in data for value in item]
         if len(data) > at_most:
             raise FrameTooLargeError(f"tensor {name}: at most {at_most} elements")
@@ -292,8 +308,8 @@ def _requested(header: dict[str, Any], limits: Limits) -> tuple[tuple[str, Mappi
     listed = _objects(header.get("outputs", []), "requested outputs", limits.tensors)
     requested = []
     for item in listed:
-        name, parameters = item.get("name"), item.get("parameters") or {}
-        if not isinstance(name, str) or not isinstance(parameters, dict):
-            raise FrameError("requested output: expected a name, and parameters as an object")
-        requested.append((name, parameters))
+        name = item.get("name")
+        if not isinstance(name, str):
+            raise FrameError(f"requested output: expected a name, got {shown(name)}")
+        requested.append((name, _parameters(item, "requested output")))
     return tuple(requested)
