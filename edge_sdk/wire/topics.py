@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from edge_sdk.errors import FrameError
+from edge_sdk.errors import FrameError, shown
 
 ROOT: Final = "splitedge/v1"
 ID_PATTERN: Final = re.compile(r"[a-z0-9-]{1,63}")
@@ -49,7 +49,7 @@ def check_id(value: str, what: str) -> str:
     Raises: FrameError naming `what`, the rule and the value.
     """
     if not ID_PATTERN.fullmatch(value):
-        raise FrameError(f"{what}: expected 1 to 63 of a-z, 0-9 and '-', got {value!r}")
+        raise FrameError(f"{what}: expected 1 to 63 of a-z, 0-9 and '-', got {shown(value)}")
     return value
 
 
@@ -60,7 +60,7 @@ def parse_topic(text: str) -> Topic:
     """
     parts = text.split("/")
     if len(parts) != 5 or "/".join(parts[:2]) != ROOT or parts[4] not in set(Kind):
-        raise FrameError(f"topic: expected {ROOT}/FLEET/DEVICE/KIND, got {text[:200]!r}")
+        raise FrameError(f"topic: expected {ROOT}/FLEET/DEVICE/KIND, got {shown(text)}")
     return Topic(check_id(parts[2], "fleet"), check_id(parts[3], "device"), Kind(parts[4]))
 
 
@@ -71,9 +71,18 @@ def all_devices(kind: Kind) -> str:
 
 def may_publish(fleet: str, device: str, topic: str) -> bool:
     """Whether that device may publish to that topic, wills included."""
-    return any(topic == str(Topic(fleet, device, kind)) for kind in FROM_DEVICE)
+    return _is_own(fleet, device, topic, FROM_DEVICE)
 
 
 def may_receive(fleet: str, device: str, topic_filter: str) -> bool:
     """Whether that device may subscribe to that filter: its own topics, spelled out."""
-    return any(topic_filter == str(Topic(fleet, device, kind)) for kind in TO_DEVICE)
+    return _is_own(fleet, device, topic_filter, TO_DEVICE)
+
+
+def _is_own(fleet: str, device: str, text: str, kinds: frozenset[Kind]) -> bool:
+    # parsed, not compared as text: a device named "+" would own the filter of every device
+    try:
+        topic = parse_topic(text)
+    except FrameError:
+        return False
+    return (topic.fleet, topic.device) == (fleet, device) and topic.kind in kinds
