@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast
 
 import orjson
 
-from edge_sdk.errors import ManifestError
+from edge_sdk.errors import ManifestError, shown
 
 FORMAT: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
@@ -39,8 +39,7 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         _need(self.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}", self.dtype)
-        fits = len(self.shape) <= 8 and all(0 < n <= 1 << 24 for n in self.shape)
-        _need(fits, "shape", "at most 8 sizes above 0", self.shape)
+        _check_shape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +72,7 @@ class SmashedSpec:
 
     def __post_init__(self) -> None:
         _need(self.codec in CODECS, "codec", f"one of {', '.join(CODECS)}", self.codec)
+        _check_shape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +226,11 @@ class ModelManifest:
         starts: list[int | None] = [*(segment.entry for segment in self.segments), None]
         listed = [(segment.entry, segment.exit) for segment in self.segments]
         _need(ends == starts, "segments", "a chain from 0 to the end", listed)
+        _need(len(self.class_names) >= 2, "class_names", "at least 2", self.class_names)
+        ascending = list(self.cuts) == sorted({n for n in self.cuts if 1 <= n <= self.stages})
+        _need(ascending, "cuts", f"ascending, from 1 to {self.stages}", self.cuts)
+        for variant in self.variants:  # all three become folder names
+            check_bundle_name(f"{self.name}/{self.version}/{variant}")
 
     def to_json(self) -> bytes:
         """The manifest as it stands on disk."""
@@ -304,83 +309,129 @@ def read_bytes(path: Path) -> bytes:
 
 def _need(condition: bool, field: str, expected: str, got: object) -> None:
     if not condition:
-        raise ManifestError(f"{field}: expected {expected}, got {got!r}")
+        raise ManifestError(f"{field}: expected {expected}, got {shown(got)}")
+
+
+def _check_shape(shape: tuple[int, ...]) -> None:
+    fits = len(shape) <= 8 and all(0 < n <= 1 << 24 for n in shape)
+    _need(fits, "shape", "at most 8 sizes above 0", shape)
+
+
+def _text(data: Mapping[str, Any], field: str) -> str:
+    value = data[field]
+    _need(isinstance(value, str), field, "a string", value)
+    return cast("str", value)
+
+
+def _whole(data: Mapping[str, Any], field: str) -> int:
+    value = data[field]
+    _need(type(value) is int, field, "a whole number", value)  # True is no number here
+    return cast("int", value)
+
+
+def _number(data: Mapping[str, Any], field: str) -> float:
+    value = data[field]
+    _need(type(value) in (int, float), field, "a number", value)
+    return float(value)
+
+
+def _object(data: Mapping[str, Any], field: str) -> dict[str, Any]:
+    value = data[field]
+    _need(isinstance(value, dict), field, "an object", value)
+    return cast("dict[str, Any]", value)
+
+
+def _objects(data: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
+    value = data[field]
+    listed = isinstance(value, list) and all(isinstance(item, dict) for item in value)
+    _need(listed, field, "a list of objects", value)
+    return cast("list[dict[str, Any]]", value)
+
+
+def _texts(data: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    value = data[field]
+    listed = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    _need(listed, field, "a list of strings", value)
+    return tuple(value)
+
+
+def _wholes(data: Mapping[str, Any], field: str) -> tuple[int, ...]:
+    value = data[field]
+    listed = isinstance(value, list) and all(type(item) is int for item in value)
+    _need(listed, field, "a list of whole numbers", value)
+    return tuple(value)
 
 
 def _tensor(data: Mapping[str, Any]) -> TensorSpec:
-    return TensorSpec(str(data["dtype"]), _ints(data["shape"]))
+    return TensorSpec(_text(data, "dtype"), _wholes(data, "shape"))
 
 
 def _tensors(data: Mapping[str, Any]) -> dict[str, TensorSpec]:
-    return {str(name): _tensor(spec) for name, spec in data.items()}
-
-
-def _ints(values: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
-
-
-def _strings(values: Sequence[str]) -> tuple[str, ...]:
-    _need(isinstance(values, list), "list", "a list of strings", values)
-    return tuple(str(value) for value in values)
+    return {name: _tensor(_object(data, name)) for name in data}
 
 
 def _graph(data: Mapping[str, Any]) -> GraphSpec:
     return GraphSpec(
-        file=str(data["file"]),
-        precision=data["precision"],
-        inputs=_tensors(data["inputs"]),
-        outputs=_tensors(data["outputs"]),
-        overridable=_strings(data["overridable"]),
+        file=_text(data, "file"),
+        precision=cast('Literal["fp32", "int8"]', _text(data, "precision")),
+        inputs=_tensors(_object(data, "inputs")),
+        outputs=_tensors(_object(data, "outputs")),
+        overridable=_texts(data, "overridable"),
     )
 
 
 def _segment(data: Mapping[str, Any]) -> SegmentSpec:
     return SegmentSpec(
-        file=str(data["file"]),
-        entry=int(data["entry"]),
-        exit=None if data["exit"] is None else int(data["exit"]),
-        input=_tensor(data["input"]),
-        output=_tensor(data["output"]),
+        file=_text(data, "file"),
+        entry=_whole(data, "entry"),
+        exit=None if data["exit"] is None else _whole(data, "exit"),
+        input=_tensor(_object(data, "input")),
+        output=_tensor(_object(data, "output")),
     )
 
 
 def _gate(data: Mapping[str, Any]) -> GateSpec:
-    points = [{key: float(value) for key, value in point.items()} for point in data["curve"]]
-    curve = tuple(GatePoint(**point) for point in points)
-    return GateSpec(data["policy"], float(data["threshold"]), curve)
+    points = [{key: _number(point, key) for key in point} for point in _objects(data, "curve")]
+    return GateSpec(
+        policy=cast('Literal["entropy", "margin", "vacuity"]', _text(data, "policy")),
+        threshold=_number(data, "threshold"),
+        curve=tuple(GatePoint(**point) for point in points),
+    )
 
 
 def _smashed(data: Mapping[str, Any]) -> SmashedSpec:
-    return SmashedSpec(str(data["name"]), _ints(data["shape"]), cast("Codec", data["codec"]))
+    codec = cast("Codec", _text(data, "codec"))
+    return SmashedSpec(_text(data, "name"), _wholes(data, "shape"), codec)
 
 
 def _bundle_manifest(data: dict[str, Any]) -> BundleManifest:
+    graphs = _object(data, "graphs")
     return BundleManifest(
-        format=int(data["format"]),
-        bundle=str(data["bundle"]),
-        backbone=str(data["backbone"]),
-        depth=int(data["depth"]),
-        class_names=_strings(data["class_names"]),
-        input=_tensor(data["input"]),
-        graphs={str(name): _graph(graph) for name, graph in data["graphs"].items()},
-        smashed=_smashed(data["smashed"]),
-        gate=_gate(data["gate"]),
-        golden=str(data["golden"]),
-        parity=dict(data["parity"]),
+        format=_whole(data, "format"),
+        bundle=_text(data, "bundle"),
+        backbone=_text(data, "backbone"),
+        depth=_whole(data, "depth"),
+        class_names=_texts(data, "class_names"),
+        input=_tensor(_object(data, "input")),
+        graphs={name: _graph(_object(graphs, name)) for name in graphs},
+        smashed=_smashed(_object(data, "smashed")),
+        gate=_gate(_object(data, "gate")),
+        golden=_text(data, "golden"),
+        parity=_object(data, "parity"),
     )
 
 
 def _model_manifest(data: dict[str, Any]) -> ModelManifest:
     return ModelManifest(
-        format=int(data["format"]),
-        name=str(data["name"]),
-        version=str(data["version"]),
-        backbone=str(data["backbone"]),
-        stages=int(data["stages"]),
-        cuts=_ints(data["cuts"]),
-        class_names=_strings(data["class_names"]),
-        input=_tensor(data["input"]),
-        segments=tuple(_segment(segment) for segment in data["segments"]),
-        variants=_strings(data["variants"]),
-        cost=dict(data["cost"]),
+        format=_whole(data, "format"),
+        name=_text(data, "name"),
+        version=_text(data, "version"),
+        backbone=_text(data, "backbone"),
+        stages=_whole(data, "stages"),
+        cuts=_wholes(data, "cuts"),
+        class_names=_texts(data, "class_names"),
+        input=_tensor(_object(data, "input")),
+        segments=tuple(_segment(segment) for segment in _objects(data, "segments")),
+        variants=_texts(data, "variants"),
+        cost=_object(data, "cost"),
     )
