@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ FASHION_CLASSES: Final = (
     "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 IDX_BYTES_MAX: Final = 1 << 30
+MOMENTS_BLOCK: Final = 1000  # samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def read_idx(path: Path) -> Array:
     """
     try:
         raw = _read(path)
-    except (OSError, EOFError) as err:
+    except (OSError, EOFError, zlib.error) as err:  # BadGzipFile is an OSError
         raise InputError(f"{path}: cannot be read ({err})") from err
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
         raise InputError(f"{path}: expected an IDX file of bytes, got {raw[:4].hex() or 'nothing'}")
@@ -93,7 +95,10 @@ def read_idx(path: Path) -> Array:
     if len(raw) != start + math.prod(shape):
         expected = start + math.prod(shape)
         raise InputError(f"{path}: expected {expected} bytes for shape {shape}, got {len(raw)}")
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+    try:
+        return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+    except ValueError as err:  # more than 64 sizes, or (0, 4e9, 4e9, 4e9)
+        raise InputError(f"{path}: numpy has no array of that shape ({err})") from err
 
 
 def _read(path: Path) -> bytes:
@@ -125,11 +130,13 @@ def _fashion_mnist(folder: Path | None) -> Dataset:
         for part in ("train", "t10k")
     ]
     for images, labels in parts:
-        if images.ndim != 3 or labels.shape != images.shape[:1] or labels.max(initial=0) > 9:
+        if images.shape[1:] != (28, 28) or not images.size or labels.shape != images.shape[:1]:
             raise InputError(
-                f"{folder}: expected as many labels 0..9 as images, got {images.shape} images "
-                f"and {labels.shape} labels"
+                f"{folder}: expected images of 28 x 28 and as many labels, at least one, "
+                f"got shapes {images.shape} and {labels.shape}; put the published files there"
             )
+        if labels.max() > 9:
+            raise InputError(f"{folder}: expected labels 0..9, got {labels.max()}")
     (x_train, y_train), (x_test, y_test) = (
         (images[:, None], labels.astype(np.int64)) for images, labels in parts
     )
@@ -146,11 +153,20 @@ def _find(folder: Path, stem: str) -> Path:
 def _dataset(
     name: str, train: tuple[Array, Array], test: tuple[Array, Array], class_names: tuple[str, ...]
 ) -> Dataset:
-    x = train[0]
-    axes = (0, *range(2, x.ndim))
-    mean, std = x.mean(axes, dtype=np.float64), x.std(axes, dtype=np.float64)
-    std = np.where(std > 0, std, 1.0)
+    mean, std = _moments(train[0])
     return Dataset(name, *train, *test, class_names, tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def _moments(x: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and standard deviation per channel; a constant channel counts as deviating by 1."""
+    axes = (0, *range(2, x.ndim))
+    mean = x.mean(axes, dtype=np.float64)
+    centre = mean.reshape(-1, *(1,) * (x.ndim - 2))
+    # block by block: x.std would hold all of x as float64 at once, 376 MB for Fashion-MNIST
+    blocks = (x[at : at + MOMENTS_BLOCK] for at in range(0, len(x), MOMENTS_BLOCK))
+    squares = sum(np.square(block - centre).sum(axes) for block in blocks)
+    std = np.sqrt(squares / (x.size / x.shape[1]))
+    return mean, np.where(std > 0, std, 1.0)
 
 
 _LOADERS: Final[dict[str, Callable[[Path | None], Dataset]]] = {
