@@ -1,0 +1,249 @@
+"""What a device is: memory, cores, speed. The only importer of psutil.
+
+Files of the platform are read below an injectable root, so a test can hand in a small tree.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+import numpy as np
+import psutil
+
+from profiles.fields import (
+    check_not_negative,
+    check_number,
+    check_text,
+    check_whole,
+    exact_keys,
+    need,
+)
+from profiles.link import LinkProfile
+
+# A device tree says "Raspberry Pi 4 Model B Rev 1.4"; the catalogue says raspberry-pi-4.
+BOARDS = (
+    ("raspberry pi zero 2", "raspberry-pi-zero-2-w"),
+    ("raspberry pi 3 model b plus", "raspberry-pi-3b-plus"),
+    ("raspberry pi 4 model b", "raspberry-pi-4"),
+    ("raspberry pi 5", "raspberry-pi-5"),
+    ("jetson orin nano", "jetson-orin-nano"),
+    ("orin nx", "jetson-orin-nx"),
+    ("jetson nano", "jetson-nano"),
+)
+TEGRA_GPUS = {
+    "tegra210": "NVIDIA Maxwell GPU (tegra210)",
+    "tegra186": "NVIDIA Pascal GPU (tegra186)",
+    "tegra194": "NVIDIA Volta GPU (tegra194)",
+    "tegra234": "NVIDIA Ampere GPU (tegra234)",
+}
+SCORE_SIZE = 256  # 34 MFLOP a product, 4 ms on a Pi Zero 2 W; three matrices take 0.8 MB
+SCORE_TIME_S = 0.12
+SCORE_LEAST_REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """What a device is, as it reports itself or as the catalogue has it.
+
+    Attributes:
+        name: the device's or board's id.
+        arch: machine as uname says: aarch64, x86_64.
+        cores: CPU cores this process may use.
+        memory_total_bytes: RAM, bounded by the container's limit.
+        memory_available_bytes: of it, what can be had without swapping.
+        accelerator: name of the GPU or NPU; None where there is none. The runtime does not use it
+            (onnxruntime runs on the CPU), so the score leaves it out.
+        compute_score_gflops: float32 matrix products on the CPU, 10**9 operations a second.
+        link_latency_ms: round trip of a small message to the server, ms; None if not measured.
+        link_bandwidth_mbps: 10**6 bits a second; None if not measured.
+    """
+
+    name: str
+    arch: str
+    cores: int
+    memory_total_bytes: int
+    memory_available_bytes: int
+    accelerator: str | None
+    compute_score_gflops: float
+    link_latency_ms: float | None
+    link_bandwidth_mbps: float | None
+
+    def __post_init__(self) -> None:
+        check_text("profile", "name", self.name)
+        owner = f"profile {self.name}"
+        check_text(owner, "arch", self.arch)
+        check_whole(owner, "cores", self.cores, least=1)
+        check_whole(owner, "memory_total_bytes", self.memory_total_bytes, least=1)
+        check_whole(owner, "memory_available_bytes", self.memory_available_bytes, least=0)
+        need(
+            self.memory_available_bytes <= self.memory_total_bytes,
+            owner,
+            "memory_available_bytes",
+            f"at most memory_total_bytes ({self.memory_total_bytes})",
+            self.memory_available_bytes,
+        )
+        if self.accelerator is not None:
+            check_text(owner, "accelerator", self.accelerator)
+        check_number(owner, "compute_score_gflops", self.compute_score_gflops, above=0)
+        if self.link_latency_ms is not None:
+            check_not_negative(owner, "link_latency_ms", self.link_latency_ms)
+        if self.link_bandwidth_mbps is not None:
+            check_number(owner, "link_bandwidth_mbps", self.link_bandwidth_mbps, above=0)
+
+    @property
+    def memory_total_gb(self) -> float:
+        """RAM in GB as memory is sold: 2**30 bytes."""
+        return self.memory_total_bytes / 2**30
+
+    @property
+    def link(self) -> LinkProfile | None:
+        """Both figures of the link, or None unless both are known."""
+        if self.link_latency_ms is None or self.link_bandwidth_mbps is None:
+            return None
+        return LinkProfile(self.link_latency_ms, self.link_bandwidth_mbps)
+
+    def with_link(self, link: LinkProfile) -> DeviceProfile:
+        """The same device with a measured link."""
+        return replace(
+            self, link_latency_ms=link.latency_ms, link_bandwidth_mbps=link.bandwidth_mbps
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, JSON-safe."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: object) -> DeviceProfile:
+        """Read what `to_dict` wrote.
+
+        Raises: InvalidProfileError naming the field, what was expected and what was got.
+        """
+        checked = exact_keys("profile", data, [field.name for field in fields(cls)])
+        return cls(**cast("dict[str, Any]", dict(checked)))
+
+
+def probe(name: str | None = None, *, root: Path = Path("/")) -> DeviceProfile:
+    """Look at this device; takes about 0.2 s, of which the compute score is nearly all.
+
+    The link is unknown here: measure it with `measure_link` and add it with `with_link`.
+
+    Args:
+        name: the profile's name; by default the board's catalogue id, else the host name.
+        root: where the platform's files lie.
+    """
+    memory = psutil.virtual_memory()
+    limits = tuple(_memory_limits(root))
+    total = min([memory.total, *(limit for limit, _ in limits)])
+    available = min([memory.available, *(max(limit - used, 0) for limit, used in limits)])
+    return DeviceProfile(
+        name=name or board_name(root) or platform.node() or "unnamed",
+        arch=platform.machine() or "unknown",
+        cores=_usable_cores(),
+        memory_total_bytes=total,
+        memory_available_bytes=min(available, total),
+        accelerator=accelerator_name(root),
+        compute_score_gflops=measure_compute_score_gflops(),
+        link_latency_ms=None,
+        link_bandwidth_mbps=None,
+    )
+
+
+def board_name(root: Path = Path("/")) -> str | None:
+    """The board's catalogue id, or its own name in that form; None where it does not say."""
+    for place in ("proc/device-tree/model", "sys/firmware/devicetree/base/model"):
+        model = _read_text(root / place).strip().lower()
+        if model:
+            return next((board for words, board in BOARDS if words in model), _slug(model))
+    return None
+
+
+def accelerator_name(root: Path = Path("/")) -> str | None:
+    """The GPU of a Jetson, by its chip; None on other boards.
+
+    The device tree is there in containers too; `/etc/nv_tegra_release` only on the host.
+    """
+    compatible = _read_text(root / "proc/device-tree/compatible")
+    for chip, gpu in TEGRA_GPUS.items():
+        if f"nvidia,{chip}" in compatible:
+            return gpu
+    release = _read_text(root / "etc/nv_tegra_release")
+    return "NVIDIA Tegra GPU" if release.strip() else None
+
+
+def measure_compute_score_gflops() -> float:
+    """Speed of float32 matrix products on the CPU, in 10**9 operations a second.
+
+    The median over at least five products of two 256 x 256 matrices (2 * 256**3 operations each),
+    on as many cores as numpy's BLAS takes; 0.12 s, at 1 GFLOP/s 0.2 s.
+    """
+    rng = np.random.default_rng(0)
+    left = rng.standard_normal((SCORE_SIZE, SCORE_SIZE), dtype=np.float32)
+    right = rng.standard_normal((SCORE_SIZE, SCORE_SIZE), dtype=np.float32)
+    out = left @ right  # starts BLAS's threads, touches the memory
+    times: list[float] = []
+    end = time.perf_counter() + SCORE_TIME_S
+    while len(times) < SCORE_LEAST_REPEATS or time.perf_counter() < end:
+        start = time.perf_counter()
+        np.matmul(left, right, out=out)
+        times.append(time.perf_counter() - start)
+    return 2 * SCORE_SIZE**3 / statistics.median(times) / 1e9
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux: fewer than all in a CPU set
+        return len(os.sched_getaffinity(0))
+    return psutil.cpu_count() or 1
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and use, in bytes, of every control group this process is in, up to the topmost.
+
+    Inside a container the path may be one of the host, which does not exist here; its parents do.
+    Page cache that can be dropped at once does not count as used.
+    """
+    for line in _read_text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "-", "")
+        if controllers == "":
+            mount, files = "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            mount = "sys/fs/cgroup/memory"
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        below = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]
+        for length in range(len(below), -1, -1):
+            group = root.joinpath(mount, *below[:length])
+            limit = _read_number(group / files[0])
+            if limit is not None:
+                used = _read_number(group / files[1]) or 0
+                yield limit, max(used - _droppable_bytes(group, files[2]), 0)
+
+
+def _droppable_bytes(group: Path, key: str) -> int:
+    found = re.search(rf"^{key} (\d+)$", _read_text(group / "memory.stat"), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _read_number(path: Path) -> int | None:
+    text = _read_text(path).strip()
+    return int(text) if text.isdecimal() else None  # "max" means no limit
+
+
+def _read_text(path: Path) -> str:
+    """The file's text without NULs (device trees end in one); "" where it cannot be read."""
+    try:
+        return path.read_bytes().replace(b"\0", b"\n").decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _slug(text: str) -> str | None:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63] or None

@@ -1,0 +1,87 @@
+"""Latency and bandwidth of a link, measured through a function that echoes bytes.
+
+No I/O here: the caller brings the transport, so one measurement serves MQTT, HTTP and tests.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from profiles.errors import MeasurementError
+from profiles.fields import check_not_negative, check_number, check_whole
+
+SMALL_BYTES = 64
+LARGE_BYTES = 256 * 1024  # well above one window of slow start, well below a broker's frame limit
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProfile:
+    """What a link is.
+
+    Attributes:
+        latency_ms: round trip of a small message, ms.
+        bandwidth_mbps: 10**6 bits a second, the mean of both directions.
+    """
+
+    latency_ms: float
+    bandwidth_mbps: float
+
+    def __post_init__(self) -> None:
+        check_not_negative("link", "latency_ms", self.latency_ms)
+        check_number("link", "bandwidth_mbps", self.bandwidth_mbps, above=0)
+
+    def round_trip_ms(self, size_bytes: int) -> float:
+        """Time for `size_bytes` to go there and as many to come back, ms."""
+        return self.latency_ms + 2 * size_bytes * 8 / (self.bandwidth_mbps * 1e3)
+
+
+def measure_link(
+    ping: Callable[[bytes], object],
+    *,
+    small_bytes: int = SMALL_BYTES,
+    large_bytes: int = LARGE_BYTES,
+    repeats: int = 7,
+    clock: Callable[[], float] = time.perf_counter,
+) -> LinkProfile:
+    """Measure a link by echoing a small and a large payload over it.
+
+    `latency_ms` is the median round trip of the small one. The large one crosses the link twice,
+    so bandwidth is `2 * 8 * large_bytes` bits over its median time less the latency. On a link so
+    fast that the large payload takes no longer than the small one, its whole time is taken
+    instead: a lower bound.
+
+    Args:
+        ping: sends the bytes and returns when all of them are back; its own errors pass through.
+        small_bytes, large_bytes: payload sizes.
+        repeats: measurements of each size, after one that is thrown away (it opens connections).
+        clock: seconds, monotonic.
+    Raises: MeasurementError if the clock did not move; InvalidProfileError for a bad argument.
+    """
+    check_whole("measure_link", "small_bytes", small_bytes, least=1)
+    check_whole("measure_link", "large_bytes", large_bytes, least=small_bytes + 1)
+    check_whole("measure_link", "repeats", repeats, least=1)
+    ping(bytes(small_bytes))
+    latency_s = _median_s(ping, bytes(small_bytes), repeats, clock)
+    large_s = _median_s(ping, bytes(large_bytes), repeats, clock)
+    transfer_s = large_s - latency_s if large_s > latency_s else large_s
+    if transfer_s <= 0:
+        raise MeasurementError(
+            f"link: expected {large_bytes} bytes to take time, got {transfer_s} s; "
+            "pass a larger large_bytes or a finer clock"
+        )
+    bits = 2 * 8 * large_bytes
+    return LinkProfile(latency_ms=latency_s * 1e3, bandwidth_mbps=bits / transfer_s / 1e6)
+
+
+def _median_s(
+    ping: Callable[[bytes], object], payload: bytes, repeats: int, clock: Callable[[], float]
+) -> float:
+    times = []
+    for _ in range(repeats):
+        start = clock()
+        ping(payload)
+        times.append(clock() - start)
+    return statistics.median(times)

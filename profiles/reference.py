@@ -1,0 +1,70 @@
+"""The catalogue: boards people run this on, each number with the place it comes from.
+
+One TOML file a board in `catalog/`; a table per field, with `value` and `source`. A board that is
+sold with several amounts of memory stands there with the smallest: what fits that fits its
+siblings. Figures are for planning and simulation; a real device reports its own (`probe`).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib.resources import files
+from typing import Any
+
+from profiles.device import DeviceProfile
+from profiles.errors import InvalidProfileError, UnknownReferenceError
+from profiles.fields import check_text, exact_keys
+
+NO_ACCELERATOR = "none"  # TOML has no null
+_SUFFIX = ".toml"
+
+
+def reference_names() -> tuple[str, ...]:
+    """Ids of the boards in the catalogue, in alphabetical order."""
+    found = (entry.name for entry in (files("profiles") / "catalog").iterdir())
+    return tuple(sorted(name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX)))
+
+
+def load_reference(name: str) -> DeviceProfile:
+    """The board's profile, on the reference link its file names.
+
+    Raises: UnknownReferenceError listing the boards there are; InvalidProfileError if the board's
+        file does not say what it must.
+    """
+    values = {field: entry["value"] for field, entry in _entries(name).items()}
+    if values["accelerator"] == NO_ACCELERATOR:
+        values["accelerator"] = None
+    return DeviceProfile.from_dict({"name": name, **values})
+
+
+def load_sources(name: str) -> dict[str, str]:
+    """Where each number of the board comes from, by field name; `title` names board and variant.
+
+    Raises: as `load_reference`.
+    """
+    title = {"title": str(_document(name)["title"])}
+    return title | {field: entry["source"] for field, entry in _entries(name).items()}
+
+
+def _entries(name: str) -> dict[str, Mapping[str, Any]]:
+    document = _document(name)
+    owner = f"catalogue entry {name}"
+    expected = [field.name for field in fields(DeviceProfile) if field.name != "name"]
+    exact_keys(owner, document, ["title", *expected])
+    entries = {field: exact_keys(owner, document[field], ["value", "source"]) for field in expected}
+    for field, entry in entries.items():
+        check_text(owner, f"{field}.source", entry["source"], most=1000)
+    return entries
+
+
+def _document(name: str) -> dict[str, Any]:
+    if name not in reference_names():
+        known = ", ".join(reference_names())
+        raise UnknownReferenceError(f"board: expected one of {known}; got {name!r}")
+    text = (files("profiles") / "catalog" / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise InvalidProfileError(f"catalogue entry {name}: no valid TOML: {err}") from err
