@@ -1,0 +1,165 @@
+"""Batches without waiting: what piled up while the engine was busy is the next batch.
+
+An idle engine starts at once on a single query. The queue is bounded: when it is full a query is
+refused on the spot, and one whose deadline passed while it waited is dropped, not computed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_sdk.session import Array
+from server.backend.ladder import Entry, LadderEngine
+from server.errors import ExpiredError, OverloadedError, ServerError
+
+logger = logging.getLogger(__name__)
+
+Done = Callable[[Array | ServerError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One admitted query.
+
+    Attributes:
+        deadline: on the monotonic clock, or None.
+        done: called in the engine's thread with the outputs or the error; must not wait.
+    """
+
+    engine: LadderEngine
+    entry: Entry
+    deadline: float | None
+    done: Done
+
+
+@dataclass(slots=True)
+class Load:
+    """What the batcher did since it started."""
+
+    batches: int = 0
+    queries: int = 0
+    refused: int = 0
+    expired: int = 0
+    failed: int = 0
+
+
+class Batcher:
+    """The queue and the one thread that empties it.
+
+    Args:
+        batch_max: samples of one batch. queue_max: queries waiting.
+    """
+
+    def __init__(self, *, batch_max: int = 32, queue_max: int = 256) -> None:
+        self.load = Load()
+        self._batch_max = batch_max
+        self._queue_max = queue_max
+        self._queue: deque[Job] = deque()
+        self._filled = threading.Condition()
+        self._stopping = False
+        self._batch_s = 0.0
+        self._thread = threading.Thread(target=self._work, name="splitedge-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Queries in the queue."""
+        return len(self._queue)
+
+    @property
+    def full(self) -> bool:
+        """Whether the next query would be refused."""
+        return len(self._queue) >= self._queue_max
+
+    def submit(self, job: Job) -> None:
+        """Take a job, or refuse it at once.
+
+        Raises: OverloadedError saying when to come back.
+        """
+        with self._filled:
+            if self.full or self._stopping:
+                self.load.refused += 1
+                raise OverloadedError(
+                    f"{self._queue_max} queries are waiting; answer locally",
+                    retry_after_s=self._drain_s(),
+                )
+            self._queue.append(job)
+            self._filled.notify()
+
+    def stop(self) -> None:
+        """Refuse what waits and end the thread."""
+        with self._filled:
+            self._stopping = True
+            left = list(self._queue)
+            self._queue.clear()
+            self._filled.notify()
+        for job in left:
+            job.done(OverloadedError("the server is stopping; answer locally"))
+        self._thread.join()
+
+    def _drain_s(self) -> float:
+        batches = max(1, len(self._queue) // self._batch_max)
+        return round(min(max(batches * self._batch_s, 0.05), 10.0), 3)
+
+    def _work(self) -> None:
+        while True:
+            with self._filled:
+                while not self._queue and not self._stopping:
+                    self._filled.wait()
+                if self._stopping:
+                    return
+                batch = self._take()
+            start = time.monotonic()
+            alive = self._drop_expired(batch, start)
+            if alive:
+                self._run(alive)
+                self._batch_s = 0.8 * self._batch_s + 0.2 * (time.monotonic() - start)
+
+    def _take(self) -> list[Job]:
+        """The longest run of waiting jobs for one engine, up to the batch size."""
+        first = self._queue.popleft()
+        batch, rows = [first], len(first.entry.array)
+        while self._queue and self._queue[0].engine is first.engine:
+            rows += len(self._queue[0].entry.array)
+            if rows > self._batch_max:
+                break
+            batch.append(self._queue.popleft())
+        return batch
+
+    def _drop_expired(self, batch: Sequence[Job], now: float) -> list[Job]:
+        alive = []
+        for job in batch:
+            if job.deadline is not None and job.deadline <= now:
+                self.load.expired += 1
+                job.done(ExpiredError("the deadline passed while the query waited"))
+            else:
+                alive.append(job)
+        return alive
+
+    def _run(self, batch: Sequence[Job]) -> None:
+        try:
+            outputs = batch[0].engine.run([job.entry for job in batch])
+        except Exception as err:  # whatever a graph does, the thread lives on
+            if len(batch) > 1:  # one bad query fails alone
+                for job in batch:
+                    self._run([job])
+                return
+            logger.exception("query failed")
+            self.load.failed += 1
+            batch[0].done(ServerError(f"the model failed on this query ({type(err).__name__})"))
+            return
+        self.load.batches += 1
+        for job, output in zip(batch, outputs, strict=True):
+            if np.isfinite(output).all():
+                self.load.queries += 1
+                job.done(output)
+            else:
+                self.load.failed += 1
+                job.done(ServerError("the model gave NaN or infinity for this query"))

@@ -1,0 +1,111 @@
+"""The MQTT worker: queries from every device's topic, replies back to each.
+
+Decoding happens in the link's network thread, which never waits; computing in the batcher's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from edge_sdk.errors import FrameError, FrameTooLargeError
+from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.session import Array
+from edge_sdk.wire.frames import MQTT_LIMITS, Limits, unpack
+from edge_sdk.wire.messages import Problem, Query, Reply, pack_reply, read_query
+from edge_sdk.wire.topics import Kind, Topic, all_devices, parse_topic
+from server.backend.admission import Inference, problem_of
+from server.errors import ExpiredError, OverloadedError, ServerError
+
+logger = logging.getLogger(__name__)
+
+
+class MqttWorker:
+    """Serves the queries that arrive on `link`.
+
+    Args:
+        seen: called with the device id of each query, telemetry and status, in the network thread.
+        shared: the name of a shared subscription, to divide the queries among several workers
+            (Mosquitto and EMQX; the embedded broker has none).
+    """
+
+    def __init__(
+        self,
+        link: MqttLink,
+        inference: Inference,
+        *,
+        seen: Callable[[str], None] | None = None,
+        shared: str | None = None,
+        limits: Limits = MQTT_LIMITS,
+    ) -> None:
+        self._link = link
+        self._inference = inference
+        self._seen = seen
+        self._limits = limits
+        self.malformed = 0
+        prefix = "" if shared is None else f"$share/{shared}/"
+        link.subscribe(prefix + all_devices(Kind.QUERY), self._receive)
+        link.subscribe(all_devices(Kind.TELEMETRY), self._heard, qos=0)
+        link.subscribe(all_devices(Kind.STATUS), self._heard)
+
+    def _receive(self, message: Message) -> None:
+        try:
+            asked = parse_topic(message.topic)
+        except FrameError as err:
+            logger.warning("query dropped: %s", err)
+            return
+        topic = str(Topic(asked.fleet, asked.device, Kind.REPLY))
+        if self._seen is not None:
+            self._seen(asked.device)
+        try:
+            query = read_query(unpack(message.payload, self._limits))
+        except FrameError as err:
+            self.malformed += 1
+            self._send(topic, Reply("", problem=Problem.MALFORMED, detail=str(err)), "", "")
+            return
+        self._serve(query, topic)
+
+    def _serve(self, query: Query, topic: str) -> None:
+        if query.tensor is None:  # a probe
+            ready = self._inference.ready
+            problem = None if ready else Problem.NOT_READY
+            self._send(topic, Reply(query.id, problem=problem, detail="" if ready else "not ready"))
+            return
+        name = version = ""
+
+        def done(outcome: Array | ServerError) -> None:
+            if isinstance(outcome, ExpiredError):
+                return  # the device has answered by itself
+            if isinstance(outcome, ServerError):
+                self._refuse(query, topic, outcome)
+            else:
+                self._send(topic, Reply(query.id, {output: outcome}), name, version)
+
+        try:
+            model = self._inference.models.get(query.model, query.version)
+            name, version, output = model.manifest.name, model.manifest.version, model.engine.output
+            self._inference.submit(query, done)
+        except ServerError as err:
+            self._refuse(query, topic, err)
+
+    def _refuse(self, query: Query, topic: str, error: ServerError) -> None:
+        retry = error.retry_after_s if isinstance(error, OverloadedError) else 0.0
+        reply = Reply(query.id, problem=problem_of(error), detail=str(error), retry_after_s=retry)
+        self._send(topic, reply)
+
+    def _send(self, topic: str, reply: Reply, model: str = "", version: str = "") -> None:
+        try:
+            sent = self._link.publish(topic, pack_reply(reply, model, version))
+        except FrameTooLargeError as err:
+            logger.warning("reply dropped: %s", err)
+            return
+        if not sent:
+            logger.debug("reply to %s dropped: link down", topic)
+
+    def _heard(self, message: Message) -> None:
+        try:
+            device = parse_topic(message.topic).device
+        except FrameError:
+            return
+        if self._seen is not None and not message.retained:
+            self._seen(device)

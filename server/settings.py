@@ -1,0 +1,127 @@
+"""How a server runs, in one frozen record: units in the names, checked when built."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.mqtt import BrokerAddress
+
+EMBEDDED: Final = "embedded"
+HTTP_DEFAULT: Final = "127.0.0.1:8000"
+MQTT_PORT_DEFAULT: Final = 1883
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, what: str) -> Address:
+        """Read `HOST:PORT`; port 0 takes a free one.
+
+        Raises: ConfigurationError naming `what`.
+        """
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isdigit() or int(port) > 65535:
+            raise ConfigurationError(f"{what}: expected HOST:PORT, got {text!r}")
+        return cls(host.strip("[]") or "127.0.0.1", int(port))
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """What an operator may set.
+
+    Attributes:
+        state: folder of everything the server keeps.
+        http: where the API listens.
+        broker: where the embedded broker listens, or the URL of another.
+        batch_max: queries run at once; queue_max: queries waiting before one is refused.
+        threads: of onnxruntime; half the cores leaves the rest to the network and the broker.
+        allocation: `budget` or `supersfl`.
+        tls_cert, tls_key: PEM files for HTTPS and MQTTS.
+        insecure: listen in the clear off loopback all the same.
+    """
+
+    state: Path
+    http: Address
+    broker: Address | BrokerAddress
+    batch_max: int = 32
+    queue_max: int = 256
+    threads: int = max(1, (os.cpu_count() or 2) // 2)
+    allocation: str = "budget"
+    max_packet_bytes: int = 2_000_000
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch_max", "queue_max", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.allocation not in ("budget", "supersfl"):
+            raise ConfigurationError(
+                f"allocation: expected budget or supersfl, got {self.allocation!r}"
+            )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigurationError("TLS needs both a certificate and its key")
+        self._refuse_clear_text()
+
+    @property
+    def tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.tls_cert is not None
+
+    @property
+    def open_inference(self) -> bool:
+        """Whether the inference API asks for no credential: only on loopback."""
+        return self.http.loopback
+
+    def _refuse_clear_text(self) -> None:
+        if self.tls or self.insecure:
+            return
+        listening = [("--http", self.http)]
+        if isinstance(self.broker, Address):
+            listening.append(("--mqtt", self.broker))
+        for option, address in listening:
+            if not address.loopback:
+                raise ConfigurationError(
+                    f"{option} {address}: reachable from other machines in the clear; "
+                    "give --tls-cert and --tls-key, or --insecure if you mean it"
+                )
+
+
+def parse_broker(text: str) -> Address | BrokerAddress:
+    """Read `embedded[:HOST:PORT]` or `mqtt[s]://HOST:PORT`.
+
+    Raises: ConfigurationError.
+    """
+    if text == EMBEDDED:
+        return Address("127.0.0.1", MQTT_PORT_DEFAULT)
+    if text.startswith(f"{EMBEDDED}:"):
+        return Address.parse(text.removeprefix(f"{EMBEDDED}:"), "--mqtt")
+    if "://" in text:
+        return BrokerAddress.parse(text)
+    raise ConfigurationError(
+        f"--mqtt: expected embedded, embedded:HOST:PORT or mqtt://HOST:PORT, got {text!r}"
+    )
