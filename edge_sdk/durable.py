@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -20,25 +19,25 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace `path` by `data`; its folder must exist.
+    """Replace `path` by `data`; its folder must exist. One writer a path at a time.
 
     Raises: StorageError if the disk is full, read-only or failing; what stood there stays.
     """
-    temporary: str | None = None
+    # the name is fixed, so what a killed write leaves is overwritten by the next one
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        # mkstemp makes the file 0600, so a secret is never readable by others, not even briefly
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-        with os.fdopen(handle, "wb") as file:
+        # 0600 until it is whole: a secret is never readable by others, not even briefly
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(data)
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        temporary.replace(path)
         sync_folder(path.parent)
     except OSError as err:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise storage_error(path, len(data), err) from err
 
 
@@ -64,12 +63,6 @@ def sync_file(path: Path) -> None:
 def sync_folder(path: Path) -> None:
     """Have the folder's entries (renames, removals) on the disk before going on."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def clear_temporary(folder: Path) -> None:
-    """Remove what a killed `write_atomic` left in `folder`; the caller holds the folder's lock."""
-    for path in folder.glob(".tmp-*"):
-        path.unlink(missing_ok=True)
 
 
 def free_bytes(folder: Path) -> int:

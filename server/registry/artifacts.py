@@ -35,7 +35,7 @@ from tuf.api.metadata import (
     Timestamp,
 )
 
-from edge_sdk.durable import clear_temporary, make_folder, write_atomic
+from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.errors import ManifestError
 from edge_sdk.manifest import MANIFEST_NAME, BundleManifest, ModelManifest, read_bytes
 from server.errors import ArtifactError, BadRequestError
@@ -73,8 +73,6 @@ class ArtifactRepository:
         make_folder(self.metadata_folder)
         make_folder(self.targets_folder)
         with self._locked():
-            clear_temporary(self.keys_folder)
-            clear_temporary(self.metadata_folder)
             if not self._root_path(1).exists():
                 self._create_root()
             if not self._timestamp_path.exists():
@@ -274,7 +272,6 @@ class ArtifactRepository:
     def _write_files(self, bundle: _Bundle) -> None:
         folder = self.targets_folder / "bundles" / bundle.name
         make_folder(folder)
-        clear_temporary(folder)
         for name, raw in bundle.files.items():
             write_atomic(folder / f"{hashlib.sha256(raw).hexdigest()}.{name}", raw)
 
