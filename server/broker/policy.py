@@ -1,0 +1,147 @@
+"""Who may do what on the broker: principals, and decisions as pure functions.
+
+Every broker is held to these functions: the embedded one calls them, Mosquitto's roles are
+written from `device_rules`, `BACKEND_HEARS` and `BACKEND_SAYS`, drawn from the same topics.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from edge_sdk.errors import ConfigurationError, FrameError
+from edge_sdk.wire import topics
+from edge_sdk.wire.topics import FROM_DEVICE, TO_DEVICE, Kind, Topic, all_devices, parse_topic
+
+Role = Literal["device", "backend"]
+
+# What a backend hears and what it may say, as filters over all devices.
+BACKEND_HEARS: Final = tuple(all_devices(kind) for kind in sorted(FROM_DEVICE))
+BACKEND_SAYS: Final = tuple(all_devices(kind) for kind in sorted(TO_DEVICE))
+SHARED_PREFIX: Final = "$share/"
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# compared against when nobody has that name, so that a refusal takes as long either way
+_NOBODY: Final = hashlib.sha256(b"nobody").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """One who may log in.
+
+    Attributes:
+        client_id: user name; also the MQTT client id of a device. Several backends may log in as
+            one principal, each under `{client_id}-{anything}`.
+        fleet: the device's fleet; None for a backend.
+        credential_sha256: hex digest of the password, see `credential_sha256`.
+    Raises: ConfigurationError for a role without its fleet, or a digest that is none; FrameError
+        for an id that cannot be part of a topic.
+    """
+
+    client_id: str
+    role: Role
+    fleet: str | None
+    credential_sha256: str
+
+    def __post_init__(self) -> None:
+        topics.check_id(self.client_id, "client_id")
+        if self.role not in ("device", "backend"):
+            raise ConfigurationError(
+                f"principal {self.client_id}: expected role device or backend, got {self.role!r}"
+            )
+        if (self.fleet is not None) != (self.role == "device"):
+            raise ConfigurationError(
+                f"principal {self.client_id}: a device has a fleet, a backend none; "
+                f"got role {self.role} and fleet {self.fleet!r}"
+            )
+        if self.fleet is not None:
+            topics.check_id(self.fleet, "fleet")
+        if not _SHA256.fullmatch(self.credential_sha256):
+            raise ConfigurationError(
+                f"principal {self.client_id}: credential_sha256 must be 64 hex digits"
+            )
+
+
+def credential_sha256(credential: str) -> str:
+    """The hex digest under which a credential is kept.
+
+    A plain SHA-256 is enough for 256 random bits: there is nothing to guess.
+    """
+    return hashlib.sha256(credential.encode()).hexdigest()
+
+
+def authenticate(
+    principals: Mapping[str, Principal], client_id: str, username: str, password: bytes
+) -> Principal | None:
+    """Who this is, or None for a wrong name, password or client id.
+
+    Args:
+        principals: by `client_id`.
+        client_id, username, password: as the CONNECT packet has them.
+    """
+    principal = principals.get(username)
+    expected = _NOBODY if principal is None else principal.credential_sha256
+    matches = hmac.compare_digest(hashlib.sha256(password).hexdigest(), expected)
+    if principal is None or not matches or not _may_be_called(principals, principal, client_id):
+        return None
+    return principal
+
+
+def may_publish(principal: Principal, topic: str) -> bool:
+    """Whether `principal` may publish to `topic`, wills included."""
+    if principal.fleet is not None:
+        return topics.may_publish(principal.fleet, principal.client_id, topic)
+    return _kind(topic) in TO_DEVICE
+
+
+def may_subscribe(principal: Principal, topic_filter: str) -> bool:
+    """Whether `principal` may subscribe to `topic_filter`.
+
+    A device: its own reply and command, spelled out. A backend: what any device says, of all
+    devices or of one. Shared subscriptions are left to brokers that deliver them.
+    """
+    if principal.fleet is not None:
+        return topics.may_receive(principal.fleet, principal.client_id, topic_filter)
+    return topic_filter in BACKEND_HEARS or _kind(topic_filter) in FROM_DEVICE
+
+
+def may_receive(principal: Principal, topic: str) -> bool:
+    """Whether a message on `topic` may be delivered to `principal`."""
+    if principal.fleet is not None:
+        return topics.may_receive(principal.fleet, principal.client_id, topic)
+    return _kind(topic) in FROM_DEVICE
+
+
+def may_retain(principal: Principal, topic: str) -> bool:
+    """Whether the broker keeps what `principal` retains on `topic`: a device's own status."""
+    return _kind(topic) is Kind.STATUS and may_publish(principal, topic)
+
+
+def device_rules(fleet: str, device: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The literal topics a device may publish to, and those it may subscribe to and receive."""
+    every = [str(Topic(fleet, device, kind)) for kind in Kind]
+    return (
+        tuple(topic for topic in every if topics.may_publish(fleet, device, topic)),
+        tuple(topic for topic in every if topics.may_receive(fleet, device, topic)),
+    )
+
+
+def _may_be_called(
+    principals: Mapping[str, Principal], principal: Principal, client_id: str
+) -> bool:
+    if client_id == principal.client_id:
+        return True
+    # a backend's own suffix must not make it somebody else
+    one_of_many = principal.role == "backend" and client_id.startswith(f"{principal.client_id}-")
+    return one_of_many and client_id not in principals
+
+
+def _kind(topic: str) -> Kind | None:
+    try:
+        return parse_topic(topic).kind
+    except FrameError:
+        return None
