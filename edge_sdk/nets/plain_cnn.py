@@ -14,7 +14,7 @@ from torch import nn
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets.layers import global_head, grid_head
-from edge_sdk.nets.supernet import Normalise, Supernet
+from edge_sdk.nets.supernet import NetSpec, Supernet
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,95 +32,65 @@ class _Conv:
         return (side - kernel) // stride + 1
 
 
-def tiny(input_shape: tuple[int, ...], classes: int, normalise: Normalise | None) -> Supernet:
+def tiny(spec: NetSpec) -> Supernet:
     """Ours, for 8x8 digits: 34,282 parameters, L = 5, trained in seconds."""
     stages = (_Conv(8), _Conv(16, (2, 2)), _Conv(32), _Conv(32, (2, 2)), _Conv(64))
-    return Supernet(
-        name="tiny",
-        input_shape=input_shape,
-        stages=_stages(input_shape[0], stages),
-        exits=_exits(input_shape, stages[:-1], cells=2, classes=classes),
-        head=global_head(64, classes),
-        classes=classes,
-        normalise=normalise,
+    return spec.supernet(
+        "tiny",
+        stages=_stages(spec, stages),
+        exits=_exits(spec, stages[:-1], cells=2),
+        head=global_head(64, spec.classes),
     )
 
 
-def cnn6(input_shape: tuple[int, ...], classes: int, normalise: Normalise | None) -> Supernet:
+def cnn6(spec: NetSpec) -> Supernet:
     """SplitLPF's network for Fashion-MNIST: 3 conv and 3 fully connected layers; L = 3.
 
     About ten times cheaper than cnn8, for results on two cores.
     """
     stages = (_Conv(16, (2, 2)), _Conv(32, (2, 2)), _Conv(64, (2, 2)))
-    return _with_hidden_layers(
-        "cnn6", stages, (256, 128), input_shape=input_shape, classes=classes, normalise=normalise
-    )
+    return _with_hidden_layers("cnn6", spec, stages, (256, 128))
 
 
-def cnn8(input_shape: tuple[int, ...], classes: int, normalise: Normalise | None) -> Supernet:
-    """HARMONY's 8-layer CNN for Fashion-MNIST: 5 conv and 3 fully connected layers; L = 5."""
-    stages = (
-        _Conv(32, (2, 2)),
-        _Conv(64, (2, 2)),
-        _Conv(128),
-        _Conv(256),
-        _Conv(256, (2, 2)),
-    )
-    return _with_hidden_layers(
-        "cnn8", stages, (1024, 512), input_shape=input_shape, classes=classes, normalise=normalise
-    )
+def cnn8(spec: NetSpec) -> Supernet:
+    """HARMONY's 8-layer CNN, section V: 5 conv and 3 fully connected layers; L = 5."""
+    last = _Conv(256, (2, 2))
+    return _with_hidden_layers("cnn8", spec, (*_FOUR_CONVS, last), (1024, 512))
 
 
-def alexnet(input_shape: tuple[int, ...], classes: int, normalise: Normalise | None) -> Supernet:
-    """SCALA's network for 32x32 images, as in its first author's later code: cnn8 with a last
-    pool of 3x3 by steps of 2; L = 5.
+def alexnet(spec: NetSpec) -> Supernet:
+    """SCALA's network for 32x32 images, as in its first author's later code; L = 5.
+
+    cnn8 with a last pool of 3x3 by steps of 2.
     """
-    stages = (
-        _Conv(32, (2, 2)),
-        _Conv(64, (2, 2)),
-        _Conv(128),
-        _Conv(256),
-        _Conv(256, (3, 2)),
-    )
-    return _with_hidden_layers(
-        "alexnet",
-        stages,
-        (1024, 512),
-        input_shape=input_shape,
-        classes=classes,
-        normalise=normalise,
-    )
+    last = _Conv(256, (3, 2))
+    return _with_hidden_layers("alexnet", spec, (*_FOUR_CONVS, last), (1024, 512))
+
+
+_FOUR_CONVS = (_Conv(32, (2, 2)), _Conv(64, (2, 2)), _Conv(128), _Conv(256))
 
 
 def _with_hidden_layers(
-    name: str,
-    stages: Sequence[_Conv],
-    hidden: Sequence[int],
-    *,
-    input_shape: tuple[int, ...],
-    classes: int,
-    normalise: Normalise | None,
+    name: str, spec: NetSpec, stages: Sequence[_Conv], hidden: Sequence[int]
 ) -> Supernet:
     """A network whose final head has hidden layers, so that L too is a cut: the server's part
     is more than the exit head then.
     """
-    side = _sides(input_shape, stages)[-1]
+    side = _sides(spec, stages)[-1]
     widths = (stages[-1].channels * side * side, *hidden)
     layers: list[nn.Module] = [nn.Flatten()]
     for wide, narrow in pairwise(widths):
         layers += [nn.Linear(wide, narrow), nn.ReLU()]
-    return Supernet(
-        name=name,
-        input_shape=input_shape,
-        stages=_stages(input_shape[0], stages),
-        exits=_exits(input_shape, stages, cells=3, classes=classes),
-        head=nn.Sequential(*layers, nn.Linear(widths[-1], classes)),
-        classes=classes,
-        normalise=normalise,
+    return spec.supernet(
+        name,
+        stages=_stages(spec, stages),
+        exits=_exits(spec, stages, cells=3),
+        head=nn.Sequential(*layers, nn.Linear(widths[-1], spec.classes)),
     )
 
 
-def _stages(channels: int, stages: Sequence[_Conv]) -> list[nn.Module]:
+def _stages(spec: NetSpec, stages: Sequence[_Conv]) -> list[nn.Module]:
+    channels = spec.input_shape[0]
     built: list[nn.Module] = []
     for stage in stages:
         layers: list[nn.Module] = [nn.Conv2d(channels, stage.channels, 3, padding=1), nn.ReLU()]
@@ -131,25 +101,24 @@ def _stages(channels: int, stages: Sequence[_Conv]) -> list[nn.Module]:
     return built
 
 
-def _exits(
-    input_shape: tuple[int, ...], stages: Sequence[_Conv], *, cells: int, classes: int
-) -> dict[int, nn.Module]:
+def _exits(spec: NetSpec, stages: Sequence[_Conv], *, cells: int) -> dict[int, nn.Module]:
     """An exit head after every stage whose map can be averaged down to cells x cells."""
-    sides = _sides(input_shape, stages)
     heads = {
-        depth: grid_head(stage.channels, side, cells, classes)
-        for depth, (stage, side) in enumerate(zip(stages, sides, strict=True), start=1)
+        depth: grid_head(stage.channels, side, cells, spec.classes)
+        for depth, (stage, side) in enumerate(
+            zip(stages, _sides(spec, stages), strict=True), start=1
+        )
     }
     return {depth: head for depth, head in heads.items() if head is not None}
 
 
-def _sides(input_shape: tuple[int, ...], stages: Sequence[_Conv]) -> list[int]:
-    sides = [input_shape[-1]]
+def _sides(spec: NetSpec, stages: Sequence[_Conv]) -> list[int]:
+    sides = [spec.input_shape[-1]]
     for stage in stages:
         sides.append(stage.shrunk(sides[-1]))
     if sides[-1] < 1:
         raise ConfigurationError(
-            f"input {input_shape}: expected a side that {len(stages)} stages leave above 0; "
-            "take larger inputs"
+            f"input {spec.input_shape}: expected a side that the pools of {len(stages)} stages "
+            "leave above 0; take larger inputs"
         )
     return sides[1:]

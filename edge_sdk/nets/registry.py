@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.nets.densenet import densenet121
+from edge_sdk.nets.har import har_cnn
+from edge_sdk.nets.layers import Norm
+from edge_sdk.nets.mobilenet import mobilenetv2
 from edge_sdk.nets.plain_cnn import alexnet, cnn6, cnn8, tiny
-from edge_sdk.nets.supernet import Normalise, Supernet
-
-
-class _Builder(Protocol):
-    def __call__(
-        self, input_shape: tuple[int, ...], classes: int, normalise: Normalise | None
-    ) -> Supernet: ...
+from edge_sdk.nets.resnet import resnet18, resnet50
+from edge_sdk.nets.supernet import NetSpec, Normalise, Supernet
+from edge_sdk.nets.vgg import vgg11
+from edge_sdk.nets.vit import vit_b, vit_s
 
 
 @dataclass(frozen=True, slots=True)
 class _Backbone:
-    """How to build it, and the input and classes of the paper's data where none are given."""
+    """How to build it, the input and classes of the paper's data, where none are given, and
+    which normalisation layers it may have, the default first.
+    """
 
-    builder: _Builder
+    builder: Callable[[NetSpec], Supernet]
     input_shape: tuple[int, ...]
     classes: int
+    norms: tuple[Norm, ...] = ()
 
 
+_BATCH_OR_GROUP: Final[tuple[Norm, ...]] = ("batch", "group")
 _BACKBONES: Final = {
     "alexnet": _Backbone(alexnet, (3, 32, 32), 10),
     "cnn6": _Backbone(cnn6, (1, 28, 28), 10),
     "cnn8": _Backbone(cnn8, (1, 28, 28), 10),
+    "densenet121": _Backbone(densenet121, (3, 224, 224), 1000, _BATCH_OR_GROUP),
+    "har_cnn": _Backbone(har_cnn, (9, 128), 6, _BATCH_OR_GROUP),
+    "mobilenetv2": _Backbone(mobilenetv2, (3, 32, 32), 100, _BATCH_OR_GROUP),
+    "resnet18": _Backbone(resnet18, (3, 32, 32), 10, _BATCH_OR_GROUP),
+    "resnet50": _Backbone(resnet50, (3, 64, 64), 200, _BATCH_OR_GROUP),
     "tiny": _Backbone(tiny, (1, 8, 8), 10),
+    "vgg11": _Backbone(vgg11, (3, 32, 32), 10, _BATCH_OR_GROUP),
+    "vit_b": _Backbone(vit_b, (3, 224, 224), 100),
+    "vit_s": _Backbone(vit_s, (3, 224, 224), 100),
 }
 NAMES: Final = tuple(sorted(_BACKBONES))
 
@@ -46,6 +59,7 @@ def build(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     seed: int | None = None,
+    norm: Norm | None = None,
 ) -> Supernet:
     """A new super-network of the named backbone, on the CPU and in train mode.
 
@@ -56,27 +70,35 @@ def build(
         mean, std: per channel, in the unit of the raw input; see Normalise. 0 and 1 if None.
         seed: same weights for the same seed, the global generator untouched; None draws them
             from the global generator.
+        norm: the normalisation layers of a backbone that has BatchNorm, its default.
     Raises: ConfigurationError for an unknown name, or arguments the backbone cannot take.
     """
     backbone = _BACKBONES.get(name)
     if backbone is None:
         raise ConfigurationError(f"backbone: expected one of {', '.join(NAMES)}; got {name!r}")
+    if norm is not None and norm not in backbone.norms:
+        allowed = " or ".join(backbone.norms) or "none, it has no such layers"
+        raise ConfigurationError(f"{name}: expected norm {allowed}; got {norm!r}")
     classes = backbone.classes if classes is None else classes
     if classes < 2:
         raise ConfigurationError(f"{name}: expected at least 2 classes, got {classes}")
-    shape = backbone.input_shape if input_shape is None else tuple(input_shape)
-    if len(shape) != len(backbone.input_shape) or min(shape) < 1:
-        raise ConfigurationError(
-            f"{name}: expected an input shape like {backbone.input_shape}, got {shape}"
-        )
-    if len(shape) == 3 and shape[1] != shape[2]:
-        raise ConfigurationError(f"{name}: expected a square image, got {shape}; pad or crop it")
-    normalise = _normalise(name, shape[0], mean, std)
+    shape = _shape(name, backbone.input_shape, input_shape)
+    spec = NetSpec(shape, classes, _normalise(name, shape[0], mean, std), norm or "batch")
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             # Not torch.manual_seed: that would seed the accelerators too, which are not forked.
             torch.default_generator.manual_seed(seed)
-        return backbone.builder(shape, classes, normalise)
+        return backbone.builder(spec)
+
+
+def _shape(name: str, default: tuple[int, ...], given: tuple[int, ...] | None) -> tuple[int, ...]:
+    if given is None:
+        return default
+    if len(given) != len(default) or min(given) < 1:
+        raise ConfigurationError(f"{name}: expected an input shape like {default}, got {given}")
+    if len(given) == 3 and given[1] != given[2]:
+        raise ConfigurationError(f"{name}: expected a square image, got {given}; pad or crop it")
+    return tuple(given)
 
 
 def _normalise(

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.nets.layers import Norm
 
 
 class Normalise(nn.Module):
@@ -183,3 +185,37 @@ class Supernet(nn.Module):
                 f"{self.name}: expected a depth where it may be cut, one of {allowed}; got {d}"
             )
         return d
+
+
+@dataclass(frozen=True, slots=True)
+class NetSpec:
+    """What a builder is asked for.
+
+    Attributes:
+        input_shape, classes, normalise: as in Supernet.
+        norm: the normalisation layers between convolutions, in the backbones that have them.
+    """
+
+    input_shape: tuple[int, ...]
+    classes: int
+    normalise: Normalise | None = None
+    norm: Norm = "batch"
+
+    def supernet(
+        self,
+        name: str,
+        *,
+        stages: Sequence[nn.Module],
+        exits: Mapping[int, nn.Module],
+        head: nn.Module,
+    ) -> Supernet:
+        """The super-network of these parts, with this input, classes and normalisation."""
+        return Supernet(
+            name=name,
+            input_shape=self.input_shape,
+            stages=stages,
+            exits=exits,
+            head=head,
+            classes=self.classes,
+            normalise=self.normalise,
+        )
