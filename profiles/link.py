@@ -15,6 +15,7 @@ from profiles.fields import check_not_negative, check_number, check_whole
 
 SMALL_BYTES = 64
 LARGE_BYTES = 256 * 1024  # well above one window of slow start, well below a broker's frame limit
+LEAST_DIFFERENCE = 0.1  # of the latency; a smaller one between the payloads is jitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ def measure_link(
 
     `latency_ms` is the median round trip of the small one. The large one crosses the link twice,
     so bandwidth is `2 * 8 * large_bytes` bits over its median time less the latency. On a link so
-    fast that the large payload takes no longer than the small one, its whole time is taken
-    instead: a lower bound.
+    fast that both take the same time but for a tenth of the latency, the large one's whole time is
+    taken instead: a lower bound.
 
     Args:
         ping: sends the bytes and returns when all of them are back; its own errors pass through.
@@ -66,7 +67,9 @@ def measure_link(
     ping(bytes(small_bytes))
     latency_s = _median_s(ping, bytes(small_bytes), repeats, clock)
     large_s = _median_s(ping, bytes(large_bytes), repeats, clock)
-    transfer_s = large_s - latency_s if large_s > latency_s else large_s
+    transfer_s = large_s - latency_s
+    if transfer_s < LEAST_DIFFERENCE * latency_s:
+        transfer_s = large_s
     if transfer_s <= 0:
         raise MeasurementError(
             f"link: expected {large_bytes} bytes to take time, got {transfer_s} s; "
