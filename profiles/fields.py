@@ -5,7 +5,7 @@ Each takes the record's name, the field and the value, and raises InvalidProfile
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Collection, Mapping
 from typing import TypeGuard
 
@@ -61,4 +61,4 @@ def exact_keys(owner: str, data: object, keys: Collection[str]) -> Mapping[str, 
 def _is_finite(value: object) -> TypeGuard[float]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value)
+    return abs(value) <= sys.float_info.max  # math.isfinite raises on a huge int

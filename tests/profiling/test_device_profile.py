@@ -186,6 +186,8 @@ def test_memory_is_counted_in_gb_as_it_is_sold() -> None:
         ("accelerator", "", "a text"),
         ("compute_score_gflops", 0.0, "above 0"),
         ("compute_score_gflops", float("nan"), "finite"),
+        ("compute_score_gflops", float("inf"), "finite"),
+        ("compute_score_gflops", 10**400, "finite"),
         ("link_latency_ms", -1.0, "at least 0"),
         ("link_bandwidth_mbps", 0, "above 0"),
     ],
