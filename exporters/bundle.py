@@ -1,0 +1,185 @@
+"""One bundle: a folder of graphs, golden frame and manifest, written only where parity holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.manifest import (
+    MANIFEST_NAME,
+    BundleManifest,
+    Codec,
+    GateSpec,
+    GraphSpec,
+    SmashedSpec,
+    TensorSpec,
+)
+from edge_sdk.nets import Supernet
+from edge_sdk.wire.frames import Tensor, pack_response
+from exporters.curve import measure_gate
+from exporters.graphs import DeviceGraphs, write_device_graphs
+from exporters.measure import median_latencies_us, median_latency_us
+from exporters.parity import (
+    SAMPLES,
+    DeviceRun,
+    ParityReport,
+    choose_codec,
+    compare,
+    require_fp32,
+    require_int8,
+    run_torch,
+)
+from exporters.quantize import quantize
+
+Array = NDArray[Any]
+
+GOLDEN_NAME: Final = "golden.bin"
+GOLDEN_SAMPLES: Final = 8
+# a frame is read under the limit of MQTT frames, 2,000,000 bytes; large images get fewer samples
+GOLDEN_BYTES: Final = 1_500_000
+# int8 must repay its loss of precision; less than 5 % is within what measurements wander
+FASTER_THAN: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Samples that the model was not trained on, and what the whole torch model says of them.
+
+    Attributes:
+        x: (n, ...) raw. y: (n,) true classes. logits: (n, N).
+    """
+
+    x: Array
+    y: NDArray[np.integer[Any]]
+    logits: NDArray[np.float32]
+
+    def spread(self, count: int) -> NDArray[np.intp]:
+        """Indices of at most `count` samples, evenly spread: data may be sorted by class."""
+        n = len(self.x)
+        return np.unique(np.linspace(0, n - 1, min(n, count)).astype(np.intp))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the bundles of one depth are made from.
+
+    Attributes:
+        model: `{name}/{version}`. net: in eval mode, on the CPU. graphs: of this depth.
+    """
+
+    model: str
+    net: Supernet
+    depth: int
+    graphs: DeviceGraphs
+    class_names: tuple[str, ...]
+    held_out: HeldOut
+
+    @property
+    def sample(self) -> TensorSpec:
+        """One raw input."""
+        return TensorSpec(str(self.held_out.x.dtype), self.held_out.x.shape[1:])
+
+
+def write_fp32(source: Source, folder: Path) -> BundleManifest:
+    """Write the bundle `d{depth}` into the empty `folder`.
+
+    Raises: ParityError, ExportError.
+    """
+    held_out = source.held_out
+    graphs = write_device_graphs(source.graphs, source.sample, folder)
+    reference = run_torch(source.graphs.exit, held_out.x)[0]
+    gate = measure_gate(reference, held_out.logits, held_out.y)
+    report, codec, z_shape = _check(source, folder, graphs, reference, gate)
+    require_fp32(report, f"d{source.depth}")
+    latency = median_latency_us(folder / graphs["exit"].file, graphs["exit"])
+    manifest = BundleManifest(
+        bundle=f"{source.model}/d{source.depth}",
+        backbone=source.net.name,
+        depth=source.depth,
+        class_names=source.class_names,
+        input=source.sample,
+        graphs=graphs,
+        smashed=SmashedSpec(f"z{source.depth}", z_shape, codec),
+        gate=gate,
+        golden=GOLDEN_NAME,
+        parity={**report.to_dict(), "latency_us": round(latency, 1)},
+    )
+    _finish(manifest, source, folder)
+    return manifest
+
+
+def write_int8(
+    source: Source, fp32: BundleManifest, fp32_folder: Path, folder: Path, calibration: Array
+) -> BundleManifest | None:
+    """Write the bundle `d{depth}-int8` into the empty `folder`, unless it is no faster.
+
+    Args:
+        fp32: the bundle of the same depth, in `fp32_folder`; its gate is taken over.
+        calibration: (n, ...) raw inputs.
+    Returns: None where its exit graph takes more than 95 % of the fp32 graph's time.
+    Raises: ParityError where it is faster but changes too many answers; ExportError.
+    """
+    graphs = _quantised(fp32.graphs, fp32_folder, folder, calibration)
+    exit_file = fp32.graphs["exit"].file
+    paths = [fp32_folder / exit_file, folder / exit_file]
+    before, after = median_latencies_us(paths, fp32.graphs["exit"])
+    if after > FASTER_THAN * before:
+        return None
+    reference = run_torch(source.graphs.exit, source.held_out.x)[0]
+    report, codec, _ = _check(source, folder, graphs, reference, fp32.gate)
+    require_int8(report, codec, f"d{source.depth}-int8")
+    latencies = {"latency_us": round(after, 1), "fp32_latency_us": round(before, 1)}
+    manifest = replace(
+        fp32,
+        bundle=f"{source.model}/d{source.depth}-int8",
+        graphs=graphs,
+        smashed=replace(fp32.smashed, codec=codec),
+        parity={**report.to_dict(), **latencies},
+    )
+    _finish(manifest, source, folder)
+    return manifest
+
+
+def _quantised(
+    graphs: Mapping[str, GraphSpec], source: Path, target: Path, calibration: Array
+) -> dict[str, GraphSpec]:
+    """Every graph that takes the raw input in int8; `back` is all personal, so it stays."""
+    specs = {}
+    for name, spec in graphs.items():
+        if "x" in spec.inputs:
+            quantize(source / spec.file, target / spec.file, calibration, spec.overridable)
+            specs[name] = replace(spec, precision="int8")
+        else:
+            (target / spec.file).write_bytes((source / spec.file).read_bytes())
+            specs[name] = spec
+    return specs
+
+
+def _check(
+    source: Source,
+    folder: Path,
+    graphs: Mapping[str, GraphSpec],
+    reference: NDArray[np.float32],
+    gate: GateSpec,
+) -> tuple[ParityReport, Codec, tuple[int, ...]]:
+    """Run the graphs as a device does, beside torch: what differs, the codec, the shape of z."""
+    some = source.held_out.spread(SAMPLES)
+    logits, z = DeviceRun(folder, graphs)(source.held_out.x[some])
+    labels = source.held_out.logits[some].argmax(axis=1)
+    codec, changes = choose_codec(z, source.net.suffix(source.depth), labels)
+    return compare(reference[some], logits, gate.threshold, changes), codec, z.shape[1:]
+
+
+def _finish(manifest: BundleManifest, source: Source, folder: Path) -> None:
+    sample_bytes = source.held_out.x[0].nbytes
+    count = max(1, min(GOLDEN_SAMPLES, GOLDEN_BYTES // sample_bytes))
+    x = source.held_out.x[source.held_out.spread(count)]
+    logits, _ = DeviceRun(folder, manifest.graphs)(x)
+    golden = pack_response({}, [Tensor("x", x), Tensor("logits", logits)])
+    (folder / GOLDEN_NAME).write_bytes(golden)
+    (folder / MANIFEST_NAME).write_bytes(manifest.to_json())

@@ -1,0 +1,284 @@
+"""torch modules -> ONNX files: the graphs of a bundle and the server's segments.
+
+Personal parameters stay what they are, initialisers, and become graph inputs too: whoever runs the
+graph may feed others (`overridable`). Their names are those in the module, as in its state_dict:
+`head.2.weight` is the exit head's `2.weight`.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from edge_sdk.manifest import GraphSpec, SegmentSpec, TensorSpec
+from edge_sdk.nets import Supernet
+from exporters.errors import ExportError
+
+# Batches that the server's segments take. The example given to the exporter must be larger than
+# 1: a traced axis of size 1 would be taken for a constant.
+BATCH_MAX: Final = 256
+_EXAMPLE_BATCH: Final = 2
+_NOISY: Final = ("torch.onnx", "torch.onnx._internal.exporter", "onnxscript")
+
+
+class SharedExit(nn.Module):
+    """Exit head on the smashed data: one run gives the local answer and what an offload sends."""
+
+    def __init__(self, prefix: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.prefix = prefix
+        self.head = head
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Raw input (B, ...) to logits (B, N) and z (B, ...)."""
+        z = self.prefix(x)
+        return self.head(z), z
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGraphs:
+    """The modules behind the one to three graphs of a bundle, in eval mode.
+
+    Attributes:
+        exit: raw input (1, ...) to (logits, z), or to logits alone where there is a `prefix`.
+        prefix: raw input to z, for a method whose exit has an extractor of its own.
+        back: the reply's features to logits, for a U-shaped method.
+        features: shape of one sample of those features; with `back` only.
+        personal: names of the submodules of `exit` whose parameters are overridable.
+    """
+
+    exit: nn.Module
+    prefix: nn.Module | None = None
+    back: nn.Module | None = None
+    features: tuple[int, ...] | None = None
+    personal: tuple[str, ...] = ("head",)
+
+    def __post_init__(self) -> None:
+        if (self.back is None) != (self.features is None):
+            raise ExportError("device graphs: expected `back` and `features` together, got one")
+
+
+def shared_exit(net: Supernet, depth: int) -> DeviceGraphs:
+    """Prefix and exit head of a super-network in one graph."""
+    return DeviceGraphs(exit=SharedExit(net.prefix(depth), net.exit_head(depth)))
+
+
+def own_exit(net: Supernet, depth: int, extractor: nn.Module, head: nn.Module) -> DeviceGraphs:
+    """An auxiliary model that answers on the device (BESplit's W_A), and the prefix beside it.
+
+    Args:
+        extractor: raw input to features. head: features to logits; overridable.
+    """
+    auxiliary = nn.Sequential(OrderedDict(extractor=extractor, head=head))
+    return DeviceGraphs(exit=auxiliary, prefix=net.prefix(depth))
+
+
+def write_device_graphs(
+    graphs: DeviceGraphs, sample: TensorSpec, folder: Path
+) -> dict[str, GraphSpec]:
+    """Write `exit.onnx` and, where there are such, `prefix.onnx` and `back.onnx`; batch fixed at 1.
+
+    Args:
+        sample: one raw input.
+    Returns: what the manifest says of each graph.
+    Raises: ExportError where torch or onnx refuses a module.
+    """
+    outputs = ["logits", "z"] if graphs.prefix is None else ["logits"]
+    specs = {
+        "exit": _write_graph(
+            graphs.exit, ("x", sample), outputs, folder / "exit.onnx", personal=graphs.personal
+        )
+    }
+    if graphs.prefix is not None:
+        path = folder / "prefix.onnx"
+        specs["prefix"] = _write_graph(graphs.prefix, ("x", sample), ["z"], path)
+    if graphs.back is not None and graphs.features is not None:
+        module = nn.Sequential(OrderedDict(back=graphs.back))
+        features = ("features", TensorSpec("float32", graphs.features))
+        path = folder / "back.onnx"
+        specs["back"] = _write_graph(module, features, ["logits"], path, personal=("back",))
+    return specs
+
+
+def write_segments(
+    net: Supernet, sample: TensorSpec, folder: Path, cuts: Sequence[int]
+) -> Iterator[SegmentSpec]:
+    """Write what lies between neighbouring cuts, each file when its spec is asked for; the batch
+    axis takes 1..256.
+
+    Args:
+        net: in eval mode. sample: one raw input. cuts: ascending.
+    Raises: ExportError where torch or onnx refuses a segment.
+    """
+    entry, given = 0, sample
+    for end in (*cuts, None):
+        name_in = "x" if entry == 0 else f"z{entry}"
+        name_out = "logits" if end is None else f"z{end}"
+        file = f"{entry}-{'end' if end is None else end}.onnx"
+        module = net.segment(entry, end)
+        example = _zeros(given, _EXAMPLE_BATCH)
+        (output,) = _outputs(module, example, [name_out]).values()
+        model = _export(module, example, [name_in], [name_out], dynamic=True)
+        save(model, folder / file)
+        yield SegmentSpec(file, entry, end, given, output)
+        if end is not None:
+            entry, given = end, output
+
+
+def strip(model: onnx.ModelProto) -> None:
+    """Leave out what describes the machine and the source a graph was made on, and operator sets
+    that no node uses.
+    """
+    model.doc_string = ""
+    del model.metadata_props[:]
+    graph = model.graph
+    graph.doc_string = ""
+    del graph.metadata_props[:]
+    described: list[Any] = [*graph.node, *graph.value_info, *graph.input, *graph.output]
+    for item in (*described, *graph.initializer):
+        item.doc_string = ""
+        del item.metadata_props[:]
+    used = {node.domain for node in graph.node}
+    kept = [opset for opset in model.opset_import if opset.domain in used]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+
+
+def make_overridable(model: onnx.ModelProto, names: Sequence[str]) -> None:
+    """Make these initialisers graph inputs too; feeding them stays optional.
+
+    Raises: ExportError if the graph holds no such initialiser.
+    """
+    held = {initialiser.name: initialiser for initialiser in model.graph.initializer}
+    for name in names:
+        if name not in held:
+            raise ExportError(f"overridable {name}: expected an initialiser of the graph, got none")
+        shape = list(held[name].dims)
+        info = onnx.helper.make_tensor_value_info(name, held[name].data_type, shape)
+        model.graph.input.append(info)
+
+
+def save(model: onnx.ModelProto, path: Path) -> None:
+    """Check a model in full and write it as one file.
+
+    Raises: ExportError if onnx finds it unsound, or if it refers to data outside the file.
+    """
+    outside = [
+        initialiser.name
+        for initialiser in model.graph.initializer
+        if initialiser.data_location == onnx.TensorProto.EXTERNAL
+    ]
+    if outside:
+        raise ExportError(f"{path.name}: expected all weights in the file, outside: {outside}")
+    try:
+        onnx.checker.check_model(model, full_check=True)
+        raw = model.SerializeToString(deterministic=True)
+    except Exception as err:  # the checker's and protobuf's errors share no base class
+        raise ExportError(f"{path.name}: unsound graph ({_first_line(err)})") from err
+    path.write_bytes(raw)
+
+
+def _write_graph(
+    module: nn.Module,
+    given: tuple[str, TensorSpec],
+    outputs: Sequence[str],
+    path: Path,
+    *,
+    personal: Sequence[str] = (),
+) -> GraphSpec:
+    name, spec = given
+    example = _zeros(spec, 1)
+    model = _export(module, example, [name], outputs, dynamic=False)
+    overridable = _personal(model, personal)
+    make_overridable(model, overridable)
+    save(model, path)
+    return GraphSpec(
+        file=path.name,
+        precision="fp32",
+        inputs={name: spec},
+        outputs=_outputs(module, example, outputs),
+        overridable=overridable,
+    )
+
+
+def _personal(model: onnx.ModelProto, scopes: Sequence[str]) -> tuple[str, ...]:
+    """The float initialisers of these submodules; shapes and axes are integers and stay fixed."""
+    return tuple(
+        initialiser.name
+        for initialiser in model.graph.initializer
+        if initialiser.data_type == onnx.TensorProto.FLOAT
+        and any(initialiser.name.startswith(f"{scope}.") for scope in scopes)
+    )
+
+
+def _export(
+    module: nn.Module,
+    example: Tensor,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    *,
+    dynamic: bool,
+) -> onnx.ModelProto:
+    batch = torch.export.Dim("batch", min=1, max=BATCH_MAX)
+    shapes = ({0: batch},) if dynamic else None
+    with _quiet():
+        try:
+            program = torch.onnx.export(
+                module,
+                (example,),
+                dynamo=True,
+                verbose=False,
+                input_names=list(inputs),
+                output_names=list(outputs),
+                dynamic_shapes=shapes,
+            )
+        except Exception as err:  # torch.export and onnxscript raise a dozen kinds
+            raise ExportError(f"{inputs[0]} to {outputs[0]}: {_first_line(err)}") from err
+    assert program is not None  # None is for the old, non-dynamo exporter
+    model: onnx.ModelProto = program.model_proto
+    strip(model)
+    return model
+
+
+def _outputs(module: nn.Module, example: Tensor, names: Sequence[str]) -> dict[str, TensorSpec]:
+    with torch.no_grad():
+        given = module(example)
+    tensors = given if isinstance(given, tuple) else (given,)
+    return {
+        name: TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape[1:]))
+        for name, tensor in zip(names, tensors, strict=True)
+    }
+
+
+def _zeros(spec: TensorSpec, batch: int) -> Tensor:
+    return torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporter's progress and deprecations: dozens of lines about its own insides."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _first_line(err: Exception) -> str:
+    return (str(err).strip().splitlines() or [type(err).__name__])[0][:300]

@@ -1,0 +1,225 @@
+"""Does an exported graph answer as the torch model does? Where it does not, nothing is published.
+
+Rules, on at least 1,000 held-out samples (all where there are fewer):
+
+    fp32 graphs      every logit within 1e-4 of torch's
+    int8 graphs      at most 0.5 % of the samples change label, and at most 0.5 % change side of
+                     the gate; of all samples offloaded, at most 0.5 % change their final label
+    the server's     from every entry, logits within 1e-4 of torch's, or within 1e-5 of the largest
+    segments         logit where that is above 10: rounding grows with the length of the chain
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from edge_sdk.manifest import Codec, GraphSpec, SegmentSpec
+from edge_sdk.session import Session
+from edge_sdk.wire import codecs
+from exporters.curve import entropy
+from exporters.errors import ParityError
+
+Array = NDArray[Any]
+
+LOGIT_TOLERANCE: Final = 1e-4
+CHANGED_AT_MOST: Final = 0.005
+SAMPLES: Final = 1000
+# the cheapest first; whatever changes too much, fp32 is left
+CODECS_TRIED: Final[tuple[Codec, ...]] = ("int8", "fp16")
+_BATCH: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ParityReport:
+    """How far the graphs of a bundle are from the torch model.
+
+    Attributes:
+        samples: held-out inputs compared.
+        max_logit_error: largest absolute difference of a logit.
+        label_changes, gate_changes: samples whose label, or side of the gate, is another.
+        offload_changes: by codec tried, samples whose final label is another than the whole torch
+            model's when the graph's z goes through that codec and the rest of the network.
+    """
+
+    samples: int
+    max_logit_error: float
+    label_changes: int
+    gate_changes: int
+    offload_changes: dict[str, int]
+
+    @property
+    def allowed_changes(self) -> int:
+        """0.5 % of the samples, rounded down."""
+        return int(CHANGED_AT_MOST * self.samples)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, JSON-safe."""
+        return asdict(self)
+
+
+class DeviceRun:
+    """The graphs of a bundle as a device runs them: one sample at a time, one thread."""
+
+    def __init__(self, folder: Path, graphs: Mapping[str, GraphSpec]) -> None:
+        self._exit = Session(folder / graphs["exit"].file)
+        self._prefix = Session(folder / graphs["prefix"].file) if "prefix" in graphs else None
+
+    def __call__(self, x: Array) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Raw inputs (n, ...) to logits (n, N) and z (n, ...)."""
+        logits, z = [], []
+        for i in range(len(x)):
+            feeds = {"x": x[i : i + 1]}
+            if self._prefix is None:
+                logits_i, z_i = self._exit.run(["logits", "z"], feeds)
+            else:
+                (logits_i,) = self._exit.run(["logits"], feeds)
+                (z_i,) = self._prefix.run(["z"], feeds)
+            logits.append(logits_i)
+            z.append(z_i)
+        return np.concatenate(logits), np.concatenate(z)
+
+
+def run_torch(module: nn.Module, x: Array) -> tuple[NDArray[np.float32], ...]:
+    """The outputs of a module for all of x, in batches."""
+    batches = []
+    with torch.inference_mode():
+        for start in range(0, len(x), _BATCH):
+            given = module(torch.from_numpy(np.ascontiguousarray(x[start : start + _BATCH])))
+            batches.append(given if isinstance(given, tuple) else (given,))
+    return tuple(torch.cat(parts).numpy() for parts in zip(*batches, strict=True))
+
+
+def compare(
+    reference: NDArray[np.float32],
+    logits: NDArray[np.float32],
+    threshold: float,
+    offload_changes: Mapping[str, int],
+) -> ParityReport:
+    """Logits of a graph beside those of the torch model.
+
+    Args:
+        reference, logits: (n, N), of the same samples.
+        threshold: of the bundle's entropy gate, in nats.
+    """
+    sides = entropy(reference) < threshold, entropy(logits) < threshold
+    return ParityReport(
+        samples=len(reference),
+        max_logit_error=_largest_error(reference, logits),
+        label_changes=int((reference.argmax(axis=1) != logits.argmax(axis=1)).sum()),
+        gate_changes=int((sides[0] != sides[1]).sum()),
+        offload_changes=dict(offload_changes),
+    )
+
+
+def require_fp32(report: ParityReport, what: str) -> None:
+    """Let an fp32 graph pass, or say what differs.
+
+    Raises: ParityError.
+    """
+    if not report.max_logit_error <= LOGIT_TOLERANCE:  # NaN does not pass
+        raise ParityError(
+            f"{what}: expected logits within {LOGIT_TOLERANCE:g} of torch on {report.samples}"
+            f" samples, got {report.max_logit_error:.3g} ({report.label_changes} labels changed);"
+            " the export changed the function, so it is not published"
+        )
+
+
+def require_int8(report: ParityReport, codec: Codec, what: str) -> None:
+    """Let a quantised graph pass, or say what changed.
+
+    Raises: ParityError.
+    """
+    counts = {
+        "labels": report.label_changes,
+        "sides of the gate": report.gate_changes,
+        "final labels": report.offload_changes.get(codec, 0),
+    }
+    allowed = report.allowed_changes
+    changed = ", ".join(f"{count} {name}" for name, count in counts.items() if count > allowed)
+    if changed:
+        raise ParityError(
+            f"{what}: expected at most {allowed} of {report.samples} samples to change, got"
+            f" {changed}; calibrate on samples like the held-out ones, or ship fp32"
+        )
+
+
+def choose_codec(
+    z: NDArray[np.float32], suffix: nn.Module, labels: NDArray[np.integer[Any]]
+) -> tuple[Codec, dict[str, int]]:
+    """The cheapest codec that keeps the final labels.
+
+    Args:
+        z: (n, ...) as the device's graph gives it.
+        suffix: the rest of the network, to logits.
+        labels: (n,) that the whole torch model gives.
+    Returns: the first codec that changes at most 0.5 % of the labels (fp32 if none does), and the
+        changes by each codec tried.
+    """
+    changes: dict[str, int] = {}
+    for codec in CODECS_TRIED:
+        (logits,) = run_torch(suffix, np.stack([_through(sample, codec) for sample in z]))
+        changes[codec] = int((logits.argmax(axis=1) != labels).sum())
+        if changes[codec] <= CHANGED_AT_MOST * len(z):
+            return codec, changes
+    return "fp32", changes
+
+
+def require_segments(
+    folder: Path,
+    segments: Sequence[SegmentSpec],
+    prefix: Callable[[int], nn.Module],
+    x: Array,
+    reference: NDArray[np.float32],
+) -> float:
+    """Run the segments from every entry to the end, and compare with torch.
+
+    Args:
+        prefix: of the super-network, by depth.
+        x: (n, ...) raw inputs. reference: (n, N) logits that torch gives for them.
+    Returns: the largest absolute difference of a logit.
+    Raises: ParityError naming the entry.
+    """
+    sessions = [Session(folder / segment.file) for segment in segments]
+    tolerance = LOGIT_TOLERANCE * max(1.0, float(np.abs(reference).max()) / 10)
+    worst = 0.0
+    for first, segment in enumerate(segments):
+        given = x if segment.entry == 0 else run_torch(prefix(segment.entry), x)[0]
+        logits = _chain(sessions[first:], given)
+        error = _largest_error(reference, logits)
+        if not error <= tolerance:
+            raise ParityError(
+                f"segments from {segment.entry}: expected logits within {tolerance:.3g} of torch"
+                f" on {len(x)} samples, got {error:.3g}; the export changed the function"
+            )
+        worst = max(worst, error)
+    return worst
+
+
+def _chain(sessions: Sequence[Session], given: Array) -> NDArray[np.float32]:
+    """In batches of 1, 2, 4 ... so that the dynamic axis is tried at several sizes."""
+    parts = []
+    start, size = 0, 1
+    while start < len(given):
+        batch = given[start : start + size]
+        for session in sessions:
+            (name,) = session.inputs
+            (batch,) = session.run(None, {name: batch})
+        parts.append(batch)
+        start, size = start + size, min(2 * size, _BATCH)
+    return np.concatenate(parts)
+
+
+def _through(z: NDArray[np.float32], codec: Codec) -> NDArray[np.float32]:
+    return codecs.decode(*codecs.encode(z, codec))
+
+
+def _largest_error(reference: NDArray[np.float32], logits: NDArray[np.float32]) -> float:
+    return float(np.abs(reference.astype(np.float64) - logits).max())

@@ -1,0 +1,79 @@
+"""fp32 graph -> int8 graph: static, quantise-dequantise pairs, per channel.
+
+The layer that holds the overridable weights stays fp32: personal parameters are trained and sent
+as floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_static,
+)
+from onnxruntime.quantization.shape_inference import quant_pre_process
+
+from exporters.errors import ExportError
+from exporters.graphs import make_overridable, save, strip
+
+CALIBRATION_SAMPLES: Final = 128
+
+
+def quantize(
+    source: Path, target: Path, calibration: NDArray[Any], overridable: Sequence[str]
+) -> None:
+    """Write the int8 form of the fp32 graph `source`.
+
+    Args:
+        calibration: (n, ...) raw inputs, which set the range of every activation.
+        overridable: the initialisers that are graph inputs too in `source`, and will be again.
+    Raises: ExportError where onnxruntime cannot quantise the graph.
+    """
+    model = onnx.load(source)
+    # what is an input is no constant to the quantiser's preparation, so this comes off first
+    kept = [node for node in model.graph.input if node.name not in overridable]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    floats = [node.name for node in model.graph.node if set(node.input) & set(overridable)]
+    with TemporaryDirectory() as folder:
+        plain, prepared, quantised = (Path(folder) / f"{n}.onnx" for n in ("1", "2", "3"))
+        onnx.save(model, plain)
+        try:
+            quant_pre_process(plain, prepared, skip_symbolic_shape=True)
+            quantize_static(
+                prepared,
+                quantised,
+                _Samples(model.graph.input[0].name, calibration),
+                quant_format=QuantFormat.QDQ,
+                per_channel=True,
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+                nodes_to_exclude=floats,
+            )
+        except Exception as err:  # the quantiser raises whatever numpy, onnx and itself raise
+            raise ExportError(f"{source.name}: cannot be quantised ({err})") from err
+        model = onnx.load(quantised)
+    strip(model)
+    make_overridable(model, overridable)
+    save(model, target)
+
+
+class _Samples(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
+    """Feeds the calibration samples one by one, as the graph takes them."""
+
+    def __init__(self, name: str, x: NDArray[Any]) -> None:
+        self._feeds: Iterator[dict[str, NDArray[Any]]] = (
+            {name: np.ascontiguousarray(x[i : i + 1])} for i in range(len(x))
+        )
+
+    def get_next(self) -> dict[str, NDArray[Any]] | None:
+        return next(self._feeds, None)
