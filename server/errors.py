@@ -6,10 +6,12 @@ SplitedgeError (edge_sdk.errors)
     ├── UnknownDeviceError          404
     ├── BadRequestError             400: what the peer sent cannot be served
     ├── AuthenticationError         401
+    ├── ForbiddenError              403: a good credential, but not for this
     ├── TokenError                  403: enrolment token unknown, used or expired
     ├── ArtifactError               500: the signed repository on disk is not whole
     ├── OverloadedError             429: the queue is full; says when to come back
     ├── NotReadyError               503: no model loaded yet
+    ├── RegistryError               503: the database cannot be opened, read or written
     └── ExpiredError                504: the deadline passed before the work was done
 """
 
@@ -50,6 +52,12 @@ class AuthenticationError(ServerError):
     status = 401
 
 
+class ForbiddenError(ServerError):
+    """A good credential, used for what it does not cover."""
+
+    status = 403
+
+
 class TokenError(ServerError):
     """An enrolment token that is unknown, used or expired."""
 
@@ -72,6 +80,12 @@ class OverloadedError(ServerError):
 
 class NotReadyError(ServerError):
     """No model is loaded yet."""
+
+    status = 503
+
+
+class RegistryError(ServerError):
+    """The registry's database cannot be opened, read or written."""
 
     status = 503
 

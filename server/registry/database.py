@@ -1,0 +1,429 @@
+"""The registry: which tokens, devices and models there are. Synchronous; safe from any thread.
+
+Every method is one transaction. Secrets leave it once, from the call that makes them; what is
+kept is their hash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Self
+
+from sqlalchemy import Connection, Select, and_, insert, not_, or_, select, update
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from edge_sdk.wire.topics import ID_PATTERN
+from server.errors import (
+    AuthenticationError,
+    BadRequestError,
+    RegistryError,
+    TokenError,
+    UnknownDeviceError,
+    UnknownModelError,
+)
+from server.registry.credentials import is_secret, new_secret, secret_sha256
+from server.registry.engine import READS, open_engine
+from server.registry.migrate import migrate
+from server.registry.records import AuditEntry, Device, Model, Token
+from server.registry.schema import audit, devices, models, tokens
+
+logger = logging.getLogger(__name__)
+
+MAX_ID: Final = 63
+MAX_NOTE: Final = 200
+MAX_BUNDLE: Final = 160
+MAX_DEPTH: Final = 999
+MAX_VERSION: Final = 999_999_999
+MAX_PROFILE_BYTES: Final = 16_384
+MAX_TOKEN_TTL_S: Final = 30 * 86_400.0
+# a heartbeat every few seconds from each of 500 devices would be as many synced writes
+TOUCH_RESOLUTION_S: Final = 10.0
+# user names of the API and of brokers that are not devices
+RESERVED_IDS: Final = frozenset({"operator", "server"})
+
+_NO_SHA256: Final = secret_sha256("")
+
+
+class Registry:
+    """The registry in one database; `open` is how a program gets one."""
+
+    def __init__(self, url: str, *, clock: Callable[[], float] = time.time) -> None:
+        """Use a database that is at this program's version already.
+
+        Args:
+            clock: UTC seconds since 1970.
+        Raises: ConfigurationError.
+        """
+        self._clock = clock
+        self._engine = open_engine(url)
+        self._reader = self._engine.execution_options(**{READS: True})
+
+    @classmethod
+    def open(cls, url: str, *, clock: Callable[[], float] = time.time) -> Self:
+        """Create the database or bring it up to date, and open it.
+
+        Raises: ConfigurationError for the URL; RegistryError if the database cannot be opened or is
+            newer than this program.
+        """
+        registry = cls(url, clock=clock)
+        try:
+            migrate(registry._engine)
+        except SQLAlchemyError as err:
+            registry.close()
+            shown = registry._engine.url.render_as_string(hide_password=True)
+            cause = str(getattr(err, "orig", None) or err)
+            raise RegistryError(f"registry {shown}: cannot be opened: {cause}") from err
+        except BaseException:
+            registry.close()
+            raise
+        return registry
+
+    def close(self) -> None:
+        """Let go of the database's connections."""
+        self._engine.dispose()
+
+    # tokens
+
+    def create_token(self, fleet: str = "default", ttl_s: float = 3600.0, note: str = "") -> str:
+        """A new enrolment token, in the clear; it works once, within `ttl_s` seconds.
+
+        Raises: BadRequestError for a fleet that is no id, a life outside (0, 30 days], or a note
+            above 200 printable characters.
+        """
+        _check_id(fleet, "fleet")
+        if not 0 < ttl_s <= MAX_TOKEN_TTL_S:
+            raise BadRequestError(
+                f"ttl_s: expected more than 0, at most {MAX_TOKEN_TTL_S:.0f} seconds, got {ttl_s}"
+            )
+        if len(note) > MAX_NOTE or not note.isprintable():
+            raise BadRequestError(f"note: expected at most {MAX_NOTE} printable characters")
+        token, now = new_secret(), self._clock()
+        with self._writing() as connection:
+            connection.execute(
+                insert(tokens).values(
+                    token_sha256=secret_sha256(token),
+                    fleet=fleet,
+                    note=note,
+                    created_at=now,
+                    expires_at=now + ttl_s,
+                )
+            )
+            _record(connection, now, "operator", "token.create", f"fleet={fleet} note={note}")
+        return token
+
+    def tokens(self) -> tuple[Token, ...]:
+        """Every token ever made, oldest first."""
+        with self._reading() as connection:
+            query = select(tokens).order_by(tokens.c.created_at)
+            return tuple(Token(**row) for row in connection.execute(query).mappings())
+
+    def redeem_token(
+        self, token: str, wanted: str | None, profile: Mapping[str, Any]
+    ) -> tuple[Device, str]:
+        """Enrol a device: use up the token, and make an identity and its credential.
+
+        A `wanted` id that another device has is followed by -2, -3... Of many calls with one
+        token, at the same time or not, one succeeds.
+
+        Returns: the device; its credential in the clear, for the only time.
+        Raises: TokenError if the token is unknown, used or expired: the text does not say which;
+            BadRequestError for an id or a profile that cannot be kept.
+        """
+        if wanted is not None:
+            _check_id(wanted, "device")
+        _check_profile(profile)
+        now, credential, token_sha256 = self._clock(), new_secret(), secret_sha256(token)
+        with self._writing() as connection:
+            # the condition and the change are one statement: nobody comes between
+            used = connection.execute(
+                update(tokens)
+                .where(tokens.c.token_sha256 == token_sha256)
+                .where(tokens.c.used_at.is_(None), tokens.c.expires_at > now)
+                .values(used_at=now)
+            )
+            if used.rowcount != 1:
+                raise TokenError("token: unknown, used or expired; ask for a new one")
+            this_token = tokens.c.token_sha256 == token_sha256
+            fleet = connection.execute(select(tokens.c.fleet).where(this_token)).scalar_one()
+            device = _insert_device(
+                connection,
+                wanted or f"device-{secrets.token_hex(4)}",
+                {
+                    "fleet": fleet,
+                    "credential_sha256": secret_sha256(credential),
+                    "profile": dict(profile),
+                    "enrolled_at": now,
+                },
+            )
+            connection.execute(update(tokens).where(this_token).values(used_by=device.id))
+            _record(connection, now, device.id, "device.enrol", f"fleet={fleet}")
+        return device, credential
+
+    # devices
+
+    def authenticate(self, device_id: str, credential: str) -> Device:
+        """The device with that id, if the credential is its own.
+
+        Raises: AuthenticationError if it is not, or if the device was revoked.
+        """
+        with self._reading() as connection:
+            device = _find_device(connection, device_id)
+        # an unknown id takes as long as a wrong credential
+        expected = _NO_SHA256 if device is None else device.credential_sha256
+        matches = is_secret(credential, expected)
+        if device is None or not matches:
+            raise AuthenticationError("unknown device or wrong credential; enrol this device")
+        if device.revoked_at is not None:
+            raise AuthenticationError(f"device {device.id}: revoked; enrol it with a new token")
+        return device
+
+    def device(self, device_id: str) -> Device:
+        """The device with that id, revoked or not.
+
+        Raises: UnknownDeviceError.
+        """
+        with self._reading() as connection:
+            return _need_device(connection, device_id)
+
+    def devices(self, fleet: str | None = None) -> tuple[Device, ...]:
+        """All devices, or those of one fleet, revoked ones included, by id.
+
+        Raises: BadRequestError for a fleet that is no id.
+        """
+        query = select(devices).order_by(devices.c.id)
+        if fleet is not None:
+            _check_id(fleet, "fleet")
+            query = query.where(devices.c.fleet == fleet)
+        with self._reading() as connection:
+            return tuple(Device(**row) for row in connection.execute(query).mappings())
+
+    def revoke(self, device_id: str, *, who: str = "operator") -> Device:
+        """Refuse that device from now on; a second call changes nothing.
+
+        Raises: UnknownDeviceError.
+        """
+        now = self._clock()
+        with self._writing() as connection:
+            before = _need_device(connection, device_id)
+            if before.revoked_at is not None:
+                return before
+            this_device = devices.c.id == device_id
+            connection.execute(update(devices).where(this_device).values(revoked_at=now))
+            _record(connection, now, who, "device.revoke", device_id)
+            return _need_device(connection, device_id)
+
+    def assign(
+        self, device_id: str, depth: int | None, bundle: str | None, *, who: str = "server"
+    ) -> Device:
+        """Note what that device should run; None takes a note back.
+
+        Raises: UnknownDeviceError; BadRequestError for a depth outside 0..999 or a bundle name
+            above 160 characters.
+        """
+        if depth is not None and not 0 <= depth <= MAX_DEPTH:
+            raise BadRequestError(f"depth: expected 0 to {MAX_DEPTH}, got {depth}")
+        if bundle is not None and (len(bundle) > MAX_BUNDLE or not bundle.isprintable()):
+            raise BadRequestError(f"bundle: expected at most {MAX_BUNDLE} printable characters")
+        now = self._clock()
+        with self._writing() as connection:
+            before = _need_device(connection, device_id)
+            if (before.depth, before.bundle) == (depth, bundle):
+                return before
+            this_device = devices.c.id == device_id
+            connection.execute(
+                update(devices).where(this_device).values(depth=depth, bundle=bundle)
+            )
+            detail = f"{device_id} depth={depth} bundle={bundle}"
+            _record(connection, now, who, "device.assign", detail)
+            return _need_device(connection, device_id)
+
+    def touch(self, *device_ids: str) -> None:
+        """Note that these devices were heard of now, to within `TOUCH_RESOLUTION_S`.
+
+        Unknown ids are passed over. Cheap when nothing is due: then nothing is written.
+        """
+        now = self._clock()
+        # a last_seen ahead of the clock is due too: the clock was set back
+        fresh = devices.c.last_seen.between(now - TOUCH_RESOLUTION_S, now)
+        due = and_(devices.c.id.in_(device_ids), or_(devices.c.last_seen.is_(None), not_(fresh)))
+        with self._reading() as connection:
+            ids = connection.scalars(select(devices.c.id).where(due)).all()
+        if ids:
+            with self._writing() as connection:
+                connection.execute(
+                    update(devices).where(devices.c.id.in_(ids)).values(last_seen=now)
+                )
+
+    def update_profile(self, device_id: str, profile: Mapping[str, Any]) -> Device:
+        """Replace what the device says of itself.
+
+        Raises: UnknownDeviceError; BadRequestError for a profile that cannot be kept.
+        """
+        _check_profile(profile)
+        with self._writing() as connection:
+            this_device = devices.c.id == _need_device(connection, device_id).id
+            connection.execute(update(devices).where(this_device).values(profile=dict(profile)))
+            return _need_device(connection, device_id)
+
+    # models
+
+    def publish_model(self, name: str, version: int, *, who: str = "server") -> Model:
+        """Note a new version, not active yet; to publish it again changes nothing.
+
+        Raises: BadRequestError for a name that is no id or a version outside 1..999999999.
+        """
+        _check_id(name, "model")
+        if not 1 <= version <= MAX_VERSION:
+            raise BadRequestError(f"version: expected 1 to {MAX_VERSION}, got {version}")
+        now = self._clock()
+        with self._writing() as connection:
+            try:
+                with connection.begin_nested():
+                    connection.execute(
+                        insert(models).values(
+                            name=name, version=version, active=False, published_at=now
+                        )
+                    )
+                _record(connection, now, who, "model.publish", f"{name}/{version}")
+            except IntegrityError:
+                logger.debug("model=%s version=%s was published before", name, version)
+            return _need_model(connection, name, version)
+
+    def models(self) -> tuple[Model, ...]:
+        """Every published version, by name and version."""
+        with self._reading() as connection:
+            return _all_models(connection)
+
+    def activate_model(self, name: str, version: int, *, who: str = "operator") -> Model:
+        """Make that version the active one of its name, in place of any other.
+
+        Raises: UnknownModelError; names the versions there are.
+        """
+        now = self._clock()
+        with self._writing() as connection:
+            if _need_model(connection, name, version).active:
+                return _need_model(connection, name, version)
+            of_name = models.c.name == name
+            # where rows are locked one by one: all in one order, or two activations deadlock
+            rows = select(models.c.version).where(of_name).order_by(models.c.version)
+            connection.execute(rows.with_for_update())
+            connection.execute(update(models).where(of_name, models.c.active).values(active=False))
+            connection.execute(
+                update(models).where(of_name, models.c.version == version).values(active=True)
+            )
+            _record(connection, now, who, "model.activate", f"{name}/{version}")
+            return _need_model(connection, name, version)
+
+    # audit
+
+    def audit(self, limit: int = 100) -> tuple[AuditEntry, ...]:
+        """The last `limit` entries of the trail, newest first."""
+        columns = (audit.c.at, audit.c.who, audit.c.what, audit.c.detail)
+        query = select(*columns).order_by(audit.c.id.desc()).limit(limit)
+        with self._reading() as connection:
+            return tuple(AuditEntry(**row) for row in connection.execute(query).mappings())
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with _our_errors(), self._reader.connect() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with _our_errors(), self._engine.begin() as connection:
+            yield connection
+
+
+@contextlib.contextmanager
+def _our_errors() -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError as err:
+        # peers read the text, so the cause (hosts, paths) goes to the log only
+        logger.exception("registry: the database failed")
+        raise RegistryError("registry: the database cannot be used now; see its log") from err
+
+
+def _insert_device(connection: Connection, wanted: str, values: Mapping[str, Any]) -> Device:
+    while True:  # it ends: an id is only refused here when another enrolment got it
+        device_id = _free_id(connection, wanted)
+        try:
+            with connection.begin_nested():
+                connection.execute(insert(devices).values(id=device_id, **values))
+        except IntegrityError:
+            logger.debug("device=%s was taken at the same time", device_id)
+        else:
+            return _need_device(connection, device_id)
+
+
+def _free_id(connection: Connection, wanted: str) -> str:
+    # room for a suffix of seven digits; ids hold no % or _, so LIKE takes them as they are
+    alike = devices.c.id.startswith(wanted[: MAX_ID - 8])
+    taken = RESERVED_IDS.union(connection.scalars(select(devices.c.id).where(alike)))
+    candidate, number = wanted, 1
+    while candidate in taken:
+        number += 1
+        suffix = f"-{number}"
+        candidate = wanted[: MAX_ID - len(suffix)] + suffix
+    return candidate
+
+
+def _find_device(connection: Connection, device_id: str) -> Device | None:
+    # what is no id is not asked for: a database may refuse such text
+    if not ID_PATTERN.fullmatch(device_id):
+        return None
+    row = _one(connection, select(devices).where(devices.c.id == device_id))
+    return None if row is None else Device(**row)
+
+
+def _need_device(connection: Connection, device_id: str) -> Device:
+    device = _find_device(connection, device_id)
+    if device is None:
+        raise UnknownDeviceError(f"device {device_id[:MAX_ID]!r}: not enrolled here")
+    return device
+
+
+def _all_models(connection: Connection) -> tuple[Model, ...]:
+    query = select(models).order_by(models.c.name, models.c.version)
+    return tuple(Model(**row) for row in connection.execute(query).mappings())
+
+
+def _need_model(connection: Connection, name: str, version: int) -> Model:
+    there = _all_models(connection)
+    for model in there:
+        if (model.name, model.version) == (name, version):
+            return model
+    known = ", ".join(f"{model.name}/{model.version}" for model in there) or "none"
+    raise UnknownModelError(f"model {name[:MAX_ID]}/{version}: not published; there are: {known}")
+
+
+def _one(connection: Connection, query: Select[Any]) -> Mapping[str, Any] | None:
+    row = connection.execute(query).mappings().one_or_none()
+    return None if row is None else {str(key): value for key, value in row.items()}
+
+
+def _record(connection: Connection, at: float, who: str, what: str, detail: str) -> None:
+    connection.execute(insert(audit).values(at=at, who=who, what=what, detail=detail))
+
+
+def _check_id(value: str, what: str) -> None:
+    if not ID_PATTERN.fullmatch(value):
+        raise BadRequestError(
+            f"{what}: expected 1 to {MAX_ID} of a-z, 0-9 and '-', got {value[:100]!r}"
+        )
+
+
+def _check_profile(profile: Mapping[str, Any]) -> None:
+    try:
+        text = json.dumps(dict(profile), allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as err:
+        raise BadRequestError("profile: expected JSON of finite numbers and whole text") from err
+    if len(text) > MAX_PROFILE_BYTES:
+        raise BadRequestError(
+            f"profile: expected at most {MAX_PROFILE_BYTES} bytes of JSON, got {len(text)}"
+        )

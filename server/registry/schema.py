@@ -1,0 +1,86 @@
+"""The registry's tables, as this version of the program knows them.
+
+A change here needs a migration: `python -m server.registry.migrations "what changes"` writes its
+first draft, and a test holds the two equal. Nothing here belongs to one database.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+# names for constraints, so that a later migration can drop them on any database
+METADATA: Final = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+devices: Final = Table(
+    "devices",
+    METADATA,
+    Column("id", String(63), primary_key=True),
+    Column("fleet", String(63), nullable=False, index=True),
+    Column("credential_sha256", String(64), nullable=False),
+    Column("profile", JSON, nullable=False),
+    Column("depth", Integer),
+    Column("bundle", String(160)),
+    Column("enrolled_at", Double, nullable=False),
+    Column("revoked_at", Double),
+    Column("last_seen", Double),
+)
+
+tokens: Final = Table(
+    "tokens",
+    METADATA,
+    Column("token_sha256", String(64), primary_key=True),
+    Column("fleet", String(63), nullable=False),
+    Column("note", String(200), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("used_at", Double),
+    Column("used_by", String(63), ForeignKey("devices.id")),
+)
+
+models: Final = Table(
+    "models",
+    METADATA,
+    Column("name", String(63), primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("active", Boolean, nullable=False),
+    Column("published_at", Double, nullable=False),
+)
+# the database itself refuses a second active version of a name
+Index(
+    "uq_models_active_name",
+    models.c.name,
+    unique=True,
+    sqlite_where=models.c.active,
+    postgresql_where=models.c.active,
+)
+
+audit: Final = Table(
+    "audit",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("who", String(80), nullable=False),
+    Column("what", String(40), nullable=False),
+    Column("detail", Text, nullable=False),
+)
