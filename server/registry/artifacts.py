@@ -27,6 +27,7 @@ from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import (
     Metadata,
+    MetaFile,
     Root,
     Signed,
     Snapshot,
@@ -191,10 +192,7 @@ class ArtifactRepository:
                 f"{self._timestamp_path}: not there, but {later[0]} is; restore it from a backup"
             )
         state = _State(Metadata(Timestamp()), Metadata(Snapshot()), Metadata(Targets()))
-        self._write_version(state.targets, TARGETS_LIFE)
-        self._write_version(state.snapshot, SNAPSHOT_LIFE)
-        self._sign(state.timestamp, TIMESTAMP_LIFE)
-        write_atomic(self._timestamp_path, state.timestamp.to_bytes())
+        self._write(state, targets=True, snapshot=True)
 
     def _load(self) -> _State:
         """What the timestamp vouches for; later files of an unfinished change are not it."""
@@ -213,38 +211,41 @@ class ArtifactRepository:
         return _State(timestamp, snapshot, targets)
 
     def _release(self, state: _State, *, targets: bool, snapshot: bool) -> None:
-        """Sign and write what changed, in the order that leaves readers something whole."""
-        if targets:
-            state.targets.signed.version += 1
-            self._write_version(state.targets, TARGETS_LIFE)
-            state.snapshot.signed.meta["targets.json"].version = state.targets.signed.version
-        if snapshot:
-            state.snapshot.signed.version += 1
-            self._write_version(state.snapshot, SNAPSHOT_LIFE)
-            state.timestamp.signed.snapshot_meta.version = state.snapshot.signed.version
+        """The next version of what changed, signed and written."""
+        state.targets.signed.version += targets
+        state.snapshot.signed.version += snapshot
         state.timestamp.signed.version += 1
-        self._sign(state.timestamp, TIMESTAMP_LIFE)
-        write_atomic(self._timestamp_path, state.timestamp.to_bytes())
+        self._write(state, targets=targets, snapshot=snapshot)
         if snapshot:
             self._prune(state.snapshot.signed)
             self._prune(state.targets.signed)
 
+    def _write(self, state: _State, *, targets: bool, snapshot: bool) -> None:
+        """In the order that leaves readers something whole: each names the one before, by hash."""
+        if targets:
+            vouched = self._write_version(state.targets, TARGETS_LIFE)
+            state.snapshot.signed.meta["targets.json"] = vouched
+        if snapshot:
+            vouched = self._write_version(state.snapshot, SNAPSHOT_LIFE)
+            state.timestamp.signed.snapshot_meta = vouched
+        write_atomic(self._timestamp_path, self._sign(state.timestamp, TIMESTAMP_LIFE))
+
     def _write_version(
         self, metadata: Metadata[Targets] | Metadata[Snapshot], life: timedelta
-    ) -> None:
-        self._sign(metadata, life)
+    ) -> MetaFile:
+        raw = self._sign(metadata, life)
         signed = metadata.signed
-        write_atomic(
-            self.metadata_folder / f"{signed.version}.{signed.type}.json", metadata.to_bytes()
-        )
+        write_atomic(self.metadata_folder / f"{signed.version}.{signed.type}.json", raw)
+        return MetaFile.from_data(signed.version, raw, ["sha256"])
 
     def _sign(
         self,
         metadata: Metadata[Targets] | Metadata[Snapshot] | Metadata[Timestamp],
         life: timedelta,
-    ) -> None:
+    ) -> bytes:
         metadata.signed.expires = datetime.now(UTC) + life
         metadata.sign(self._signer(metadata.signed.type))
+        return metadata.to_bytes()
 
     def _prune(self, signed: Signed) -> None:
         for path in self.metadata_folder.glob(f"*.{signed.type}.json"):
