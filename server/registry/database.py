@@ -44,7 +44,7 @@ MAX_TOKEN_TTL_S: Final = 30 * 86_400.0
 # a heartbeat every few seconds from each of 500 devices would be as many synced writes
 TOUCH_RESOLUTION_S: Final = 10.0
 # user names of the API and of brokers that are not devices
-RESERVED_IDS: Final = frozenset({"operator", "server"})
+RESERVED_IDS: Final = frozenset({"backend", "operator", "server"})
 
 _NO_SHA256: Final = secret_sha256("")
 

@@ -157,7 +157,7 @@ def test_a_taken_name_gets_the_first_free_suffix(registry: Registry) -> None:
     assert [enrol(registry, longest)[0] for _ in range(2)] == [longest, "a" * 61 + "-2"]
 
 
-@pytest.mark.parametrize("name", ["operator", "server"])
+@pytest.mark.parametrize("name", ["backend", "operator", "server"])
 def test_a_name_that_means_somebody_else_is_never_a_device(registry: Registry, name: str) -> None:
     assert enrol(registry, name)[0] == f"{name}-2"
 
