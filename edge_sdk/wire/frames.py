@@ -258,6 +258,9 @@ def _tensor(described: Mapping[str, Any], binary: memoryview, limits: Limits) ->
         if len(binary) < used:
             raise FrameError(f"tensor {name}: {used} bytes announced, {len(binary)} left")
         array = np.frombuffer(binary[:used], dtype).reshape(shape)
+        if not array.flags.aligned:
+            # onnxruntime and torch use the address as it is; the JSON before it is of any length
+            array = array.copy()
     _check_finite(name, array)
     return Tensor(name, array, parameters), used
 

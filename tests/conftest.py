@@ -1,0 +1,68 @@
+"""What every test folder may use: the real data where it is, a free port, hypothesis profiles.
+
+--hypothesis-profile=faults     ten times as many generated examples, for `make faults`
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).parents[1]
+FIXTURE = ROOT / "tests" / "fixtures" / "fashion-mnist"
+
+# a shared or busy machine is no failure
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("splitedge", PATIENT, max_examples=100)
+settings.register_profile("faults", PATIENT, max_examples=1000)
+settings.load_profile("splitedge")
+
+
+def pytest_report_header() -> str:
+    """Say which images the tests run on."""
+    found = _full_data() is not None
+    used = "the full data" if found else f"the fixture of 2,000 images ({_shared()}/data has none)"
+    return f"fashion-mnist: {used}"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path | None:
+    """The folder of the full data sets, where there is one.
+
+    It is `data/` under SPLITEDGE_SHARED, which is `../shared` beside the repository when not set.
+    """
+    return _full_data()
+
+
+@pytest.fixture(scope="session")
+def fashion_mnist_fixture() -> Path:
+    """The folder of the 2,000 images that are committed with the tests."""
+    return FIXTURE
+
+
+@pytest.fixture(scope="session")
+def fashion_mnist_folder(shared_data: Path | None) -> Path:
+    """Fashion-MNIST in IDX form: all of it where it is, else the committed 2,000 images."""
+    return shared_data or FIXTURE
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _shared() -> Path:
+    return Path(os.environ.get("SPLITEDGE_SHARED", ROOT.parent / "shared"))
+
+
+def _full_data() -> Path | None:
+    folder = _shared() / "data"
+    return folder if (folder / "train-images-idx3-ubyte.gz").is_file() else None
