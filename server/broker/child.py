@@ -105,9 +105,15 @@ class BrokerChild:
     def set_principal(self, principal: Principal) -> None:
         """Let `principal` log in, in force on return; a change cuts it if it is connected.
 
-        Raises: LinkError if the broker did not answer; it is in force once it is back.
+        Raises: ConfigurationError for a device that has the name of a backend, or the other way
+            round; LinkError if the broker did not answer; it is in force once it is back.
         """
         with self._changed:
+            before = self._principals.get(principal.client_id, principal)
+            if before.role != principal.role:
+                raise ConfigurationError(
+                    f"principal {principal.client_id}: already a {before.role}, choose another id"
+                )
             self._principals[principal.client_id] = principal
             self._order(_set(principal))
 
