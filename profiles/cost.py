@@ -89,7 +89,8 @@ class CostTable:
 
     Attributes:
         stages: all L, in order.
-        exits: the exit head at each depth where the network may be cut, 1 .. L-1.
+        exits: the exit head at each depth where the network may be cut, 1 .. L; at L the server
+            is left with the final head, which may have hidden layers.
         head: the final head, which only the server runs.
         score_gflops: compute score of the machine the latencies were measured on.
     """
@@ -104,8 +105,8 @@ class CostTable:
         need(bool(self.exits), "cost table", "exits", "at least one depth", dict(self.exits))
         for depth in self.exits:
             check_whole("cost table", "exit depth", depth, least=1)
-            below = depth < len(self.stages)
-            need(below, "cost table", "exit depth", f"at most {len(self.stages) - 1}", depth)
+            inside = depth <= len(self.stages)
+            need(inside, "cost table", "exit depth", f"at most {len(self.stages)}", depth)
         check_number("cost table", "score_gflops", self.score_gflops, above=0)
 
     @property

@@ -70,9 +70,15 @@ def test_impossible_arguments_are_refused(cost_table: CostTable) -> None:
         cost_table.latency_ms(1, 0.0)
 
 
-def test_exit_behind_the_last_stage_is_refused(cost_table: CostTable) -> None:
-    with pytest.raises(InvalidProfileError, match="exit depth: expected at most 3, got 4"):
-        replace(cost_table, exits={**cost_table.exits, 4: cost_table.head})
+def test_exit_after_the_last_stage_leaves_the_head_to_the_server(cost_table: CostTable) -> None:
+    deeper = replace(cost_table, exits={**cost_table.exits, 4: cost_table.exits[3]})
+    assert deeper.depths == (1, 2, 3, 4)
+    assert deeper.suffix(4).parameters == cost_table.head.parameters
+
+
+def test_exit_beyond_the_last_stage_is_refused(cost_table: CostTable) -> None:
+    with pytest.raises(InvalidProfileError, match="exit depth: expected at most 4, got 5"):
+        replace(cost_table, exits={**cost_table.exits, 5: cost_table.head})
     with pytest.raises(InvalidProfileError, match="at least one depth"):
         replace(cost_table, exits={})
 
