@@ -37,7 +37,6 @@ def measure_cost(net: Supernet, x: NDArray[Any]) -> CostTable:
     Args:
         net: left as it is; a copy runs.
         x: (n, ...) raw inputs, at least one.
-    Raises: InvalidProfileError for a network of one stage, or cut after its last stage only.
 
     Latency is the median of torch's forward pass on one thread. Operations that torch's flop
     counter does not know (activations, pools, normalisation) count none.
@@ -54,8 +53,7 @@ def measure_cost(net: Supernet, x: NDArray[Any]) -> CostTable:
             stages.append(_measure(f"stage{depth}", module, z, holds_input=first))
             with torch.no_grad():
                 z = module(z)
-            # the table knows depths below L: at L a device has no stage left to hand over
-            if depth in own.cuts and depth < own.L:
+            if depth in own.cuts:
                 head = own.exit_head(depth)
                 exits[depth] = _measure(f"exit{depth}", head, z, holds_input=False)
         final = _measure("head", own.head, z, holds_input=False)

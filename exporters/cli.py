@@ -1,0 +1,199 @@
+"""`splitedge export`: trained weights -> the files a server and its devices run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from edge_sdk.manifest import BundleManifest, ModelManifest
+from exporters.errors import ExportError
+
+if TYPE_CHECKING:  # torch takes seconds to import; --help shall not
+    from edge_sdk.nets import Supernet
+    from edge_sdk.training.datasets import Dataset
+
+_EPILOG = (
+    "Example: splitedge export --backbone tiny --weights tiny.safetensors --data digits"
+    " --out models --name digits"
+)
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog=_EPILOG)
+def export(
+    *,
+    backbone: Annotated[str, typer.Option(help="Name of the network: tiny, cnn8, resnet18 ...")],
+    weights: Annotated[Path, typer.Option(help="Its trained weights, a .safetensors file.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME_OR_DIR",
+            help="'digits', or a folder with the four IDX files of an image set; its test part"
+            " sets the gate and checks every graph.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of models; OUT/NAME/VERSION is written.")],
+    name: Annotated[str, typer.Option(help="The model's name: a-z, 0-9 and '-'.")],
+    version: Annotated[
+        int | None,
+        typer.Option(min=0, help="A version is never overwritten.", show_default="the next free"),
+    ] = None,
+    depth: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, help="Publish this cut; may be given again.", show_default="all allowed"
+        ),
+    ] = None,
+    int8: Annotated[
+        Literal["auto", "never"],
+        typer.Option(help="auto: also publish int8 where it answers alike and runs faster."),
+    ] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Export a trained network: ONNX graphs for devices, segments for the server.
+
+    Nothing is published unless every graph gives the answers of the torch model.
+    """
+    manifest = _export(
+        backbone=backbone,
+        weights=weights,
+        data=data,
+        out=out,
+        name=name,
+        version=version,
+        depths=depth,
+        int8=int8,
+    )
+    target = out / name / manifest.version
+    bundles = [BundleManifest.load(target / "bundles" / variant) for variant in manifest.variants]
+    if as_json:
+        typer.echo(_json(target, manifest, bundles))
+    else:
+        Console().print(_table(target, bundles))
+
+
+def _export(
+    *,
+    backbone: str,
+    weights: Path,
+    data: str,
+    out: Path,
+    name: str,
+    version: int | None,
+    depths: list[int] | None,
+    int8: Literal["auto", "never"],
+) -> ModelManifest:
+    console = Console(stderr=True)
+    with console.status("loading torch") as status:
+        from exporters.model import export_model, next_version
+
+        def progress(line: str) -> None:
+            status.update(line)
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+        status.update("loading data and weights")
+        dataset = _dataset(data)
+        net = _network(backbone, weights, dataset)
+        status.update("tracing the network")
+        return export_model(
+            net,
+            dataset.x_test,
+            dataset.y_test,
+            out,
+            name=name,
+            version=next_version(out, name) if version is None else version,
+            class_names=dataset.class_names,
+            calibration_x=dataset.x_train,
+            depths=depths,
+            int8=int8,
+            progress=progress,
+        )
+
+
+def _dataset(data: str) -> Dataset:
+    from edge_sdk.training.datasets import load_dataset
+
+    folder = Path(data)
+    if folder.is_dir():
+        return load_dataset("fashion-mnist", folder)
+    return load_dataset(data)
+
+
+def _network(backbone: str, weights: Path, dataset: Dataset) -> Supernet:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from edge_sdk.nets import build
+
+    if not weights.is_file():
+        raise ExportError(f"{weights}: expected a .safetensors file there, found none")
+    net = build(
+        backbone,
+        classes=dataset.classes,
+        input_shape=dataset.x_test.shape[1:],
+        mean=dataset.mean,
+        std=dataset.std,
+    )
+    try:
+        net.load_state_dict(load_file(weights))
+    except OSError as err:
+        raise ExportError(f"{weights}: cannot be read ({err.strerror or err})") from err
+    except SafetensorError as err:
+        raise ExportError(f"{weights}: expected a safetensors file ({err})") from err
+    except RuntimeError as err:  # torch lists every missing and unexpected key and shape
+        lines = [line.strip() for line in str(err).splitlines()[1:3]]
+        raise ExportError(
+            f"{weights}: expected the weights of {backbone} for inputs"
+            f" {dataset.x_test.shape[1:]} and {dataset.classes} classes; {' '.join(lines):.300}"
+        ) from err
+    return net
+
+
+def _json(target: Path, manifest: ModelManifest, bundles: list[BundleManifest]) -> str:
+    result = {
+        "path": str(target),
+        "name": manifest.name,
+        "version": manifest.version,
+        "bundles": [_row(target, bundle) for bundle in bundles],
+    }
+    return orjson.dumps(result, option=orjson.OPT_INDENT_2).decode()
+
+
+def _table(target: Path, bundles: list[BundleManifest]) -> Table:
+    table = Table(title=str(target), title_justify="left")
+    for heading in ("bundle", "kB", "us a run", "z as", "exit below", "exits", "accuracy"):
+        table.add_column(heading, justify="left" if heading == "bundle" else "right")
+    for bundle in bundles:
+        row = _row(target, bundle)
+        table.add_row(
+            row["variant"],
+            f"{row['bytes'] / 1e3:.0f}",
+            f"{row['latency_us']:.0f}",
+            row["codec"],
+            f"{row['threshold']:.3g} nats",
+            f"{row['exit_rate']:.1%}",
+            "" if row["accuracy"] is None else f"{row['accuracy']:.1%}",
+        )
+    return table
+
+
+def _row(target: Path, bundle: BundleManifest) -> dict[str, Any]:
+    """A bundle in numbers; no accuracy at a threshold below which nothing exits."""
+    variant = bundle.bundle.rpartition("/")[2]
+    folder = target / "bundles" / variant
+    points = [point for point in bundle.gate.curve if point.threshold == bundle.gate.threshold]
+    return {
+        "variant": variant,
+        "bytes": sum((folder / file).stat().st_size for file in bundle.files),
+        "latency_us": bundle.parity["latency_us"],
+        "codec": bundle.smashed.codec,
+        "threshold": bundle.gate.threshold,
+        "exit_rate": points[0].exit_rate if points else 0.0,
+        "accuracy": points[0].accuracy if points else None,
+    }
