@@ -7,13 +7,13 @@ kept is their hash.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Self
 
+import orjson
 from sqlalchemy import Connection, Select, and_, insert, not_, or_, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
@@ -419,10 +419,15 @@ def _check_id(value: str, what: str) -> None:
 
 
 def _check_profile(profile: Mapping[str, Any]) -> None:
+    # what another JSON reader would see otherwise is refused: NaN, half a surrogate pair, integers
+    # that a double cannot hold, nesting above 254
     try:
-        text = json.dumps(dict(profile), allow_nan=False, ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError) as err:
-        raise BadRequestError("profile: expected JSON of finite numbers and whole text") from err
+        text = orjson.dumps(profile, option=orjson.OPT_STRICT_INTEGER)
+        exact = orjson.loads(text) == profile
+    except orjson.JSONEncodeError:
+        text, exact = b"", False
+    if not exact:
+        raise BadRequestError("profile: expected plain JSON: finite numbers, whole text")
     if len(text) > MAX_PROFILE_BYTES:
         raise BadRequestError(
             f"profile: expected at most {MAX_PROFILE_BYTES} bytes of JSON, got {len(text)}"

@@ -1,0 +1,281 @@
+"""Enrolment and the devices: `/api/v1/enroll`, `/tokens`, `/devices`, `/link/echo`.
+
+A device reaches itself only; the operator reaches all. Bodies are bounded before they are read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from edge_sdk.wire.topics import ID_PATTERN
+from profiles.device import DeviceProfile
+from profiles.errors import InvalidProfileError
+from server.errors import BadRequestError, ForbiddenError, TokenError, UnknownModelError
+from server.registry.credentials import token_secret, token_text
+from server.registry.database import MAX_NOTE, MAX_TOKEN_TTL_S, Registry
+from server.registry.records import Device
+from server.routes.attempts import FailureLimit
+from server.routes.authentication import authenticate
+from server.routes.bodies import BoundedRoute, read_body
+
+logger = logging.getLogger(__name__)
+
+ECHO_BYTES: Final = 1_000_000
+
+_ID: Final = f"^{ID_PATTERN.pattern}$"
+
+
+class Services(Protocol):
+    """What these routes ask of the server. The calls may come from several threads at once."""
+
+    @property
+    def registry(self) -> Registry:
+        """The devices and tokens."""
+
+    @property
+    def operator_sha256(self) -> str:
+        """The hash of the operator's secret, in hex."""
+
+    def root_bytes(self) -> bytes:
+        """The TUF root a new device is to trust."""
+
+    def broker_address(self) -> Mapping[str, Any]:
+        """Where the broker is: `url`, and what else a device should know of it."""
+
+    def enrolled(self, device: Device, credential: str) -> None:
+        """Let the device in at the broker."""
+
+    def revoked(self, device: Device) -> None:
+        """Keep the device out of the broker, and cut its live connections."""
+
+    def assign(self, device: Device) -> str | None:
+        """Decide which bundle the device is to run; None if there is none for it."""
+
+
+class Enrolment(BaseModel):
+    """What a new device sends. The token's part after the dot is the device's own business."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: str = Field(max_length=200)
+    name: str | None = Field(default=None, pattern=_ID)
+    profile: dict[str, Any]
+
+
+class Enrolled(BaseModel):
+    """What it gets: its identity, where to connect, and the root of what it may trust."""
+
+    device: str
+    fleet: str
+    credential: str = Field(repr=False)
+    broker: dict[str, Any]
+    root: str
+    bundle: str | None
+
+
+class TokenRequest(BaseModel):
+    """A token to make."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    fleet: str = Field(default="default", pattern=_ID)
+    ttl_s: float = Field(default=3600.0, gt=0, le=MAX_TOKEN_TTL_S)
+    note: str = Field(default="", max_length=MAX_NOTE)
+
+
+class NewToken(BaseModel):
+    """A token, in the clear for the only time."""
+
+    token: str = Field(repr=False)
+    fleet: str
+    ttl_s: float
+
+
+class DeviceView(BaseModel):
+    """A device as the API shows it; times are UTC seconds since 1970."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    device: str = Field(validation_alias="id")
+    fleet: str
+    profile: dict[str, Any]
+    depth: int | None
+    bundle: str | None
+    enrolled_at: float
+    revoked_at: float | None
+    last_seen: float | None
+
+
+class DeviceList(BaseModel):
+    """Devices by id."""
+
+    devices: list[DeviceView]
+
+
+class Assignment(BaseModel):
+    """The bundle a device is to run, `{model}/{version}/{variant}`."""
+
+    bundle: str
+
+
+class Connection(BaseModel):
+    """Where the broker is."""
+
+    broker: dict[str, Any]
+
+
+def router(services: Services) -> APIRouter:
+    """The routes over `services`."""
+    api = APIRouter(prefix="/api/v1", route_class=BoundedRoute, tags=["devices"])
+    _add_enrolment(api, services)
+    door = _Door(services)
+    _add_device_routes(api, services, door)
+    _add_operator_routes(api, services, door)
+    return api
+
+
+def _add_enrolment(api: APIRouter, services: Services) -> None:
+    limit = FailureLimit()
+
+    @api.post("/enroll", status_code=201)
+    def enroll(body: Enrolment, request: Request) -> Enrolled:
+        """Trade a one-time token for an identity."""
+        address = "" if request.client is None else request.client.host
+        limit.check(address)
+        profile = _profile(body.profile)
+        # whatever may fail comes before the token is spent
+        root, broker = services.root_bytes().decode(), dict(services.broker_address())
+        try:
+            device, credential = services.registry.redeem_token(
+                token_secret(body.token), body.name, profile
+            )
+        except TokenError:
+            limit.failed(address)
+            logger.warning("address=%s enrolment refused: no such token", address)
+            raise
+        logger.info("device=%s fleet=%s address=%s enrolled", device.id, device.fleet, address)
+        return Enrolled(
+            device=device.id,
+            fleet=device.fleet,
+            credential=credential,
+            broker=broker,
+            root=root,
+            bundle=_welcome(services, device, credential),
+        )
+
+
+def _add_device_routes(api: APIRouter, services: Services, door: _Door) -> None:
+    itself = [Depends(door.itself)]
+
+    @api.get("/devices/{device_id}", dependencies=[Depends(door.itself_or_operator)])
+    def show(device_id: str) -> DeviceView:
+        """One device, to itself or to the operator."""
+        return _view(services.registry.device(device_id))
+
+    @api.get("/devices/{device_id}/assignment", dependencies=itself)
+    def assignment(device_id: str) -> Assignment:
+        """The bundle to run."""
+        bundle = services.assign(services.registry.device(device_id))
+        if bundle is None:
+            raise UnknownModelError(f"device {device_id}: no bundle for it is published yet")
+        return Assignment(bundle=bundle)
+
+    @api.get("/devices/{device_id}/connection", dependencies=itself)
+    def connection() -> Connection:
+        """Where the broker is."""
+        return Connection(broker=dict(services.broker_address()))
+
+    @api.put("/devices/{device_id}/profile", dependencies=itself)
+    def update_profile(device_id: str, profile: dict[str, Any]) -> DeviceView:
+        """Replace what the device says of itself."""
+        return _view(services.registry.update_profile(device_id, _profile(profile)))
+
+    @api.post("/link/echo", response_class=Response, dependencies=[Depends(door.anyone)])
+    async def echo(request: Request) -> Response:
+        """The same bytes back, at most 1 MB: a device measures its link by it."""
+        body = await read_body(request, ECHO_BYTES)
+        return Response(body, media_type="application/octet-stream")
+
+
+def _add_operator_routes(api: APIRouter, services: Services, door: _Door) -> None:
+    operator = [Depends(door.operator)]
+
+    @api.get("/devices", dependencies=operator)
+    def listed(fleet: str | None = None) -> DeviceList:
+        """All devices, or those of one fleet, revoked ones included."""
+        found = services.registry.devices(fleet)
+        return DeviceList(devices=[_view(device) for device in found])
+
+    @api.post("/devices/{device_id}/revoke", dependencies=operator)
+    def revoke(device_id: str) -> DeviceView:
+        """Refuse a device from now on; again, if its connections should be cut again."""
+        device = services.registry.revoke(device_id)
+        services.revoked(device)
+        logger.info("device=%s revoked", device.id)
+        return _view(device)
+
+    @api.post("/tokens", status_code=201, dependencies=operator)
+    def create_token(body: TokenRequest) -> NewToken:
+        """Make an enrolment token."""
+        secret = services.registry.create_token(body.fleet, body.ttl_s, body.note)
+        token = token_text(secret, services.root_bytes())
+        return NewToken(token=token, fleet=body.fleet, ttl_s=body.ttl_s)
+
+
+class _Door:
+    """Who may pass, asked before a body is looked at."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def anyone(self, request: Request) -> Device | None:
+        """Any device, or the operator (None)."""
+        device = authenticate(self._services, request)
+        if device is not None:
+            self._services.registry.touch(device.id)
+        return device
+
+    def itself(self, request: Request, device_id: str) -> None:
+        """The device that the path names."""
+        device = self.anyone(request)
+        if device is None or device.id != device_id:
+            raise ForbiddenError("a device reaches itself only")
+
+    def itself_or_operator(self, request: Request, device_id: str) -> None:
+        """The device that the path names, or the operator."""
+        device = self.anyone(request)
+        if device is not None and device.id != device_id:
+            raise ForbiddenError("a device reaches itself only")
+
+    def operator(self, request: Request) -> None:
+        """The operator."""
+        if self.anyone(request) is not None:
+            raise ForbiddenError("only the operator may do this, with the key of the server")
+
+
+def _welcome(services: Services, device: Device, credential: str) -> str | None:
+    try:
+        services.enrolled(device, credential)
+        return services.assign(device)
+    except Exception:
+        # the token is spent and this answer alone holds the credential, so it must go out; the
+        # server tells its broker of new devices again, and the device asks for its bundle again
+        logger.exception("device=%s enrolled, but the rest of its welcome failed", device.id)
+        return None
+
+
+def _profile(data: Mapping[str, Any]) -> dict[str, Any]:
+    # one device's nonsense would otherwise stop the allocation of its whole fleet
+    try:
+        return DeviceProfile.from_dict(data).to_dict()
+    except InvalidProfileError as err:
+        raise BadRequestError(str(err)) from err
+
+
+def _view(device: Device) -> DeviceView:
+    return DeviceView.model_validate(device)
