@@ -346,17 +346,24 @@ def _wanted(
 ) -> tuple[BundleRecord, dict[str, str]]:
     """What the signed metadata says of `bundle`: its files, and where each is fetched."""
     manifest = _target(updater, bundle, MANIFEST_NAME)
-    custom = manifest.custom
-    names = custom.get("files") if isinstance(custom, dict) else None
-    if not isinstance(names, list) or not 0 < len(names) < MAX_FILES:
-        raise UpdateRefusedError(f"{bundle}: the signed metadata does not list its files")
     targets = {MANIFEST_NAME: manifest}
-    for name in names:
-        targets[check_file_name(str(name))] = _target(updater, bundle, name)
+    for name in _listed(manifest, bundle):
+        targets[check_file_name(name)] = _target(updater, bundle, name)
     files = {name: FileRecord(t.hashes["sha256"], t.length) for name, t in targets.items()}
     base = identity.url(f"tuf/targets/bundles/{bundle}/")
     urls = {name: f"{base}{file.sha256}.{name}" for name, file in files.items()}
     return BundleRecord(bundle, files), urls
+
+
+def _listed(manifest: TargetFile, bundle: str) -> list[str]:
+    """The names of the bundle's other files, as signed with its manifest."""
+    custom = manifest.custom
+    names = custom.get("files") if isinstance(custom, dict) else None
+    if not isinstance(names, list) or not 0 < len(names) < MAX_FILES:
+        raise UpdateRefusedError(f"{bundle}: the signed metadata does not list its files")
+    if not all(isinstance(name, str) for name in names):
+        raise UpdateRefusedError(f"{bundle}: the signed metadata lists files without names")
+    return names
 
 
 def _target(updater: Updater, bundle: str, name: str) -> TargetFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import numpy as np
 import onnx
 import orjson
 import pytest
+from hypothesis import settings
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -28,6 +30,7 @@ from edge_sdk.manifest import (
     SmashedSpec,
     TensorSpec,
 )
+from edge_sdk.update import update
 from edge_sdk.wire.frames import Tensor, pack_request
 from server.registry.artifacts import ArtifactRepository
 
@@ -258,6 +261,37 @@ def depot(tmp_path: Path) -> Iterator[Depot]:
     depot = Depot(tmp_path / "server")
     yield depot
     depot.close()
+
+
+@pytest.fixture(scope="session")
+def thorough() -> bool:
+    """Whether this run is `make faults`, which leaves nothing out."""
+    return settings.get_current_profile_name() == "faults"
+
+
+@pytest.fixture(scope="session")
+def _furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made once: a device that runs tiny/1/d2, a server that has tiny/2/d2 as well."""
+    folder = tmp_path_factory.mktemp("furnished")
+    export = Export(folder / "exports")
+    depot = Depot(folder / "server")
+    depot.enrol(folder / "device")
+    depot.repository.publish_bundles(export.write(1))
+    assert update(folder / "device", "tiny/1/d2").status == "installed"
+    depot.repository.publish_bundles(export.write(2))
+    depot.close()
+    return folder
+
+
+@pytest.fixture
+def installed(_furnished: Path, depot: Depot, tmp_path: Path) -> Path:
+    """The state folder of a device that runs tiny/1/d2, while `depot` has tiny/2/d2 too."""
+    for folder in (tmp_path / "server" / "keys", tmp_path / "server" / "tuf"):
+        shutil.rmtree(folder)
+        shutil.copytree(_furnished / "server" / folder.name, folder)
+    shutil.copytree(_furnished / "device", tmp_path / "device", symlinks=True)
+    depot.enrol(tmp_path / "device")
+    return tmp_path / "device"
 
 
 @pytest.fixture
