@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast
@@ -22,6 +22,7 @@ MANIFEST_NAME: Final = "manifest.json"
 DTYPES: Final = ("float32", "float16", "uint8", "int8", "int64")
 GRAPHS: Final = ("exit", "prefix", "back")
 CODECS: Final = ("fp32", "fp16", "int8")
+FREE_FORM_LEVELS: Final = 16
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _BUNDLE = re.compile(r"[a-z0-9-]{1,63}/[0-9]{1,9}/d[0-9]{1,3}(-[a-z0-9]{1,20})?")
@@ -309,7 +310,7 @@ def read_bytes(path: Path) -> bytes:
 
 def _need(condition: bool, field: str, expected: str, got: object) -> None:
     if not condition:
-        raise ManifestError(f"{field}: expected {expected}, got {shown(got)}")
+        raise ManifestError(f"{field:.100}: expected {expected}, got {shown(got)}")
 
 
 def _check_shape(shape: tuple[int, ...]) -> None:
@@ -339,6 +340,22 @@ def _object(data: Mapping[str, Any], field: str) -> dict[str, Any]:
     value = data[field]
     _need(isinstance(value, dict), field, "an object", value)
     return cast("dict[str, Any]", value)
+
+
+def _free_form(data: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """An object of anything; not so deep that writing the manifest would exhaust the stack."""
+    value = _object(data, field)
+    _need(_within(value, FREE_FORM_LEVELS), field, f"at most {FREE_FORM_LEVELS} levels", value)
+    return value
+
+
+def _within(value: object, levels: int) -> bool:
+    items: Iterable[object] = ()
+    if isinstance(value, dict):
+        items = value.values()
+    elif isinstance(value, list):
+        items = value
+    return levels >= 0 and all(_within(item, levels - 1) for item in items)
 
 
 def _objects(data: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
@@ -391,11 +408,19 @@ def _segment(data: Mapping[str, Any]) -> SegmentSpec:
 
 
 def _gate(data: Mapping[str, Any]) -> GateSpec:
-    points = [{key: _number(point, key) for key in point} for point in _objects(data, "curve")]
     return GateSpec(
         policy=cast('Literal["entropy", "margin", "vacuity"]', _text(data, "policy")),
         threshold=_number(data, "threshold"),
-        curve=tuple(GatePoint(**point) for point in points),
+        curve=tuple(_gate_point(point) for point in _objects(data, "curve")),
+    )
+
+
+def _gate_point(data: Mapping[str, Any]) -> GatePoint:
+    return GatePoint(
+        threshold=_number(data, "threshold"),
+        exit_rate=_number(data, "exit_rate"),
+        exit_accuracy=_number(data, "exit_accuracy"),
+        accuracy=_number(data, "accuracy"),
     )
 
 
@@ -417,7 +442,7 @@ def _bundle_manifest(data: dict[str, Any]) -> BundleManifest:
         smashed=_smashed(_object(data, "smashed")),
         gate=_gate(_object(data, "gate")),
         golden=_text(data, "golden"),
-        parity=_object(data, "parity"),
+        parity=_free_form(data, "parity"),
     )
 
 
@@ -433,5 +458,5 @@ def _model_manifest(data: dict[str, Any]) -> ModelManifest:
         input=_tensor(_object(data, "input")),
         segments=tuple(_segment(segment) for segment in _objects(data, "segments")),
         variants=_texts(data, "variants"),
-        cost=_object(data, "cost"),
+        cost=_free_form(data, "cost"),
     )
