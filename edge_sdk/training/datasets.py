@@ -22,6 +22,7 @@ FASHION_CLASSES: Final = (
     "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 IDX_BYTES_MAX: Final = 1 << 30
+PIECE_BYTES: Final = 1 << 20
 MOMENTS_BLOCK: Final = 1000  # samples
 
 
@@ -101,11 +102,13 @@ def read_idx(path: Path) -> Array:
         raise InputError(f"{path}: numpy has no array of that shape ({err})") from err
 
 
-def _read(path: Path) -> bytes:
-    if path.suffix != ".gz":
-        return path.read_bytes()
-    with gzip.open(path) as file:
-        return file.read(IDX_BYTES_MAX)
+def _read(path: Path) -> bytearray:
+    raw = bytearray()
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        # piece by piece: asked for its limit at once, gzip allocates all of it
+        while len(raw) < IDX_BYTES_MAX and (piece := file.read(PIECE_BYTES)):
+            raw += piece
+    return raw
 
 
 def _digits(_folder: Path | None) -> Dataset:
