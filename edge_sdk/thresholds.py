@@ -1,0 +1,417 @@
+"""Where a gate's threshold comes from, when the user does not give it as a number.
+
+    from_curve            the bundle's operating curve, measured on held-out data at export
+    BudgetController      label-free: offload no more than a rate, a bandwidth or an energy allows
+    AgreementController   label-free: exit no more than agrees with the server, with confidence
+
+Pure but for a clock and a seeded random stream; memory is bounded. Read `threshold` from any
+thread; call a controller's other methods from one thread at a time.
+docs/decisions/0002-label-free-thresholds.md says why these and not others.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final, Literal
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.manifest import GatePoint
+
+# Fewer uncertainties than this say too little about their upper tail.
+WARM_UP: Final = 32
+# Predictions over which the pace of a budget per second is averaged.
+PACE: Final = 64
+# Audits between two choices: a choice costs about 0.2 ms.
+REVIEW_EVERY: Final = 25
+
+
+def from_curve(
+    curve: Sequence[GatePoint],
+    *,
+    min_accuracy: float | None = None,
+    min_exit_accuracy: float | None = None,
+    min_exit_rate: float | None = None,
+) -> float:
+    """The threshold of the point on the operating curve that serves one wish. Give exactly one.
+
+    Args:
+        min_accuracy: of the gated pair; the point of highest exit rate that keeps it.
+        min_exit_accuracy: of what exits; the point of highest exit rate that keeps it.
+        min_exit_rate: the lowest threshold at which at least this share exits.
+    Raises: ConfigurationError if no point reaches it (naming the best there is), if the bundle has
+        no curve, or if not exactly one wish was given.
+    """
+    wishes = {
+        "accuracy": min_accuracy,
+        "exit_accuracy": min_exit_accuracy,
+        "exit_rate": min_exit_rate,
+    }
+    given = [(name, least) for name, least in wishes.items() if least is not None]
+    if len(given) != 1:
+        raise ConfigurationError(
+            f"from_curve: expected one of {', '.join(f'min_{name}' for name in wishes)},"
+            f" got {len(given)}"
+        )
+    if not curve:
+        raise ConfigurationError(
+            "from_curve: this bundle has no operating curve; export it again with held-out data"
+            " or set the threshold itself"
+        )
+    name, least = given[0]
+    reached = [point for point in curve if getattr(point, name) >= least]
+    if not reached:
+        best = max(curve, key=lambda point: _or_lowest(getattr(point, name)))
+        raise ConfigurationError(
+            f"from_curve: expected a point with {name} of at least {least:g}, the best is"
+            f" {getattr(best, name):g} at threshold {best.threshold:g}; ask for less or retrain"
+        )
+    if name == "exit_rate":
+        return min(point.threshold for point in reached)
+    return max(reached, key=lambda point: (point.exit_rate, -point.threshold)).threshold
+
+
+def grid_from_curve(curve: Sequence[GatePoint], size: int = 10) -> tuple[float, ...]:
+    """At most `size` thresholds of the curve, ascending, about evenly spaced in exit rate.
+
+    A grid for `AgreementController`, which needs one fixed before it sees any audit.
+
+    Raises: ConfigurationError if nothing exits anywhere on the curve.
+    """
+    most = max((point.exit_rate for point in curve), default=0.0)
+    if not most > 0:
+        raise ConfigurationError("grid_from_curve: expected a curve on which something exits")
+    rates = (most * step / size for step in range(1, size + 1))
+    return tuple(sorted({from_curve(curve, min_exit_rate=rate) for rate in rates}))
+
+
+class BudgetController:
+    """Holds offloads under a limit, spending it on the most uncertain queries.
+
+    A token bucket steers a streaming quantile. Each prediction (or each second) earns limit / cost
+    tokens, an offload spends one, `burst` is the most that can be saved. The threshold is the
+    quantile of the last `window` uncertainties above which lies the share
+
+        rate * tokens / (burst - tokens),    rate = tokens earned a prediction
+
+    so a half full bucket offloads just what it earns, a full one everything, and one with less
+    than a token nothing. Hence, for any stream, drifting, tied or hostile: offloads in any span
+    are at most what the span earns plus `burst`, and with the default floor and a limit per
+    prediction at least what it earns less `burst`. Only nan leaves at any threshold; what it
+    overdraws is earned back before anything else leaves. It is the integral control of adaptive
+    conformal inference (Gibbs and Candès, 2021) with its integral bounded.
+
+    Args:
+        limit: per prediction or per second, in the unit of `cost`: a rate in [0, 1] with the
+            default cost, else bytes or joules.
+        cost: of one offload: 1 to limit the number, else its bytes (frame and overhead) or joules.
+        per: whether the limit holds per prediction or per second.
+        start: the threshold until 32 uncertainties have been seen: the bundle's.
+        floor: answers surer than this never leave, however much budget there is; the bundle's
+            threshold, say. -inf spends the whole budget.
+        burst: offloads that may come at once.
+        window: uncertainties remembered.
+    Raises: ConfigurationError for a number out of its range.
+    """
+
+    __slots__ = (
+        "_burst",
+        "_clock",
+        "_floor",
+        "_income",
+        "_last_s",
+        "_per_second",
+        "_ranked",
+        "_rate",
+        "_recent",
+        "_seen",
+        "_start",
+        "_threshold",
+        "_tokens",
+    )
+
+    def __init__(
+        self,
+        limit: float,
+        *,
+        start: float,
+        cost: float = 1.0,
+        per: Literal["prediction", "second"] = "prediction",
+        floor: float = -math.inf,
+        burst: float = 50.0,
+        window: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        _need(0 <= limit < math.inf, "limit", "a finite number from 0", limit)
+        _need(0 < cost < math.inf, "cost", "a finite number above 0", cost)
+        _need(per in ("prediction", "second"), "per", "prediction or second", per)
+        _need(2 <= burst < math.inf, "burst", "a finite number from 2", burst)
+        _need(window >= WARM_UP, "window", f"at least {WARM_UP}", window)
+        _need(not math.isnan(start) and not math.isnan(floor), "start, floor", "numbers", "nan")
+        self._income = limit / cost
+        self._per_second = per == "second"
+        self._start = start
+        self._floor = floor
+        self._burst = burst
+        self._clock = clock
+        self._last_s: float | None = None
+        self._rate = 0.0 if self._per_second else self._income
+        self._seen = 0
+        self._tokens = burst / 2 if limit else 0.0
+        self._recent: deque[float] = deque(maxlen=window)
+        self._ranked: list[float] = []
+        self._threshold = self._choose()
+
+    @property
+    def threshold(self) -> float:
+        """For the next prediction, in the policy's unit; inf when there is nothing to spend."""
+        return self._threshold
+
+    def observe(self, uncertainty: float) -> None:
+        """Count a prediction that was judged at `threshold`; nan counts as the most uncertain.
+
+        About 3 us.
+        """
+        self._earn()
+        if not uncertainty < self._threshold:
+            self._tokens -= 1.0
+        self._remember(math.inf if math.isnan(uncertainty) else uncertainty)
+        self._threshold = self._choose()
+
+    def _earn(self) -> None:
+        tokens = self._income
+        if self._per_second:
+            now_s = self._clock()
+            tokens *= 0.0 if self._last_s is None else max(0.0, now_s - self._last_s)
+            self._last_s = now_s
+            # a plain mean at first, then one that forgets
+            self._rate += (tokens - self._rate) / min(max(self._seen, 1), PACE)
+            self._seen += 1
+        self._tokens = min(self._tokens + tokens, self._burst)
+
+    def _remember(self, uncertainty: float) -> None:
+        if len(self._recent) == self._recent.maxlen:
+            del self._ranked[bisect_left(self._ranked, self._recent[0])]
+        self._recent.append(uncertainty)
+        insort(self._ranked, uncertainty)
+
+    def _choose(self) -> float:
+        if self._tokens < 1.0:
+            return math.inf
+        if len(self._ranked) < WARM_UP:
+            return max(self._start, self._floor)
+        wanted = self._rate * self._tokens
+        spare = self._burst - self._tokens
+        if wanted >= spare:  # a share of 1
+            return self._floor
+        above = int(wanted / spare * len(self._ranked))
+        if above == 0:  # a share finer than the window: only what tops all of it
+            return max(math.nextafter(self._ranked[-1], math.inf), self._floor)
+        return max(self._ranked[-above], self._floor)
+
+
+@dataclass(frozen=True, slots=True)
+class AgreementReport:
+    """What an `AgreementController` stands on.
+
+    Attributes:
+        threshold: now in force; -inf while no threshold of the grid holds.
+        bound: upper bound of the disagreement among exits at that threshold, None while none holds.
+        delta, confidence: what was asked for.
+        audits: how many it remembers; `exits` of them lie below the threshold, and in
+            `disagreements` of those the server answered otherwise.
+    """
+
+    threshold: float
+    bound: float | None
+    delta: float
+    confidence: float
+    audits: int
+    exits: int
+    disagreements: int
+
+
+class AgreementController:
+    """Exits as much as agrees with the server: the loosest threshold of a fixed grid at which the
+    share of exits that the server would answer otherwise is at most delta, with confidence.
+
+    Ask `wants_audit` for every query, exit or not. When it says yes, get the server's answer even
+    if the gate exits (in the background, the user already has the device's) and report to
+    `audited`; an audit without a reply is dropped. Every query faces the same coin, so audits are
+    a plain sample of the traffic, and those below a threshold are a plain sample of its exits:
+    their disagreements are binomial and the Clopper-Pearson bound is exact. While no threshold
+    holds everything is offloaded, so every query is an audit at no cost, and the first choice comes
+    after ln((1 - confidence) / len(grid)) / ln(1 - delta) queries at best, up to the next 25th.
+
+    Several thresholds are looked at, so each is tested at (1 - confidence) / len(grid)
+    (Bonferroni). Testing in a fixed order, strictest first, would need no such division, but stops
+    at its first failure, and the strictest threshold has the fewest audits to pass with. The price
+    is small: with 10 thresholds 1.8 times the audits for the first choice. Nothing is assumed of
+    how disagreement grows with uncertainty.
+
+    What is held: at any one moment, the threshold in force exceeds delta with probability at most
+    1 - confidence over the audits. It is not a promise about all moments at once, and it speaks of
+    the traffic of the last `window` audits: a change is followed only as they are replaced.
+    Agreement is with the server, whose own errors it cannot see.
+
+    Args:
+        delta: disagreement among exits to tolerate, in (0, 1).
+        grid: thresholds, in the policy's unit, fixed before any audit: `grid_from_curve`.
+        confidence: in (0, 1).
+        audit_share: of the queries, in (0, 1].
+        window: audits remembered.
+        seed: of the coin.
+    Raises: ConfigurationError for a number out of its range, or a window too small for any
+        threshold ever to hold.
+    """
+
+    __slots__ = (
+        "_audits",
+        "_bins",
+        "_coin",
+        "_confidence",
+        "_delta",
+        "_grid",
+        "_report",
+        "_share",
+        "_since_review",
+    )
+
+    def __init__(
+        self,
+        delta: float,
+        grid: Sequence[float],
+        *,
+        confidence: float = 0.95,
+        audit_share: float = 0.02,
+        window: int = 2000,
+        seed: int = 0,
+    ) -> None:
+        _need(0 < delta < 1, "delta", "more than 0, less than 1", delta)
+        _need(0 < confidence < 1, "confidence", "more than 0, less than 1", confidence)
+        _need(0 < audit_share <= 1, "audit_share", "more than 0, at most 1", audit_share)
+        rises = all(low < high for low, high in pairwise(grid))
+        finite = all(map(math.isfinite, grid))
+        _need(bool(grid) and rises and finite, "grid", "finite thresholds, ascending", grid)
+        least = math.ceil(math.log((1 - confidence) / len(grid)) / math.log1p(-delta))
+        _need(window >= least, "window", f"at least {least} for this delta and grid", window)
+        self._delta = delta
+        self._grid = tuple(grid)
+        self._confidence = confidence
+        self._share = audit_share
+        self._coin = random.Random(seed)  # noqa: S311  which queries to audit is no secret
+        # the last bin holds what no threshold of the grid would let exit
+        self._bins = [[0, 0] for _ in range(len(grid) + 1)]
+        self._audits: deque[tuple[int, bool]] = deque(maxlen=window)
+        self._since_review = 0
+        self._report = AgreementReport(-math.inf, None, delta, confidence, 0, 0, 0)
+
+    @property
+    def threshold(self) -> float:
+        """For the next prediction; -inf (offload everything) while no threshold holds."""
+        return self._report.threshold
+
+    @property
+    def bound(self) -> float | None:
+        """Upper bound of the disagreement among exits at `threshold`, None while none holds."""
+        return self._report.bound
+
+    def wants_audit(self) -> bool:
+        """Whether to compare the query at hand with the server's answer: a coin of `audit_share`,
+        or always while no threshold holds and everything is offloaded anyway.
+
+        It takes no verdict: a coin that knew the uncertainty would bias what is learnt.
+        """
+        return self._report.bound is None or self._coin.random() < self._share
+
+    def audited(self, uncertainty: float, agreed: bool) -> None:
+        """Take in one audit: the query's uncertainty, and whether the server gave the label that
+        the device gave. Every 25th chooses the threshold anew.
+        """
+        if len(self._audits) == self._audits.maxlen:
+            index, disagreed = self._audits[0]
+            self._bins[index][0] -= 1
+            self._bins[index][1] -= disagreed
+        # bin i: grid[i - 1] <= uncertainty < grid[i]; nan comes last
+        index = bisect_right(self._grid, uncertainty)
+        self._audits.append((index, not agreed))
+        self._bins[index][0] += 1
+        self._bins[index][1] += not agreed
+        self._since_review += 1
+        if self._since_review == REVIEW_EVERY:
+            self._since_review = 0
+            self._report = self._review()
+
+    def report(self) -> AgreementReport:
+        """The threshold in force and the audits that it was chosen by."""
+        return self._report
+
+    def _review(self) -> AgreementReport:
+        confidence = 1 - (1 - self._confidence) / len(self._grid)
+        exits = list(accumulate(trials for trials, _ in self._bins))
+        disagreements = list(accumulate(count for _, count in self._bins))
+        threshold, bound, trials, failures = -math.inf, None, 0, 0
+        for index in reversed(range(len(self._grid))):
+            if _holds(disagreements[index], exits[index], self._delta, confidence):
+                threshold = self._grid[index]
+                trials, failures = exits[index], disagreements[index]
+                bound = upper_bound(failures, trials, confidence)
+                break
+        return AgreementReport(
+            threshold=threshold,
+            bound=bound,
+            delta=self._delta,
+            confidence=self._confidence,
+            audits=len(self._audits),
+            exits=trials,
+            disagreements=failures,
+        )
+
+
+def upper_bound(failures: int, trials: int, confidence: float) -> float:
+    """The exact (Clopper-Pearson) one-sided upper bound of a probability: the p at which `failures`
+    or fewer in `trials` would come with probability 1 - confidence.
+
+    It is the beta quantile at `confidence` with parameters failures + 1 and trials - failures,
+    found by bisection of the binomial sum to the last bits. Without trials: 1.
+    """
+    if failures >= trials:
+        return 1.0
+    low, high = failures / trials, 1.0
+    while (middle := (low + high) / 2) not in (low, high):
+        if _at_most(failures, trials, middle) > 1 - confidence:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _holds(failures: int, trials: int, delta: float, confidence: float) -> bool:
+    """Whether `upper_bound` is at most delta, without looking for it."""
+    return failures < trials and _at_most(failures, trials, delta) <= 1 - confidence
+
+
+def _at_most(failures: int, trials: int, p: float) -> float:
+    """P(X <= failures) for X binomial; 0 < p < 1. Logarithms keep large `trials` from overflow."""
+    odds, base = math.log(p) - math.log1p(-p), trials * math.log1p(-p)
+    choices = math.lgamma(trials + 1)
+    return math.fsum(
+        math.exp(base + k * odds + choices - math.lgamma(k + 1) - math.lgamma(trials - k + 1))
+        for k in range(failures + 1)
+    )
+
+
+def _or_lowest(value: float) -> float:
+    """Where nothing exits, a curve may have no exit accuracy: nan, the worst there is."""
+    return -math.inf if math.isnan(value) else value
+
+
+def _need(condition: bool, field: str, expected: str, got: object) -> None:
+    if not condition:
+        raise ConfigurationError(f"{field}: expected {expected}, got {got!r}")
