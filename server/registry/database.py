@@ -421,9 +421,10 @@ def _check_id(value: str, what: str) -> None:
 def _check_profile(profile: Mapping[str, Any]) -> None:
     # what another JSON reader would see otherwise is refused: NaN, half a surrogate pair, integers
     # that a double cannot hold, nesting above 254
+    plain = dict(profile)
     try:
-        text = orjson.dumps(profile, option=orjson.OPT_STRICT_INTEGER)
-        exact = orjson.loads(text) == profile
+        text = orjson.dumps(plain, option=orjson.OPT_STRICT_INTEGER)
+        exact = orjson.loads(text) == plain
     except orjson.JSONEncodeError:
         text, exact = b"", False
     if not exact:

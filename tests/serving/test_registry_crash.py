@@ -1,0 +1,83 @@
+"""A server killed while it writes loses nothing that it said was done.
+
+A child enrols devices in a loop and says so after each commit; it is killed at random moments. The
+short form of 15 kills runs here; SPLITEDGE_REGISTRY_KILLS asks for more.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from server.registry.database import Registry
+
+KILLS = int(os.environ.get("SPLITEDGE_REGISTRY_KILLS", "15"))
+
+# Forks one writer for each line on stdin, so that imports are paid once; says the writer's id
+# first, then a line for each enrolment that was committed.
+NURSERY = """
+import os, sys
+from server.registry.database import Registry
+
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        registry = Registry.open(sys.argv[1])
+        print("ready", os.getpid(), flush=True)
+        number = 0
+        while True:
+            number += 1
+            device, _ = registry.redeem_token(registry.create_token(), line.strip(), {"n": number})
+            registry.assign(device.id, number % 9, f"cnn/{number}/d1")
+            print("done", device.id, number, flush=True)
+    os.waitpid(child, 0)
+    print("dead", flush=True)
+"""
+
+
+def test_nothing_committed_is_lost_to_kill_9(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/registry.db"
+    seed = random.randrange(2**32)
+    moments = random.Random(seed)
+    said: dict[str, int] = {}
+    nursery = subprocess.Popen(
+        [sys.executable, "-P", "-c", NURSERY, url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
+    for kill in range(KILLS):
+        nursery.stdin.write(f"k{kill}\n")
+        nursery.stdin.flush()
+        _, writer = nursery.stdout.readline().split()
+        timer = threading.Timer(moments.uniform(0.0, 0.15), os.kill, (int(writer), 9))
+        timer.start()
+        while (line := nursery.stdout.readline()) != "dead\n":
+            if line.startswith("done"):
+                _, device, number = line.split()
+                said[device] = int(number)
+        timer.join()
+        _check(url, said, f"seed {seed}, kill {kill}")
+    nursery.stdin.close()
+    nursery.stdout.close()
+    assert nursery.wait() == 0
+    assert said
+
+
+def _check(url: str, said: dict[str, int], where: str) -> None:
+    """The database opens, holds all that was said, and holds no enrolment by halves."""
+    registry = Registry.open(url)
+    devices = {device.id: device for device in registry.devices()}
+    used = [token.used_by for token in registry.tokens() if token.used_at is not None]
+    registry.close()
+    lost = said.keys() - devices.keys()
+    assert not lost, where
+    for device, number in said.items():
+        assert devices[device].bundle == f"cnn/{number}/d1", where
+    assert sorted(map(str, used)) == sorted(devices), where

@@ -1,0 +1,190 @@
+"""Migrations: whole or not at all, after a backup, and never backwards."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Engine
+
+from server.errors import RegistryError
+from server.registry.database import Registry
+from server.registry.engine import open_engine
+from server.registry.migrate import SCRIPTS, migrate
+from server.registry.schema import METADATA
+
+NEXT_VERSION = '''"""A later version of the program: another column, another table."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("devices", sa.Column("site", sa.String(63)))
+    op.execute("UPDATE devices SET site = 'shed'")
+    {between}
+    op.create_table("sites", sa.Column("id", sa.String(63), primary_key=True))
+'''
+STALL = 'print("half", flush=True); import time; time.sleep(60)'
+MIGRATE = (
+    "import sys; from pathlib import Path; from server.registry.engine import open_engine;"
+    "from server.registry.migrate import migrate; migrate(open_engine(sys.argv[1]), "
+    "*map(Path, sys.argv[2:]))"
+)
+
+# four processes leave one line together, and each opens the same new database
+OPEN_AT_ONCE = """
+import os, sys, time
+from server.registry.database import Registry
+
+start, children = time.monotonic() + 0.05, []
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        time.sleep(max(0.0, start - time.monotonic()))
+        Registry.open(sys.argv[1])
+        os._exit(0)
+    children.append(child)
+print([os.waitpid(child, 0)[1] for child in children])
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A registry of this version with one device."""
+    file = tmp_path / "registry.db"
+    registry = Registry.open(f"sqlite:///{file}")
+    registry.redeem_token(registry.create_token(), "pi", {})
+    registry.close()
+    return file
+
+
+@pytest.fixture
+def engine(file: Path) -> Iterator[Engine]:
+    engine = open_engine(f"sqlite:///{file}")
+    yield engine
+    engine.dispose()
+
+
+def later_program(tmp_path: Path, between: str = "") -> Path:
+    """The migrations of a program one version ahead of this one."""
+    scripts = tmp_path / "later 100%"
+    shutil.copytree(SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    (scripts / "versions" / "v0002_sites.py").write_text(NEXT_VERSION.format(between=between))
+    return scripts
+
+
+def state(file: Path) -> tuple[str, list[str], bool]:
+    """Version, device ids, and whether anything of version 0002 is there."""
+    connection = sqlite3.connect(file)
+    (version,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    ids = [row[0] for row in connection.execute("SELECT id FROM devices")]
+    columns = [row[1] for row in connection.execute("PRAGMA table_info(devices)")]
+    tables = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sites'").fetchall()
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    connection.close()
+    return version, ids, bool(tables) or "site" in columns
+
+
+def test_the_migrations_make_exactly_the_tables_of_the_schema(engine: Engine) -> None:
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        assert compare_metadata(context, METADATA) == []
+
+
+def test_a_new_version_keeps_the_rows_and_a_copy_of_the_old(
+    engine: Engine, file: Path, tmp_path: Path
+) -> None:
+    migrate(engine, later_program(tmp_path))
+    assert state(file) == ("0002", ["pi"], True)
+    backup = tmp_path / "registry.db.bak-0001"
+    assert backup.stat().st_mode & 0o777 == 0o600
+    assert state(backup) == ("0001", ["pi"], False)
+    registry = Registry.open(f"sqlite:///{backup}")
+    assert registry.device("pi").id == "pi"
+    registry.close()
+
+
+def test_the_copy_holds_what_is_only_in_the_write_ahead_log(
+    engine: Engine, file: Path, tmp_path: Path
+) -> None:
+    registry = Registry.open(f"sqlite:///{file}")
+    registry.redeem_token(registry.create_token(), "late", {})
+    assert (tmp_path / "registry.db-wal").stat().st_size > 0
+    migrate(engine, later_program(tmp_path))
+    registry.close()
+    assert state(tmp_path / "registry.db.bak-0001")[1] == ["late", "pi"]
+
+
+def test_opening_again_changes_nothing_and_copies_nothing(file: Path, tmp_path: Path) -> None:
+    Registry.open(f"sqlite:///{file}").close()
+    assert [path.name for path in tmp_path.iterdir()] == ["registry.db"]
+
+
+def test_a_newer_database_is_refused_by_both_versions_and_the_way_back(
+    engine: Engine, file: Path, tmp_path: Path
+) -> None:
+    migrate(engine, later_program(tmp_path))
+    engine.dispose()
+    with pytest.raises(RegistryError) as caught:
+        Registry.open(f"sqlite:///{file}")
+    text = str(caught.value)
+    assert "at version 0002, this program knows versions up to 0001" in text
+    assert str(tmp_path / "registry.db.bak-0001") in text
+    assert state(file) == ("0002", ["pi"], True)
+
+
+def test_a_migration_that_fails_leaves_the_old_version(
+    engine: Engine, file: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ZeroDivisionError):
+        migrate(engine, later_program(tmp_path, between="1 / 0"))
+    assert state(file) == ("0001", ["pi"], False)
+    engine.dispose()
+    Registry.open(f"sqlite:///{file}").close()
+
+
+def test_a_server_killed_in_a_migration_leaves_the_old_version(file: Path, tmp_path: Path) -> None:
+    scripts = later_program(tmp_path, between=STALL)
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-c", MIGRATE, f"sqlite:///{file}", str(scripts)],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert child.stdout is not None
+        readable, _, _ = select.select([child.stdout], [], [], 30)
+        assert readable
+        assert os.read(child.stdout.fileno(), 4) == b"half"
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    assert state(file) == ("0001", ["pi"], False)
+    # and the next start carries it through
+    engine = open_engine(f"sqlite:///{file}")
+    migrate(engine, later_program(tmp_path / "again"))
+    engine.dispose()
+    assert state(file) == ("0002", ["pi"], True)
+
+
+def test_programs_that_start_at_once_take_turns(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/new/registry.db"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", OPEN_AT_ONCE, url], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("[0, 0, 0, 0]\n", "")
+    assert state(tmp_path / "new" / "registry.db") == ("0001", [], False)
