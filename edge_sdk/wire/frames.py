@@ -34,6 +34,7 @@ DATATYPES: Final[Mapping[str, np.dtype[Any]]] = {
 }
 _DATATYPE_OF: Final = {dtype.newbyteorder("="): name for name, dtype in DATATYPES.items()}
 _INTEGERS: Final = ("UINT8", "INT8", "INT64")
+_TEXTS: Final = ("id", "model_name", "model_version", "error")
 PREFIX_BYTES: Final = 4
 
 
@@ -186,8 +187,9 @@ def _header(raw: memoryview) -> dict[str, Any]:
         raise FrameError(f"frame: not JSON ({err})") from err
     if not isinstance(header, dict):
         raise FrameError(f"frame: expected a JSON object, got {type(header).__name__}")
-    if not isinstance(header.get("id"), str | None):
-        raise FrameError(f"frame: id: expected a string, got {shown(header['id'])}")
+    for name in _TEXTS:
+        if not isinstance(header.get(name), str | None):
+            raise FrameError(f"frame: {name}: expected a string, got {shown(header[name])}")
     _parameters(header, "frame")
     return header
 
@@ -198,6 +200,12 @@ def _parameters(owner: Mapping[str, Any], what: str) -> dict[str, Any]:
         return {}
     if not isinstance(given, dict):
         raise FrameError(f"{what}: parameters: expected an object, got {shown(given)}")
+    for name, value in given.items():
+        if isinstance(value, dict | list):  # the protocol has none, and they may be deep
+            raise FrameError(
+                f"{what}: parameters: {shown(name)}: "
+                f"expected a string, number or boolean, got {shown(value)}"
+            )
     return given
 
 
