@@ -141,6 +141,7 @@ class Server(FetcherInterface):
                 url,
                 headers={**self._headers, **(headers or {})},
                 preload_content=False,
+                decode_content=False,  # what was signed is what must come
                 redirect=False,
             )
         except urllib3.exceptions.HTTPError as err:
@@ -421,7 +422,13 @@ def _continue(server: Server, url: str, file: FileRecord, part: Path) -> None:
         elif response.headers.get("Content-Range") != expected:
             got = response.headers.get("Content-Range")
             raise DownloadLengthMismatchError(f"{url}: expected {expected}, got {got}")
-        _append(response.stream(CHUNK_BYTES), file, part, start)
+        _append(_pieces(response), file, part, start)
+
+
+def _pieces(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    """As they arrive: `stream` gathers whole chunks, and loses one when the link breaks."""
+    while piece := response.read1(CHUNK_BYTES):
+        yield piece
 
 
 def _append(chunks: Iterator[bytes], file: FileRecord, part: Path, start: int) -> None:

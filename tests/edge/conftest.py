@@ -148,8 +148,9 @@ class Faults:
     """What the server does wrong, by the end of the path."""
 
     replace: dict[str, bytes] = field(default_factory=dict)  # serve this instead
-    cut_once: dict[str, int] = field(default_factory=dict)  # close after so many bytes, once
+    cuts: dict[str, list[int]] = field(default_factory=dict)  # close after so many bytes each time
     endless: set[str] = field(default_factory=set)  # go on until the peer leaves
+    no_ranges: bool = False  # answer every Range with the whole file
     chunk_delay_s: float = 0.0  # between pieces of 8 KB of a target
     before_target: Callable[[], None] | None = None  # called before a target is sent
 
@@ -219,6 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _reply(self, status: int, body: bytes) -> None:
         wanted = self.headers.get("Range")
         start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
+        start = 0 if self.depot.faults.no_ranges else start
         endless = any(self.path.endswith(end) for end in self.depot.faults.endless)
         if start and status == 200:
             status = 206
@@ -238,9 +240,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.depot.served.append(Served(self.path, wanted, status, sent))
 
     def _pieces(self, body: bytes, *, endless: bool) -> Iterator[bytes]:
-        cuts = self.depot.faults.cut_once
-        cut = next((end for end in cuts if self.path.endswith(end)), None)
-        body = body if cut is None else body[: cuts.pop(cut)]
+        cuts = self._fault(self.depot.faults.cuts)
+        body = body[: cuts.pop(0)] if cuts else body
         for start in range(0, len(body), 8192):
             yield body[start : start + 8192]
             if self.depot.faults.chunk_delay_s and "/targets/" in self.path:
