@@ -1,0 +1,29 @@
+"""The device's side of splitedge: `EdgeAgent` and what it takes and gives.
+
+Names load when first used: the broker and the update process need the wire, not onnxruntime.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge_sdk.agent import EdgeAgent, Prediction
+    from edge_sdk.errors import SplitedgeError
+    from edge_sdk.settings import AgentSettings
+    from edge_sdk.version import __version__
+
+__all__ = ["AgentSettings", "EdgeAgent", "Prediction", "SplitedgeError", "__version__"]
+
+_HOME = {
+    "AgentSettings": "edge_sdk.settings",
+    "EdgeAgent": "edge_sdk.agent",
+    "Prediction": "edge_sdk.agent",
+    "SplitedgeError": "edge_sdk.errors",
+    "__version__": "edge_sdk.version",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

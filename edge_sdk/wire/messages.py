@@ -162,7 +162,7 @@ def read_reply(frame: Frame) -> Reply:
             identifier,
             problem=known.get(word, Problem.FAILED) if isinstance(word, str) else Problem.FAILED,
             detail=str(frame.header["error"])[:500],
-            retry_after_s=min(float(retry), 60.0) if type(retry) in (int, float) else 0.0,
+            retry_after_s=min(float(retry), 60.0) if isinstance(retry, int | float) else 0.0,
         )
     return Reply(identifier, {tensor.name: tensor.array for tensor in frame.tensors})
 

@@ -1,0 +1,5 @@
+"""`python -P -m edge_sdk.cli`: the `splitedge` command, for child processes."""
+
+from edge_sdk.cli.main import main
+
+main()

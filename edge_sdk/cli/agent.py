@@ -1,0 +1,261 @@
+"""`splitedge agent …`: enrol this device, run it, classify files, see what it is."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from edge_sdk.agent import Prediction
+    from edge_sdk.session import Array
+    from profiles import DeviceProfile
+
+app = typer.Typer(help="The device: enrol it, run it, classify with it.", no_args_is_help=True)
+
+State = Annotated[Path, typer.Option("--state", help="Folder of everything the device keeps.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+STATE_DEFAULT = Path("splitedge-agent")
+
+
+@app.command(
+    epilog="Example: splitedge agent enroll --server http://127.0.0.1:8000 --token T --state ./pi"
+)
+def enroll(
+    server: Annotated[str, typer.Option(help="URL of the server's API.")],
+    token: Annotated[str, typer.Option(help="From `splitedge server token create`.")],
+    state: State = STATE_DEFAULT,
+    name: Annotated[str | None, typer.Option(help="Wanted device id; default the host's.")] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Stand in for a catalogue device, say raspberry-pi-4; default probe."),
+    ] = None,
+    ca: Annotated[Path | None, typer.Option(help="PEM file of the only CA to trust.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Trade a token for an identity, measure this device and fetch its bundle."""
+    from edge_sdk import api
+    from edge_sdk.agent import update
+    from edge_sdk.bundle import BundleStore
+    from edge_sdk.errors import ConfigurationError, NoBundleError
+    from edge_sdk.identity import IDENTITY_NAME
+
+    if (state / IDENTITY_NAME).exists():
+        raise ConfigurationError(
+            f"{state}: a device is enrolled there already; give another --state, or remove it"
+        )
+    console = Console(stderr=True)
+    with console.status("measuring this device"):
+        found = _profile(profile)
+    with console.status(f"enrolling at {server}"):
+        identity = api.enroll(server, token, state, profile=found, name=name, ca=ca)
+        if profile is None:
+            api.report_profile(identity, found.with_link(_measure_link(identity)))
+    with console.status("fetching its bundle"):
+        update(state)
+    try:
+        bundle = BundleStore(state).active().manifest.bundle
+    except NoBundleError:
+        bundle = None
+    said = {"device": identity.device, "fleet": identity.fleet, "bundle": bundle}
+    if as_json:
+        _print_json(said)
+    else:
+        what = bundle or "no bundle yet: the server has no model"
+        typer.echo(f"enrolled as {identity.device} in fleet {identity.fleet}: {what}")
+
+
+@app.command(epilog="Example: splitedge agent run --state ./pi")
+def run(
+    state: State = STATE_DEFAULT,
+    update_minutes: Annotated[float, typer.Option(help="How often to look for a bundle.")] = 60.0,
+) -> None:
+    """Stay connected: report, take new bundles, until Ctrl-C."""
+    from edge_sdk import EdgeAgent
+    from edge_sdk.errors import SplitedgeError
+
+    logging.getLogger("edge_sdk").setLevel(logging.INFO)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with EdgeAgent.open(state) as agent:
+        typer.echo(f"splitedge agent: {agent.status().device} runs {agent.status().bundle}")
+        while True:
+            time.sleep(60 * update_minutes)
+            try:
+                agent.refresh()
+            except SplitedgeError as err:
+                logging.getLogger(__name__).warning("%s", err)
+
+
+@app.command(epilog="Example: splitedge agent predict image.png samples.npy --state ./pi --json")
+def predict(
+    files: Annotated[list[Path], typer.Argument(help=".npy arrays (one sample or many), images.")],
+    state: State = STATE_DEFAULT,
+    deadline: Annotated[float, typer.Option(help="Seconds an offload may take.")] = 1.0,
+    threshold: Annotated[
+        float | None, typer.Option(help="Exit below this uncertainty; default the bundle's.")
+    ] = None,
+    local: Annotated[bool, typer.Option("--local", help="Never ask the server.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Classify files: on the device where it is sure, by the server where it is not."""
+    from edge_sdk import AgentSettings, EdgeAgent
+
+    settings = AgentSettings(deadline_s=deadline, threshold=threshold, offload=not local)
+    with EdgeAgent.open(state, settings) as agent:
+        manifest = agent.manifest
+        named = [
+            (name, sample)
+            for file in files
+            for name, sample in _samples(file, manifest.input.shape, manifest.input.dtype)
+        ]
+        answers = agent.predict_many(sample for _, sample in named)
+        rows = [_row(name, answer) for (name, _), answer in zip(named, answers, strict=True)]
+    if as_json:
+        _print_json(rows)
+        return
+    table = Table("input", "label", "class", "source", "uncertainty", "threshold", "ms", "reason")
+    for row in rows:
+        table.add_row(
+            row["input"],
+            str(row["label"]),
+            row["class_name"],
+            row["source"],
+            f"{row['uncertainty']:.4f}",
+            f"{row['threshold']:.4f}",
+            f"{row['latency_ms']:.3f}",
+            row["reason"],
+        )
+    Console().print(table)
+
+
+@app.command(epilog="Example: splitedge agent status --state ./pi --json")
+def status(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
+    """Show who this device is, what it runs and whether its server answers."""
+    from edge_sdk import api
+    from edge_sdk.bundle import BundleStore
+    from edge_sdk.errors import BundleError, LinkError
+    from edge_sdk.identity import Identity
+
+    identity = Identity.load(state)
+    said: dict[str, Any] = {
+        "device": identity.device,
+        "fleet": identity.fleet,
+        "server": identity.server,
+    }
+    try:
+        manifest = BundleStore(state).active().manifest
+        said |= {
+            "bundle": manifest.bundle,
+            "depth": manifest.depth,
+            "gate": manifest.gate.policy,
+            "threshold": manifest.gate.threshold,
+        }
+    except BundleError as err:
+        said["bundle"] = None
+        said["problem"] = str(err)
+    try:
+        said["broker"] = api.connection(identity).broker
+        said["server_answers"] = True
+    except LinkError as err:
+        said["server_answers"] = False
+        said["why_not"] = str(err)
+    _show(said, as_json)
+
+
+@app.command(epilog="Example: splitedge agent profile --json")
+def profile(
+    name: Annotated[
+        str | None, typer.Option("--reference", help="A catalogue device in place of this one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure this device: memory, cores, compute score."""
+    _show(_profile(name).to_dict(), as_json)
+
+
+def _profile(reference: str | None) -> DeviceProfile:
+    from profiles import load_reference, probe
+
+    return probe() if reference is None else load_reference(reference)
+
+
+def _measure_link(identity: Any) -> Any:
+    from edge_sdk.api import echo
+    from profiles import measure_link
+
+    return measure_link(lambda payload: echo(identity, payload))
+
+
+def _samples(file: Path, shape: tuple[int, ...], dtype: str) -> Iterator[tuple[str, Array]]:
+    """The samples a file holds, named for the user."""
+    if file.suffix == ".npy":
+        array = _load_npy(file)
+        if array.shape == shape[1:] and shape[0] == 1:
+            array = array[None]  # a single channel is often left out
+        if array.shape == shape:
+            yield str(file), array
+            return
+        if array.shape[1:] == shape[1:] and shape[0] == 1 and array.ndim == len(shape):
+            array = array[:, None]
+        for index, sample in enumerate(array):
+            yield f"{file}[{index}]", sample
+    else:
+        yield str(file), _load_image(file, shape, dtype)
+
+
+def _load_npy(file: Path) -> Array:
+    from edge_sdk.errors import InputError
+
+    try:
+        array: Array = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as err:
+        raise InputError(f"{file}: not a readable .npy file ({err})") from err
+    if not isinstance(array, np.ndarray) or array.ndim == 0:
+        raise InputError(f"{file}: expected an array of samples, got {type(array).__name__}")
+    return array
+
+
+def _load_image(file: Path, shape: tuple[int, ...], dtype: str) -> Array:
+    from PIL import Image, UnidentifiedImageError
+
+    from edge_sdk.errors import InputError
+
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise InputError(f"{file}: this bundle takes arrays of {shape}, not images; give .npy")
+    channels, height, width = shape
+    try:
+        with Image.open(file) as image:
+            converted = image.convert("L" if channels == 1 else "RGB")
+            pixels = np.asarray(converted.resize((width, height), Image.Resampling.BILINEAR))
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as err:
+        raise InputError(f"{file}: not a readable image ({err})") from err
+    planes = pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+    return np.ascontiguousarray(planes).astype(dtype)
+
+
+def _row(name: str, answer: Prediction) -> dict[str, Any]:
+    return {"input": name, **asdict(answer), "probabilities": answer.probabilities.tolist()}
+
+
+def _show(said: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _print_json(said)
+        return
+    table = Table(show_header=False)
+    for key, value in said.items():
+        table.add_row(key.replace("_", " "), "none" if value is None else str(value))
+    Console().print(table)
+
+
+def _print_json(value: object) -> None:
+    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())

@@ -1,0 +1,88 @@
+"""The `splitedge` command: loads the subcommand that is called and shows errors as one line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Final
+
+import typer
+
+from edge_sdk.errors import SplitedgeError
+from profiles.errors import ProfileError
+
+GROUP: Final = "splitedge.commands"
+EXTRAS: Final = {"fastapi", "torch", "onnx", "sqlalchemy", "sklearn", "uvicorn", "alembic", "amqtt"}
+HELP: Final = (
+    "Run the front of a neural network on a small device and the rest on a server.\n\n"
+    "Example: splitedge demo"
+)
+
+
+def main() -> None:
+    """Run the command line."""
+    debug = "--debug" in sys.argv[1:]
+    try:
+        _app(sys.argv[1:])()
+    except (SplitedgeError, ProfileError) as err:
+        if debug:
+            raise
+        _fail(" ".join(str(err).split()))
+    except ModuleNotFoundError as err:
+        if debug or (err.name or "").partition(".")[0] not in EXTRAS:
+            raise
+        _fail(f"this command needs {err.name}: pip install 'splitedge[server]'")
+    except BrokenPipeError:
+        # the reader of a pipe went away, `| head` say; nothing of ours went wrong
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _app(arguments: list[str]) -> typer.Typer:
+    app = typer.Typer(
+        help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+    )
+    app.callback()(_options)
+    commands = {entry.name: entry for entry in entry_points(group=GROUP)}
+    called = next((word for word in arguments if not word.startswith("-")), "")
+    for entry in [commands[called]] if called in commands else commands.values():
+        _mount(app, entry)
+    return app
+
+
+def _mount(app: typer.Typer, entry: EntryPoint) -> None:
+    command: typer.Typer = entry.load()
+    if len(command.registered_commands) == 1 and not command.registered_groups:
+        # a command of its own, not a group with one member
+        only = command.registered_commands[0]
+        assert only.callback is not None
+        app.command(entry.name, help=only.help, epilog=only.epilog)(only.callback)
+    else:
+        app.add_typer(command, name=entry.name)
+
+
+def _options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks and the log in full.")
+    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
+) -> None:
+    if version:
+        from edge_sdk.version import __version__
+
+        typer.echo(f"splitedge {__version__}")
+        raise typer.Exit
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def _fail(text: str) -> None:
+    typer.echo(f"error: {text}", err=True)
+    sys.exit(1)
