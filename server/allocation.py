@@ -1,0 +1,46 @@
+"""Which bundle a device gets: its depth by the fleet's rule, in the variant that was published."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import cast
+
+from profiles import AllocationError, CostTable, DeviceProfile, InvalidProfileError, Rule, allocate
+from server.backend.models import Model
+from server.registry.records import Device
+
+logger = logging.getLogger(__name__)
+
+
+def choose_bundle(
+    device: Device, model: Model, fleet: Iterable[Device], rule: str
+) -> tuple[int, str]:
+    """The depth and bundle name for `device`.
+
+    The int8 variant goes out where it was published: it was then measured to be faster and to
+    answer the same. A device on which nothing fits gets the shallowest prefix rather than nothing.
+    """
+    manifest = model.manifest
+    cost = CostTable.from_dict(manifest.cost)
+    profile = DeviceProfile.from_dict(device.profile)
+    others = _profiles(fleet)
+    try:
+        depth = allocate(
+            cast("Rule", rule), profile, cost, fleet=others, cuts=_published_cuts(model)
+        )
+    except (AllocationError, InvalidProfileError) as err:
+        depth = _published_cuts(model)[0]
+        logger.warning("device=%s gets the shallowest prefix: %s", device.id, err)
+    quantised = f"d{depth}-int8"
+    variant = quantised if quantised in manifest.variants else f"d{depth}"
+    return depth, f"{manifest.name}/{manifest.version}/{variant}"
+
+
+def _profiles(fleet: Iterable[Device]) -> list[DeviceProfile]:
+    profiles = [DeviceProfile.from_dict(device.profile) for device in fleet]
+    return [profile for profile in profiles if profile.link is not None]
+
+
+def _published_cuts(model: Model) -> tuple[int, ...]:
+    return tuple(cut for cut in model.manifest.cuts if f"d{cut}" in model.manifest.variants)

@@ -1,0 +1,220 @@
+"""The Open Inference Protocol v2 over HTTP: health, models, inference.
+
+Requests are parsed raw: existing clients send no Content-Type, ask for binary tensors by default
+and read errors only as `{"error": ...}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import ORJSONResponse
+
+import edge_sdk
+from edge_sdk.api import HEADER_LENGTH
+from edge_sdk.errors import FrameError
+from edge_sdk.session import Array
+from edge_sdk.wire.frames import DATATYPES, HTTP_LIMITS, Frame, Tensor, decode, encode
+from edge_sdk.wire.messages import Query, frame_id, read_deadline
+from server.backend.admission import Inference
+from server.backend.models import Model
+from server.errors import BadRequestError, ServerError
+from server.routes.bodies import read_body
+
+OUTPUTS: Final = ("logits", "probabilities", "label")
+_DATATYPE_OF: Final = {np.dtype(dtype).name: name for name, dtype in DATATYPES.items()}
+
+
+def router(inference: Inference, authorize: Callable[[Request], None]) -> APIRouter:
+    """The v2 routes.
+
+    Args:
+        authorize: raises AuthenticationError for a request that may not ask for inference.
+    """
+    routes = APIRouter()
+    guarded = [Depends(_as_dependency(authorize))]
+
+    @routes.get("/v2")
+    def server() -> dict[str, Any]:
+        extensions = ["binary_tensor_data", "model_repository"]
+        return {"name": "splitedge", "version": edge_sdk.__version__, "extensions": extensions}
+
+    @routes.get("/v2/health/live")
+    async def live() -> dict[str, bool]:
+        return {"live": True}
+
+    @routes.get("/v2/health/ready")
+    async def ready() -> Response:
+        """Ready: a model is loaded and the queue takes queries."""
+        ok = inference.ready
+        return ORJSONResponse({"ready": ok}, status_code=200 if ok else 503)
+
+    @routes.post("/v2/repository/index")
+    async def index() -> list[dict[str, str]]:
+        return _index(inference)
+
+    @routes.get("/v2/models/{name}")
+    @routes.get("/v2/models/{name}/versions/{version}")
+    async def model(name: str, version: str | None = None) -> dict[str, Any]:
+        found = inference.models.get(name, version)
+        versions = [m.manifest.version for m in inference.models.all() if m.manifest.name == name]
+        return _metadata(found, versions)
+
+    @routes.get("/v2/models/{name}/ready")
+    @routes.get("/v2/models/{name}/versions/{version}/ready")
+    async def model_ready(name: str, version: str | None = None) -> Response:
+        inference.models.get(name, version)
+        return ORJSONResponse({"ready": True})
+
+    @routes.post("/v2/models/{name}/infer", dependencies=guarded)
+    @routes.post("/v2/models/{name}/versions/{version}/infer", dependencies=guarded)
+    async def infer(request: Request, name: str, version: str | None = None) -> Response:
+        frame = await _read(request)
+        query = _query(frame, name, version)
+        model, logits = await _run(inference, query)
+        return _respond(frame, query, model, logits)
+
+    return routes
+
+
+def _as_dependency(authorize: Callable[[Request], None]) -> Callable[[Request], None]:
+    # FastAPI reads the annotations of a dependency: a plain callable attribute has none
+    def check(request: Request) -> None:
+        authorize(request)
+
+    return check
+
+
+def _index(inference: Inference) -> list[dict[str, str]]:
+    manifests = [model.manifest for model in inference.models.all()]
+    listed = [
+        {"name": manifest.name, "version": manifest.version, "state": "READY", "reason": ""}
+        for manifest in manifests
+    ]
+    broken = [
+        {"name": name, "version": version, "state": "UNAVAILABLE", "reason": reason}
+        for (name, version), reason in inference.models.broken().items()
+    ]
+    return listed + broken
+
+
+def _metadata(model: Model, versions: Sequence[str]) -> dict[str, Any]:
+    manifest = model.manifest
+    classes = len(manifest.class_names)
+    # any one of these is a whole input: the raw sample, or smashed data at an allowed cut
+    inputs = [
+        {
+            "name": "x" if segment.entry == 0 else f"z{segment.entry}",
+            "datatype": _DATATYPE_OF[segment.input.dtype],
+            "shape": [-1, *segment.input.shape],
+        }
+        for segment in manifest.segments
+    ]
+    outputs = [
+        {"name": "logits", "datatype": "FP32", "shape": [-1, classes]},
+        {"name": "probabilities", "datatype": "FP32", "shape": [-1, classes]},
+        {"name": "label", "datatype": "INT64", "shape": [-1]},
+    ]
+    return {
+        "name": manifest.name,
+        "versions": list(versions),
+        "platform": "onnxruntime_onnx",
+        "inputs": inputs,
+        "outputs": outputs,
+        "parameters": {"one_input_of_these": True, "class_names": list(manifest.class_names)},
+    }
+
+
+async def _read(request: Request) -> Frame:
+    body = await read_body(request, HTTP_LIMITS.frame_bytes)
+    length = request.headers.get(HEADER_LENGTH)
+    if length is not None and not (length.isascii() and length.isdigit() and len(length) < 12):
+        raise FrameError(f"{HEADER_LENGTH}: expected a number of bytes, got {length!r:.50}")
+    return decode(body, None if length is None else int(length), HTTP_LIMITS)
+
+
+def _query(frame: Frame, name: str, version: str | None) -> Query:
+    if len(frame.tensors) != 1:
+        raise BadRequestError(f"inputs: expected one tensor, got {len(frame.tensors)}")
+    deadline_ms = read_deadline(frame.parameters)
+    return Query(frame_id(frame), name, version, frame.tensors[0], deadline_ms)
+
+
+async def _run(inference: Inference, query: Query) -> tuple[Model, Array]:
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Array | ServerError] = loop.create_future()
+
+    def settle(outcome: Array | ServerError) -> None:
+        if not answer.done():  # the client may have gone
+            answer.set_result(outcome)
+
+    def done(outcome: Array | ServerError) -> None:
+        loop.call_soon_threadsafe(settle, outcome)
+
+    model = inference.submit(query, done)
+    outcome = await answer
+    if isinstance(outcome, ServerError):
+        raise outcome
+    return model, outcome
+
+
+def _respond(frame: Frame, query: Query, model: Model, logits: Array) -> Response:
+    wanted = frame.requested or tuple((name, {}) for name in OUTPUTS)
+    all_binary = bool(frame.parameters.get("binary_data_output"))
+    computed = _outputs(logits)
+    binary: list[Tensor] = []
+    listed: list[dict[str, Any]] = []
+    for name, parameters in wanted:
+        if name not in computed:
+            raise BadRequestError(f"output {name!r:.100}: expected one of {', '.join(OUTPUTS)}")
+        if parameters.get("binary_data", all_binary):
+            binary.append(Tensor(name, computed[name]))
+        else:
+            listed.append(_as_json(name, computed[name]))
+    header: dict[str, Any] = {
+        "model_name": model.manifest.name,
+        "model_version": model.manifest.version,
+    }
+    if query.id:
+        header["id"] = query.id
+    if not binary:
+        return Response(orjson.dumps({**header, "outputs": listed}), media_type="application/json")
+    return _binary_response(header, listed, binary)
+
+
+def _binary_response(
+    header: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], binary: Sequence[Tensor]
+) -> Response:
+    text, parts = encode(header, binary, key="outputs")
+    if listed:
+        whole = orjson.loads(text)
+        whole["outputs"] += listed
+        text = orjson.dumps(whole)
+    return Response(
+        b"".join((text, *parts)),
+        media_type="application/octet-stream",
+        headers={HEADER_LENGTH: str(len(text))},
+    )
+
+
+def _outputs(logits: Array) -> dict[str, Array]:
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return {
+        "logits": logits,
+        "probabilities": weights / weights.sum(axis=1, keepdims=True),
+        "label": logits.argmax(axis=1),
+    }
+
+
+def _as_json(name: str, array: Array) -> dict[str, Any]:
+    return {
+        "name": name,
+        "datatype": _DATATYPE_OF[array.dtype.name],
+        "shape": list(array.shape),
+        "data": array.ravel().tolist(),
+    }
