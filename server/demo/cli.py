@@ -1,0 +1,97 @@
+"""`splitedge demo`: the whole of splitedge on this machine, in about a minute."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from server.demo.run import Report
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog="Example: splitedge demo --dataset fashion-mnist --data ./data --report r.json")
+def demo(
+    dataset: Annotated[
+        Literal["digits", "fashion-mnist"], typer.Option(help="What to learn and classify.")
+    ] = "digits",
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of the IDX files of fashion-mnist.")
+    ] = None,
+    state: Annotated[
+        Path, typer.Option(help="Folder for the server and the devices; left for you to use on.")
+    ] = Path("splitedge-demo"),
+    report: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
+) -> None:
+    """Train a small network, export it, run a server and three devices, and stop the server.
+
+    Three catalogue devices (Raspberry Pi Zero 2 W, Raspberry Pi 4, Jetson Orin Nano) each run as
+    many stages as SuperSFL's rule gives them. Every process and every message is real.
+    """
+    from server.demo.run import PLANS, run_demo
+
+    console = Console()
+    result = run_demo(PLANS[dataset], data, state, _progress(console))
+    if report is not None:
+        report.write_bytes(result.to_json())
+    _show(console, result, state)
+
+
+def _progress(
+    console: Console,
+) -> Callable[[str], contextlib.AbstractContextManager[Callable[[str], None]]]:
+    @contextlib.contextmanager
+    def step(title: str) -> Iterator[Callable[[str], None]]:
+        start = time.monotonic()
+        with console.status(title) as status:
+            yield lambda line: status.update(f"{title} · {line}")
+        console.print(f"[green]✓[/] {title} [dim]{time.monotonic() - start:.1f} s[/]")
+
+    return step
+
+
+def _show(console: Console, report: Report, state: Path) -> None:
+    table = Table(title=f"{report.tested_on} test samples of {report.dataset} on each device")
+    for column in ("device", "stages", "exits", "accuracy", "of exits", "of offloads"):
+        table.add_column(column, justify="left" if column == "device" else "right")
+    for column in ("fallbacks", "p50 ms", "p99 ms", "bytes/offload"):
+        table.add_column(column, justify="right")
+    for device in report.devices:
+        table.add_row(
+            device.name,
+            str(device.depth),
+            _percent(device.exit_rate),
+            _percent(device.accuracy),
+            _percent(device.exit_accuracy),
+            _percent(device.offload_accuracy),
+            str(device.fallbacks),
+            f"{device.p50_ms:.3f}",
+            f"{device.p99_ms:.3f}",
+            "-" if device.bytes_per_offload is None else f"{device.bytes_per_offload:.0f}",
+        )
+    console.print(table)
+    away = report.outage
+    back = "did not recover" if away.recovered_s is None else f"{away.recovered_s:.2f} s"
+    console.print(
+        f"accuracy: {_percent(report.accuracy_all_on_device)} all on the devices, "
+        f"[bold]{_percent(report.accuracy_hybrid)} hybrid[/], "
+        f"{_percent(report.accuracy_all_on_server)} all on the server\n"
+        f"outage: {away.predictions} predictions while the server was away, {away.errors} errors, "
+        f"{away.late} late; the server was asked again after {back}\n"
+        f"whole demo: {report.seconds:.0f} s. Go on with it:\n"
+        f"  splitedge server run --state {state / 'server'}\n"
+        f"  splitedge agent predict {state / 'samples.npy'} "
+        f"--state {state / 'devices' / report.devices[0].name}"
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"

@@ -1,0 +1,114 @@
+"""The demo's server and devices as child processes, talked to over pipes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from edge_sdk.errors import LinkError
+
+START_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 15.0
+
+
+class ServerProcess:
+    """`splitedge server run` on a state folder; on ports of its own choice, kept over restarts."""
+
+    def __init__(self, state: Path, options: Sequence[str] = ()) -> None:
+        self._state = state
+        self._options = options
+        self._process: subprocess.Popen[str] | None = None
+        self.http = ""
+
+    def start(self, options: Sequence[str] = ()) -> float:
+        """Start it and wait until it takes requests.
+
+        Returns: the monotonic time at which it did.
+        Raises: LinkError with what it said when it ends instead.
+        """
+        command = [sys.executable, "-P", "-m", "edge_sdk.cli", "server", "run"]
+        command += ["--state", str(self._state), *self._options, *options]
+        process = _popen(command)
+        self._process = process
+        line = _read_line(process)
+        words = line.split()
+        if "(API)," not in words:
+            raise LinkError(f"the server did not start: {line.strip() or 'no output'}")
+        self.http = words[words.index("(API),") - 1]
+        return time.monotonic()
+
+    def stop(self) -> None:
+        """End it as Ctrl-C would, and wait."""
+        if self._process is not None:
+            self._process.terminate()
+            _wait(self._process)
+            self._process = None
+
+
+class DeviceProcess:
+    """`python -m server.demo.device` on a state folder."""
+
+    def __init__(self, state: Path, samples: Path) -> None:
+        command = [sys.executable, "-P", "-m", "server.demo.device"]
+        command += ["--state", str(state), "--samples", str(samples)]
+        self._process = _popen(command)
+        self.ready = self.answer()
+
+    def order(self, word: str) -> None:
+        """Give an order; `answer` has what comes back."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """The next JSON line.
+
+        Raises: LinkError if the process ended.
+        """
+        line = _read_line(self._process)
+        try:
+            answer: dict[str, Any] = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            raise LinkError(f"a device ended early: {line.strip() or 'no output'}") from None
+        return answer
+
+    def stop(self) -> None:
+        """Close its stdin and wait for its end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        _wait(self._process)
+
+
+def _popen(command: Sequence[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+
+
+def _read_line(process: subprocess.Popen[str]) -> str:
+    """One line of its stdout; what it has when it ends or the time is over."""
+    assert process.stdout is not None
+    timer = threading.Timer(START_TIMEOUT_S, process.kill)
+    timer.start()
+    try:
+        return process.stdout.readline()
+    finally:
+        timer.cancel()
+
+
+def _wait(process: subprocess.Popen[str]) -> None:
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()

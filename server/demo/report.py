@@ -1,0 +1,100 @@
+"""What the demo measured: figures of each device and of the fleet, as JSON and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.session import Array
+
+# predict answers by its deadline, at worst this much later
+GRACE_MS = 250.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    """One device over one pass of the test samples, the server present."""
+
+    name: str
+    depth: int
+    exit_rate: float
+    accuracy: float
+    accuracy_on_device: float
+    exit_accuracy: float | None
+    offload_accuracy: float | None
+    fallbacks: int
+    p50_ms: float
+    p99_ms: float
+    bytes_per_offload: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """The fleet while the server was stopped and started again.
+
+    Attributes:
+        predictions: made while it was away; errors: those that raised; late: those answered
+            after their deadline plus 0.25 s.
+        recovered_s: from the server's return to the slowest device's first answer by it; None if
+            a device never came back.
+    """
+
+    predictions: int
+    errors: int
+    late: int
+    recovered_s: float | None
+
+
+def device_figures(
+    name: str,
+    depth: int,
+    truth: NDArray[np.int64],
+    gated: Mapping[str, Any],
+    local: Sequence[int],
+) -> DeviceFigures:
+    """Figures out of what a device process answered to `gated` and `local`."""
+    right = np.array(gated["labels"]) == truth
+    source = np.array(gated["sources"])
+    latencies = np.array(gated["latencies_ms"])
+    offloads = int((source != "device").sum())
+    return DeviceFigures(
+        name=name,
+        depth=depth,
+        exit_rate=float((source == "device").mean()),
+        accuracy=float(right.mean()),
+        accuracy_on_device=float((np.array(local) == truth).mean()),
+        exit_accuracy=_mean(right[source == "device"]),
+        offload_accuracy=_mean(right[source == "server"]),
+        fallbacks=int((source == "fallback").sum()),
+        p50_ms=float(np.percentile(latencies, 50)),
+        p99_ms=float(np.percentile(latencies, 99)),
+        bytes_per_offload=gated["bytes_up"] / offloads if offloads else None,
+    )
+
+
+def outage(streams: Sequence[Mapping[str, Any]], stopped_at: float, back_at: float) -> Outage:
+    """Figures out of the devices' streams; times on the machine's monotonic clock."""
+    recovered: list[float | None] = []
+    predictions = late = 0
+    for stream in streams:
+        for start, _, latency_ms in stream["rows"]:
+            if stopped_at <= start < back_at:
+                predictions += 1
+                late += latency_ms > stream["deadline_ms"] + GRACE_MS
+        answered = [row[0] for row in stream["rows"] if row[1] == "server" and row[0] > back_at]
+        recovered.append(answered[0] - back_at if answered else None)
+    slowest = [value for value in recovered if value is not None]
+    return Outage(
+        predictions=predictions,
+        errors=sum(len(stream["errors"]) for stream in streams),
+        late=late,
+        recovered_s=max(slowest) if len(slowest) == len(streams) else None,
+    )
+
+
+def _mean(values: Array) -> float | None:
+    return float(values.mean()) if len(values) else None

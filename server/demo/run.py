@@ -1,0 +1,239 @@
+"""The demo: train, export, serve, enrol three devices, classify, survive an outage."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import orjson
+import urllib3
+
+from edge_sdk import api
+from edge_sdk.errors import ConfigurationError, LinkError
+from edge_sdk.training.datasets import Dataset, load_dataset
+from edge_sdk.wire.frames import HTTP_LIMITS, Tensor, decode, encode
+from profiles import load_reference
+from server.demo.processes import DeviceProcess, ServerProcess
+from server.demo.report import DeviceFigures, Outage, device_figures, outage
+from server.tokens import create_token
+
+DEVICES: Final = ("raspberry-pi-zero-2-w", "raspberry-pi-4", "jetson-orin-nano")
+MARKER: Final = "splitedge-demo.json"
+# Long enough that every device meets the outage many times, short enough to watch.
+AWAY_S: Final = 3.0
+BEFORE_S: Final = 1.0
+RECOVERY_WAIT_S: Final = 8.0
+SERVER_BATCH: Final = 32
+
+Progress = Callable[[str], contextlib.AbstractContextManager[Callable[[str], None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is trained on which data, and for how long.
+
+    train_max, test_max: samples used, so that the demo ends within minutes on a small machine.
+    """
+
+    dataset: str
+    backbone: str
+    epochs: int
+    train_max: int
+    test_max: int
+
+
+PLANS: Final = {
+    "digits": Plan("digits", "tiny", epochs=60, train_max=2_000, test_max=1_000),
+    "fashion-mnist": Plan("fashion-mnist", "cnn8", epochs=3, train_max=10_000, test_max=1_000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `--report` writes."""
+
+    dataset: str
+    backbone: str
+    trained_on: int
+    tested_on: int
+    devices: tuple[DeviceFigures, ...]
+    accuracy_all_on_device: float
+    accuracy_all_on_server: float
+    accuracy_hybrid: float
+    outage: Outage
+    seconds: float
+
+    def to_json(self) -> bytes:
+        """Readable JSON."""
+        return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def run_demo(plan: Plan, data: Path | None, state: Path, progress: Progress) -> Report:
+    """Run the whole of it; every process and every hop is real.
+
+    Args:
+        state: `state/server` and `state/devices/NAME` are left behind, to be used on.
+        progress: opens a step by its title and gives a function for lines about it.
+    Raises: ConfigurationError, LinkError and others of the tree, saying what to do.
+    """
+    start = time.monotonic()
+    _prepare(state)
+    with progress(f"reading {plan.dataset}"):
+        dataset = load_dataset(plan.dataset, data).head(plan.train_max, plan.test_max)
+    _train_and_export(plan, dataset, state, progress)
+    samples = state / "samples.npy"
+    np.save(samples, dataset.x_test)
+    server = ServerProcess(state / "server", ("--allocation", "supersfl"))
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.stop)
+        with progress("starting the server and its broker"):
+            server.start(("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0"))
+        with progress("enrolling three devices") as say:
+            states = _enrol(server.http, state, say)
+        with progress("starting the devices, each a process that fetches its bundle") as say:
+            devices = [stack.enter_context(_device(folder, samples)) for folder in states]
+            for name, device in zip(DEVICES, devices, strict=True):
+                say(f"{name}: {device.ready['depth']} stages on the device")
+        with progress(f"each device classifies {len(dataset.y_test)} samples"):
+            figures = _measure(devices, dataset)
+        with progress("the server classifies all of them by itself"):
+            on_server = _server_accuracy(server.http, plan.dataset, dataset)
+        with progress("stopping the server under the devices, and starting it again"):
+            away = _outage(server, devices)
+    return Report(
+        dataset=plan.dataset,
+        backbone=plan.backbone,
+        trained_on=len(dataset.y_train),
+        tested_on=len(dataset.y_test),
+        devices=tuple(figures),
+        accuracy_all_on_device=float(np.mean([f.accuracy_on_device for f in figures])),
+        accuracy_all_on_server=on_server,
+        accuracy_hybrid=float(np.mean([f.accuracy for f in figures])),
+        outage=away,
+        seconds=round(time.monotonic() - start, 1),
+    )
+
+
+def _prepare(state: Path) -> None:
+    """An empty folder; one that an earlier demo left is cleared, any other is left alone."""
+    if state.is_dir() and any(state.iterdir()):
+        if not (state / MARKER).is_file():
+            raise ConfigurationError(
+                f"{state}: not empty and not a demo's; give another --state, or empty it"
+            )
+        shutil.rmtree(state)
+    state.mkdir(parents=True, exist_ok=True)
+    (state / MARKER).write_bytes(orjson.dumps({"made_by": "splitedge demo"}))
+
+
+def _train_and_export(plan: Plan, dataset: Dataset, state: Path, progress: Progress) -> None:
+    with progress("loading torch"):
+        from edge_sdk.nets import build  # noqa: PLC0415 - seconds, so with a title
+        from exporters.model import export_model  # noqa: PLC0415
+        from server.training.multi_exit import train_multi_exit  # noqa: PLC0415
+    # the gate is set on samples that neither trained the network nor test it
+    held_out = np.arange(len(dataset.y_train)) % 5 == 0
+    net = build(
+        plan.backbone,
+        classes=dataset.classes,
+        input_shape=dataset.x_train.shape[1:],
+        mean=dataset.mean,
+        std=dataset.std,
+        seed=0,
+    )
+    with progress(f"training {plan.backbone} on {int((~held_out).sum())} samples") as say:
+        train_multi_exit(
+            net,
+            dataset.x_train[~held_out],
+            dataset.y_train[~held_out],
+            epochs=plan.epochs,
+            progress=lambda epoch, loss: say(f"epoch {epoch} of {plan.epochs}: loss {loss:.3f}"),
+        )
+    with progress("exporting bundles and segments to ONNX, checking each against torch") as say:
+        export_model(
+            net,
+            dataset.x_train[held_out],
+            dataset.y_train[held_out],
+            state / "server" / "models",
+            name=plan.dataset,
+            version=1,
+            class_names=dataset.class_names,
+            calibration_x=dataset.x_train[~held_out],
+            progress=say,
+        )
+
+
+def _enrol(http: str, state: Path, say: Callable[[str], None]) -> list[Path]:
+    states = []
+    for name in DEVICES:
+        folder = state / "devices" / name
+        token = create_token(state / "server", note="demo")
+        api.enroll(http, token, folder, profile=load_reference(name), name=name)
+        say(f"{name} is enrolled")
+        states.append(folder)
+    return states
+
+
+@contextlib.contextmanager
+def _device(folder: Path, samples: Path) -> Iterator[DeviceProcess]:
+    device = DeviceProcess(folder, samples)
+    try:
+        yield device
+    finally:
+        device.stop()
+
+
+def _measure(devices: Sequence[DeviceProcess], dataset: Dataset) -> list[DeviceFigures]:
+    figures = []
+    for name, device in zip(DEVICES, devices, strict=True):
+        device.order("local")
+        local = device.answer()
+        device.order("gated")  # one after another: on one machine they would time each other
+        gated = device.answer()
+        figures.append(
+            device_figures(name, device.ready["depth"], dataset.y_test, gated, local["labels"])
+        )
+    return figures
+
+
+def _server_accuracy(http: str, model: str, dataset: Dataset) -> float:
+    """Accuracy of the whole network behind the public v2 API."""
+    right = 0
+    with urllib3.PoolManager() as pool:
+        for at in range(0, len(dataset.y_test), SERVER_BATCH):
+            x, y = dataset.x_test[at : at + SERVER_BATCH], dataset.y_test[at : at + SERVER_BATCH]
+            parameters = {"binary_data_output": True}
+            text, parts = encode({"parameters": parameters}, [Tensor("x", x)], key="inputs")
+            response = pool.request(
+                "POST",
+                f"{http}/v2/models/{model}/infer",
+                body=b"".join((text, *parts)),
+                headers={api.HEADER_LENGTH: str(len(text))},
+            )
+            if response.status != 200:
+                raise LinkError(f"{http}: inference answered {response.status}: {response.data!r}")
+            length = int(response.headers[api.HEADER_LENGTH])
+            answer = decode(response.data, length, HTTP_LIMITS)
+            right += int((answer.tensor("label").array == y).sum())
+    return right / len(dataset.y_test)
+
+
+def _outage(server: ServerProcess, devices: Sequence[DeviceProcess]) -> Outage:
+    for device in devices:
+        device.order("stream")
+        device.answer()
+    time.sleep(BEFORE_S)
+    stopped_at = time.monotonic()
+    server.stop()
+    time.sleep(AWAY_S)
+    back_at = server.start()
+    time.sleep(RECOVERY_WAIT_S)
+    for device in devices:
+        device.order("stop")
+    return outage([device.answer() for device in devices], stopped_at, back_at)
