@@ -46,7 +46,6 @@ from edge_sdk.durable import (
 )
 from edge_sdk.errors import (
     ConfigurationError,
-    ManifestError,
     NoBundleError,
     SplitedgeError,
     StorageError,
@@ -309,12 +308,12 @@ class _Job:
             raise no_space(self._incoming, needed, available)
 
     def _prove(self, slot: Slot, record: BundleRecord) -> None:
-        """Signed is not yet good: what fails here is never tried again."""
+        """Signed is not yet good: what fails its trial is never tried again."""
         folder = self._store.folder(slot)
+        _check_manifest(BundleManifest.load(folder), record)
         try:
-            _check_manifest(BundleManifest.load(folder), record)
             run_trial(folder)
-        except (ManifestError, UpdateRefusedError) as err:
+        except UpdateRefusedError as err:
             self._store.quarantine(record, str(err))
             raise
 
