@@ -23,6 +23,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from amqtt.errors import AMQTTError, ProtocolHandlerError
+
 from edge_sdk.errors import SplitedgeError
 from server.broker.acceptor import AcceptorLimits
 from server.broker.embedded import EmbeddedBroker
@@ -30,6 +32,8 @@ from server.broker.policy import Principal
 
 _DESCRIPTORS: Final = 65_536
 _LINE_BYTES: Final = 65_536
+
+logger = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -65,6 +69,7 @@ def _raise_descriptor_limit() -> None:
 
 
 async def _serve(options: argparse.Namespace) -> int:
+    asyncio.get_running_loop().set_exception_handler(_quieter)
     broker = EmbeddedBroker(AcceptorLimits(payload_bytes=options.packet_bytes))
     orders = await _standard_input()
     while line := await orders.readline():
@@ -99,6 +104,14 @@ async def _obey(
             tls = _tls(options)
             return {"port": await broker.listen(options.host, options.port, tls)}
     return None
+
+
+def _quieter(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Leave out what amqtt's tasks raise, with a traceback each, when a client is cut."""
+    if isinstance(context.get("exception"), ProtocolHandlerError | AMQTTError):
+        logger.debug("%s: %s", context["message"], context["exception"])
+    else:
+        loop.default_exception_handler(context)
 
 
 def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:

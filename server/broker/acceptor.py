@@ -140,6 +140,18 @@ class Connection:
         """Note that bytes came in."""
         self._heard_at = time.monotonic()
 
+    async def ready(self) -> None:
+        """Wait until the client may be read from.
+
+        Not while much of what a device said is undelivered, nor while it leaves our answers
+        unread. A backend is always read: its acknowledgements are what others wait for.
+
+        Raises: OSError once the connection is lost.
+        """
+        if self.said is not None:
+            await self.said.wait()
+            await self._writer.drain()
+
     def refuse(self, what: str, topic: str) -> None:
         """Write a refusal into the log, the first one of a connection as a warning."""
         level = logging.DEBUG if self._refused_once else logging.WARNING
@@ -207,9 +219,8 @@ class PacketReader:
         if self._eof:
             return b""
         said = self._connection.said
-        if said is not None:
-            await said.wait()
         try:
+            await self._connection.ready()
             first, head, body = await read_packet(
                 self._stream, self._packet_bytes, self._connection.heard
             )

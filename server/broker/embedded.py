@@ -20,7 +20,8 @@ from typing import Any, Final
 from amqtt.adapters import StreamWriterAdapter
 from amqtt.broker import Broker
 from amqtt.contexts import Action
-from amqtt.errors import AMQTTError
+from amqtt.errors import AMQTTError, ProtocolHandlerError
+from amqtt.mqtt.disconnect import DisconnectPacket
 
 from edge_sdk.errors import ConfigurationError
 from server.broker import policy
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class EmbeddedBroker:
-    """A broker of this process's event loop. Nobody may log in until a principal is set."""
+    """A broker of the running event loop. Nobody may log in until a principal is set."""
 
     def __init__(self, limits: AcceptorLimits | None = None) -> None:
         self._acceptor = Acceptor(self._serve, limits or AcceptorLimits())
@@ -132,14 +133,62 @@ class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
         granted: int = await super().add_subscription((topic_filter, min(qos, _MAX_QOS)), session)
         return granted
 
-    async def _handle_message_delivery(self, session: Any, handler: Any, waiter: Any) -> bool:
-        message = waiter.result()
+    async def _client_message_loop(self, session: Any, handler: Any) -> None:
+        """Serve a client until it ends; then route what it said last, and then its will.
+
+        amqtt's sends the will first and drops what came just before a disconnection.
+        """
+        serving = [
+            asyncio.create_task(self._follow_subscriptions(session, handler)),
+            asyncio.create_task(self._follow_unsubscriptions(session, handler)),
+            asyncio.create_task(self._follow_messages(session)),
+        ]
+        ended = asyncio.create_task(handler.wait_disconnect())
         try:
-            going_on: bool = await super()._handle_message_delivery(session, handler, waiter)
-            return going_on
+            await asyncio.wait([ended, *serving], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            connection = self._live.get(session.client_id)
-            if message is not None and connection is not None and connection.said is not None:
+            for task in (ended, *serving):
+                task.cancel()
+            results = await asyncio.gather(ended, *serving, return_exceptions=True)
+        for failure in results:
+            if isinstance(failure, Exception):
+                logger.error("client=%s failed", session.client_id, exc_info=failure)
+        while not session.delivered_message_queue.empty():
+            await self._route(session, session.delivered_message_queue.get_nowait())
+        if session.will_flag and not isinstance(results[0], DisconnectPacket):
+            will = session.will_topic, session.will_message, session.will_qos
+            await self._broadcast_message(session, *will)
+            if session.will_retain:
+                await self.retain_message(session, *will)
+        await self._stop_handler(handler)
+        session.transitions.disconnect()
+
+    async def _follow_subscriptions(self, session: Any, handler: Any) -> None:
+        while True:
+            await self._handle_subscription(
+                session, handler, await _done(handler.get_next_pending_subscription())
+            )
+
+    async def _follow_unsubscriptions(self, session: Any, handler: Any) -> None:
+        while True:
+            await self._handle_unsubscription(
+                session, handler, await _done(handler.get_next_pending_unsubscription())
+            )
+
+    async def _follow_messages(self, session: Any) -> None:
+        while True:
+            await self._route(session, await session.delivered_message_queue.get())
+
+    async def _route(self, session: Any, message: Any) -> None:
+        """Send out and perhaps retain what a client published, if it may."""
+        connection = self._live[session.client_id]
+        try:
+            if await self._topic_filtering(session, message.topic, Action.PUBLISH):
+                await self._broadcast_message(session, message.topic, message.data)
+                if message.publish_packet.retain_flag:
+                    await self.retain_message(session, message.topic, message.data, message.qos)
+        finally:
+            if connection.said is not None:
                 connection.said.give(_size(message.publish_packet))
 
     async def _broadcast_message(
@@ -152,15 +201,27 @@ class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
         """
         sender = self._live.get(session.client_id)
         for target, granted in list(self._subscribers(topic)):
-            receiver = self._live.get(target.client_id)
-            _, handler = self._sessions.get(target.client_id, (None, None))
-            if receiver is None or handler is None or not self._has_room(receiver):
-                continue
             qos = granted if force_qos is None else min(granted, force_qos)
-            publish = handler.mqtt_publish(topic, data, qos, retain=False)
-            task = asyncio.create_task(self._deliver(sender, receiver, publish, len(data)))
-            self._deliveries.add(task)
-            task.add_done_callback(self._deliveries.discard)
+            self._send(sender, target, topic, data, qos, retain=False)
+
+    def _send(
+        self,
+        sender: Connection | None,
+        target: Any,
+        topic: str,
+        data: bytes,
+        qos: int,
+        *,
+        retain: bool,
+    ) -> None:
+        receiver = self._live.get(target.client_id)
+        _, handler = self._sessions.get(target.client_id, (None, None))
+        if receiver is None or handler is None or not self._has_room(receiver):
+            return
+        publish = handler.mqtt_publish(topic, data, qos, retain=retain)
+        task = asyncio.create_task(self._deliver(sender, receiver, publish, len(data)))
+        self._deliveries.add(task)
+        task.add_done_callback(self._deliveries.discard)
 
     def _subscribers(self, topic: str) -> Iterator[tuple[Any, int]]:
         """(session, granted QoS) of each match; the policy leaves these filters and no others."""
@@ -191,7 +252,11 @@ class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
             window.take(size_bytes)
         try:
             await publish
-        except (AMQTTError, OSError) as err:  # TimeoutError, when unacknowledged, is an OSError
+        except (
+            AMQTTError,
+            ProtocolHandlerError,
+            OSError,
+        ) as err:  # TimeoutError, when unacknowledged, is an OSError
             logger.debug("client=%s not delivered: %s", receiver.client_id, err)
         finally:
             for window in windows:
@@ -211,11 +276,27 @@ class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
     ) -> None:
         """Send what is retained to a session that holds the filter, and to no other.
 
-        amqtt calls this for every filter of the broker whenever somebody connects.
+        amqtt calls this for every filter of the broker whenever somebody connects; and its own
+        stops the client's other messages until each retained one is acknowledged.
         """
-        holders = self._subscriptions.get(subscription[0], ())
-        if any(holder.client_id == session.client_id for holder, _ in holders):
-            await super()._publish_retained_messages_for_subscription(subscription, session)
+        topic_filter, qos = subscription
+        holders = self._subscriptions.get(topic_filter, ())
+        if not any(holder.client_id == session.client_id for holder, _ in holders):
+            return
+        for topic, kept in list(self._retained_messages.items()):
+            if self._matches(topic, topic_filter):
+                granted = min(qos, kept.qos, _MAX_QOS)
+                self._send(None, session, topic, kept.data, granted, retain=True)
+
+
+async def _done(waited_for: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """A finished task, which is what amqtt's handlers take."""
+    task = asyncio.create_task(waited_for)
+    try:
+        await asyncio.wait([task])
+    finally:
+        task.cancel()
+    return task
 
 
 def _size(publish: Any) -> int:

@@ -1,0 +1,350 @@
+"""What the embedded broker does with clients that are silent, stuck, slow or too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from edge_sdk.mqtt import BrokerAddress, Message, MqttLink, Will
+from server.broker.acceptor import AcceptorLimits
+from server.broker.child import BrokerChild
+from server.broker.embedded import EmbeddedBroker
+from server.broker.policy import Principal, credential_sha256
+
+pytestmark = pytest.mark.broker
+
+SECRET = secrets.token_hex(32)
+DEVICES = ("pi-1", "pi-2", "pi-3")
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[BrokerChild]:
+    running = BrokerChild()
+    running.set_principal(Principal("backend", "backend", None, credential_sha256(SECRET)))
+    for device in DEVICES:
+        running.set_principal(Principal(device, "device", "lab", credential_sha256(SECRET)))
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def backend(child: BrokerChild) -> Iterator[MqttLink]:
+    """Answers each query with the same bytes."""
+    link = linked(child, "backend-1", username="backend")
+
+    def echo(message: Message) -> None:
+        link.publish(message.topic.replace("query", "reply"), message.payload)
+
+    link.subscribe("splitedge/v1/+/+/query", echo)
+    link.start()
+    link.wait_connected(5)
+    yield link
+    link.stop()
+
+
+@pytest.fixture
+def hasty() -> Iterator[int]:
+    """The port of a broker in this process, whose patience is short."""
+    with in_thread(AcceptorLimits(connect_s=0.3, stall_s=1.0, owed_bytes=32_000_000)) as port:
+        yield port
+
+
+@pytest.fixture
+def hasty_tls() -> Iterator[int]:
+    """The same, with TLS; the context has no certificate, for nobody gets that far."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with in_thread(AcceptorLimits(connect_s=0.3), tls) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def in_thread(limits: AcceptorLimits, tls: ssl.SSLContext | None = None) -> Iterator[int]:
+    """Run a broker in an event loop of its own; its port."""
+    listening: queue.SimpleQueue[int] = queue.SimpleQueue()
+    over = asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        broker = EmbeddedBroker(limits)
+        digest = credential_sha256(SECRET)
+        broker.set_principal(Principal("backend", "backend", None, digest))
+        broker.set_principal(Principal("pi-1", "device", "lab", digest))
+        listening.put(await broker.listen("127.0.0.1", 0, tls))
+        await over.wait()
+        await broker.close()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    yield listening.get(timeout=10)
+    loop.call_soon_threadsafe(over.set)
+    thread.join()
+    loop.close()
+
+
+class Device:
+    """A well-behaved device that asks and is answered."""
+
+    def __init__(self, child: BrokerChild, name: str) -> None:
+        self._topic = f"splitedge/v1/lab/{name}/query"
+        self._answer = threading.Event()
+        self._link = linked(child, name)
+        self._link.subscribe(f"splitedge/v1/lab/{name}/reply", lambda _: self._answer.set())
+        self._link.start()
+        self._link.wait_connected(5)
+
+    def round_trip_s(self) -> float:
+        self._answer.clear()
+        began = time.perf_counter()
+        assert self._link.publish(self._topic, bytes(1_000))
+        assert self._answer.wait(10)
+        return time.perf_counter() - began
+
+    def stop(self) -> None:
+        self._link.stop()
+
+
+def linked(child: BrokerChild, client_id: str, username: str | None = None) -> MqttLink:
+    address = BrokerAddress("127.0.0.1", child.port)
+    return MqttLink(address, client_id=client_id, username=username, password=SECRET)
+
+
+def raw(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=20)
+
+
+def logged_in(
+    port: int, client_id: str, *, keep_alive_s: int = 60, username: str | None = None
+) -> socket.socket:
+    """A bare socket after its login, which then does nothing by itself."""
+    sock = raw(port)
+    body = b"\x00\x04MQTT\x04\xc2" + keep_alive_s.to_bytes(2, "big")
+    body += text(client_id) + text(username or client_id) + text(SECRET)
+    sock.sendall(bytes((0x10, len(body))) + body)
+    assert sock.recv(4) == b"\x20\x02\x00\x00"
+    return sock
+
+
+def subscribed(sock: socket.socket, topic: str) -> None:
+    body = b"\x00\x01" + text(topic) + b"\x01"
+    sock.sendall(bytes((0x82, len(body))) + body)
+    assert sock.recv(5) == b"\x90\x03\x00\x01\x01"
+
+
+def publish_packet(topic: str, payload: bytes) -> bytes:
+    body = text(topic) + b"\x00\x01" + payload
+    assert 128 <= len(body) < 2_097_152
+    length = bytes((len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14))
+    return b"\x32" + length + body
+
+
+def text(value: str) -> bytes:
+    return len(value).to_bytes(2, "big") + value.encode()
+
+
+def ends_within(sock: socket.socket, limit_s: float) -> bool:
+    """Whether the broker ends the connection in that time; reads what it sends."""
+    sock.settimeout(limit_s)
+    try:
+        while sock.recv(65_536):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+def received_until_the_end(sock: socket.socket) -> int:
+    """Bytes the broker still sends before it ends the connection."""
+    received = 0
+    sock.settimeout(10)
+    with contextlib.suppress(ConnectionError):
+        while part := sock.recv(1_000_000):
+            received += len(part)
+    return received
+
+
+def memory_mb(child: BrokerChild) -> float:
+    assert child.pid is not None
+    resident: int = psutil.Process(child.pid).memory_info().rss
+    return resident / 1e6
+
+
+def test_a_thousand_silent_sockets_are_closed_and_hinder_nobody(
+    child: BrokerChild, backend: MqttLink
+) -> None:
+    before = memory_mb(child)
+    with contextlib.ExitStack() as sockets:
+        device = Device(child, "pi-1")
+        sockets.callback(device.stop)
+        silent = [sockets.enter_context(raw(child.port)) for _ in range(900)]
+        slow = [sockets.enter_context(raw(child.port)) for _ in range(100)]
+        began = time.monotonic()
+        for sock in slow:  # half a login, and then no more
+            sock.sendall(b"\x10\x40\x00\x04MQ")
+        # no paho here: its select() takes no descriptor above 1,023
+        sockets.enter_context(logged_in(child.port, "pi-2"))
+        assert time.monotonic() - began < 2
+        assert device.round_trip_s() < 2
+        assert memory_mb(child) - before < 30
+        assert all(ends_within(sock, 10) for sock in (*silent, *slow))
+        assert 3 < time.monotonic() - began < 10
+        device.round_trip_s()
+
+
+def test_more_logins_than_allowed_close_the_oldest_at_once(child: BrokerChild) -> None:
+    with contextlib.ExitStack() as sockets:
+        oldest = sockets.enter_context(raw(child.port))
+        for _ in range(1_000):
+            sockets.enter_context(raw(child.port))
+        assert ends_within(oldest, 2)
+
+
+def test_login_longer_than_4_kb_is_cut_before_it_is_read(child: BrokerChild) -> None:
+    with raw(child.port) as sock:
+        sock.sendall(b"\x10\x80\x40")  # announces 8,192 bytes
+        assert ends_within(sock, 2)
+
+
+def test_keep_alive_is_enforced(child: BrokerChild) -> None:
+    with (
+        logged_in(child.port, "pi-1", keep_alive_s=1) as silent,
+        logged_in(child.port, "pi-2", keep_alive_s=1) as living,
+    ):
+        began = time.monotonic()
+        ends = threading.Thread(target=ends_within, args=(silent, 10))
+        ends.start()
+        while ends.is_alive():
+            living.sendall(b"\xc0\x00")
+            assert living.recv(2) == b"\xd0\x00"
+            time.sleep(0.3)
+        # one and a half times the keep-alive, and up to a second until the sweep
+        assert 1.4 < time.monotonic() - began < 4
+        living.sendall(b"\xc0\x00")
+        assert living.recv(2) == b"\xd0\x00"
+
+
+def test_device_that_does_not_read_is_cut_and_memory_stays_bounded(
+    child: BrokerChild, backend: MqttLink
+) -> None:
+    other = Device(child, "pi-2")
+    before = memory_mb(child)
+    with logged_in(child.port, "pi-1") as deaf:
+        subscribed(deaf, "splitedge/v1/lab/pi-1/reply")
+        sent, highest = 0, before
+        for _ in range(150):  # 150 MB, far more than the kernel's own buffers
+            sent += backend.publish("splitedge/v1/lab/pi-1/reply", bytes(1_000_000))
+            highest = max(highest, memory_mb(child))
+            other.round_trip_s()
+        assert sent > 100
+        assert highest - before < 60
+        # of the 150 MB it gets no more than what the kernel held when it was cut
+        assert received_until_the_end(deaf) < 30_000_000
+    other.stop()
+
+
+def test_device_that_takes_no_byte_is_cut_though_little_waits(hasty: int) -> None:
+    with (
+        logged_in(hasty, "pi-1") as deaf,
+        logged_in(hasty, "backend-1", username="backend") as backend,
+    ):
+        subscribed(deaf, "splitedge/v1/lab/pi-1/reply")
+        packet = publish_packet("splitedge/v1/lab/pi-1/reply", bytes(1_900_000))
+        for _ in range(7):  # within what may wait, above what the kernel takes
+            backend.sendall(packet)
+        time.sleep(2.5)
+        assert received_until_the_end(deaf) < 7 * 1_900_000
+
+
+def test_socket_that_starts_no_tls_is_closed_like_any_silent_one(hasty_tls: int) -> None:
+    with raw(hasty_tls) as silent:
+        assert ends_within(silent, 2)
+
+
+def test_flood_is_slowed_down_and_others_go_on(child: BrokerChild, backend: MqttLink) -> None:
+    other = Device(child, "pi-2")
+    before = memory_mb(child)
+    packet = publish_packet("splitedge/v1/lab/pi-1/query", bytes(8_000))
+    with logged_in(child.port, "pi-1") as flooder:
+        stop = time.monotonic() + 3
+
+        def flood() -> None:
+            with contextlib.suppress(OSError):  # it never reads, so it may be cut
+                while time.monotonic() < stop:
+                    flooder.sendall(packet)
+
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        trips, highest = [], before
+        while flooding.is_alive():
+            trips.append(other.round_trip_s())
+            highest = max(highest, memory_mb(child))
+        flooding.join()
+    other.stop()
+    assert highest - before < 40
+    assert sorted(trips)[len(trips) // 2] < 0.25
+
+
+def test_backend_that_is_stuck_stops_its_senders_and_not_the_memory(child: BrokerChild) -> None:
+    before = memory_mb(child)
+    packet = publish_packet("splitedge/v1/lab/pi-1/query", bytes(100_000))
+    with (
+        logged_in(child.port, "backend-2", username="backend") as stuck,
+        logged_in(child.port, "pi-1") as flooder,
+    ):
+        subscribed(stuck, "splitedge/v1/+/+/query")
+        flooder.settimeout(1)
+        sent = 0
+        with contextlib.suppress(TimeoutError):  # when the broker no longer reads
+            while sent < 200_000_000:
+                sent += flooder.send(packet)
+        assert sent < 50_000_000
+        assert memory_mb(child) - before < 20
+
+
+def test_quality_of_service_2_is_cut(child: BrokerChild) -> None:
+    with logged_in(child.port, "pi-1") as sock:
+        body = text("splitedge/v1/lab/pi-1/query") + b"\x00\x01"
+        sock.sendall(bytes((0x34, len(body))) + body)
+        assert ends_within(sock, 2)
+
+
+def test_revoked_device_leaves_no_retained_status(child: BrokerChild, backend: MqttLink) -> None:
+    topic = "splitedge/v1/lab/lost/status"
+    principal = Principal("lost", "device", "lab", credential_sha256(SECRET))
+    child.set_principal(principal)
+    heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    backend.subscribe(topic, lambda message: heard.put(message.payload))
+    link = MqttLink(
+        BrokerAddress("127.0.0.1", child.port),
+        client_id="lost",
+        password=SECRET,
+        will=Will(topic, b"offline"),
+    )
+    link.start()
+    link.wait_connected(5)
+    link.publish(topic, b"online", retain=True)
+    assert heard.get(timeout=5) == b"online"
+    child.remove_principal("lost")
+    assert heard.get(timeout=5) == b"offline"  # its will is still told to those who listen
+    link.stop()
+
+    late: list[Message] = []
+    listener = linked(child, "backend-3", username="backend")
+    listener.subscribe(topic, late.append)
+    listener.start()
+    listener.wait_connected(5)
+    time.sleep(0.3)
+    listener.stop()
+    assert late == []
