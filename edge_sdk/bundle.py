@@ -178,7 +178,8 @@ class BundleStore:
         """Note that an agent is about to run the active bundle.
 
         A bundle that was started MAX_UNPROVEN_STARTS times and never confirmed takes the agent down
-        with it: the next call quarantines it, and `active` goes back.
+        with it: the next call quarantines it, and `active` goes back. Not where there is nothing to
+        go back to: short starts may have other reasons, and any bundle is better than none.
 
         Raises: StorageError.
         """
@@ -187,11 +188,14 @@ class BundleStore:
             record = ledger.slots.get(ledger.active)
             if record is None or ledger.unproven_starts is None:
                 return
-            if ledger.unproven_starts >= MAX_UNPROVEN_STARTS:
+            if ledger.unproven_starts < MAX_UNPROVEN_STARTS:
+                self._write(replace(ledger, unproven_starts=ledger.unproven_starts + 1))
+                return
+            way_back = _other(ledger.active)
+            before = ledger.slots.get(way_back)
+            if before is not None and self._unfit(way_back, before) is None:
                 why = f"{ledger.unproven_starts} starts and never healthy"
                 self._quarantine(record.digest, record.bundle, why)
-            else:
-                self._write(replace(ledger, unproven_starts=ledger.unproven_starts + 1))
 
     def confirm(self) -> None:
         """Note that the active bundle lived through its health window.
