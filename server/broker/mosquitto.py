@@ -170,7 +170,11 @@ class MosquittoAdmin:
         Raises: LinkError saying why not.
         """
         self._link.start()
-        self._link.wait_connected(self._timeout_s)
+        try:
+            self._link.wait_connected(self._timeout_s)
+        except LinkError:
+            self._link.stop()
+            raise
 
     def stop(self) -> None:
         """Disconnect."""

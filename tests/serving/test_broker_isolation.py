@@ -313,6 +313,24 @@ def test_what_devices_publish_reaches_the_backend_from_its_owner_only(
     assert {(topic_of(device, "status"), device.encode()) for device in DEVICES} <= kept
 
 
+def test_backends_share_queries_where_the_broker_can(
+    world: World, connect: Callable[..., Client]
+) -> None:
+    shared = f"$share/splitedge/splitedge/v1/+/+/{FROM_DEVICE[2]}"
+    workers = [connect(f"backend-{number}", username="backend") for number in range(2)]
+    codes = [worker.subscribe(shared) for worker in workers]
+    if world.name == "embedded":  # it says so at once, rather than never deliver
+        assert codes == [[REFUSED], [REFUSED]]
+        return
+    assert codes == [[1], [1]]
+    device = connect(DEVICES[0])
+    for number in range(1, 11):
+        device.publish(topic_of(DEVICES[0], "query"), b"work", packet_id=number)
+    device.acknowledged(10)
+    for worker in workers:  # Mosquitto takes turns
+        assert worker.heard_until(b"work", times=5) == []
+
+
 def test_retained_messages_of_others_are_never_delivered(
     connect: Callable[..., Client], backend: Client
 ) -> None:
