@@ -60,26 +60,24 @@ def _progress(
 
 def _show(console: Console, report: Report, state: Path) -> None:
     table = Table(title=f"{report.tested_on} test samples of {report.dataset} on each device")
-    for column in ("device", "stages", "exits", "accuracy", "of exits", "of offloads"):
-        table.add_column(column, justify="left" if column == "device" else "right")
-    for column in ("fallbacks", "p50 ms", "p99 ms", "bytes/offload"):
-        table.add_column(column, justify="right")
+    for column in ("device", "stages", "exits", "accuracy", "p50/p99 ms", "bytes"):
+        table.add_column(column, justify="left" if column == "device" else "right", no_wrap=True)
     for device in report.devices:
         table.add_row(
             device.name,
             str(device.depth),
             _percent(device.exit_rate),
             _percent(device.accuracy),
-            _percent(device.exit_accuracy),
-            _percent(device.offload_accuracy),
-            str(device.fallbacks),
-            f"{device.p50_ms:.3f}",
-            f"{device.p99_ms:.3f}",
+            f"{device.p50_ms:.2f}/{device.p99_ms:.1f}",
             "-" if device.bytes_per_offload is None else f"{device.bytes_per_offload:.0f}",
         )
     console.print(table)
     away = report.outage
     back = "did not recover" if away.recovered_s is None else f"{away.recovered_s:.2f} s"
+    console.print(
+        "exits: answered on the device; bytes: of one offload",
+        style="dim",
+    )
     console.print(
         f"accuracy: {_percent(report.accuracy_all_on_device)} all on the devices, "
         f"[bold]{_percent(report.accuracy_hybrid)} hybrid[/], "

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import orjson
 
@@ -26,6 +26,7 @@ class ServerProcess:
         self._options = options
         self._process: subprocess.Popen[str] | None = None
         self.http = ""
+        self.log = state.with_name(f"{state.name}.log")
 
     def start(self, options: Sequence[str] = ()) -> float:
         """Start it and wait until it takes requests.
@@ -35,12 +36,13 @@ class ServerProcess:
         """
         command = [sys.executable, "-P", "-m", "edge_sdk.cli", "server", "run"]
         command += ["--state", str(self._state), *self._options, *options]
-        process = _popen(command)
+        with self.log.open("ab") as log:
+            process = _popen(command, log)
         self._process = process
-        line = _read_line(process)
-        words = line.split()
+        words = _read_line(process).split()
         if "(API)," not in words:
-            raise LinkError(f"the server did not start: {line.strip() or 'no output'}")
+            last = self.log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise LinkError(f"the server did not start: {' '.join(last)}; see {self.log}")
         self.http = words[words.index("(API),") - 1]
         return time.monotonic()
 
@@ -86,10 +88,9 @@ class DeviceProcess:
         _wait(self._process)
 
 
-def _popen(command: Sequence[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    )
+def _popen(command: Sequence[str], log: IO[bytes] | None = None) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True, bufsize=1)
 
 
 def _read_line(process: subprocess.Popen[str]) -> str:

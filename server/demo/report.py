@@ -39,8 +39,8 @@ class Outage:
     Attributes:
         predictions: made while it was away; errors: those that raised; late: those answered
             after their deadline plus 0.25 s.
-        recovered_s: from the server's return to the slowest device's first answer by it; None if
-            a device never came back.
+        recovered_s: from the server's return to the slowest device's first answer by it, of the
+            devices that asked it before; None if one of them never came back.
     """
 
     predictions: int
@@ -78,21 +78,24 @@ def device_figures(
 
 def outage(streams: Sequence[Mapping[str, Any]], stopped_at: float, back_at: float) -> Outage:
     """Figures out of the devices' streams; times on the machine's monotonic clock."""
-    recovered: list[float | None] = []
+    recovered: list[float] = []
+    came_back = True
     predictions = late = 0
     for stream in streams:
         for start, _, latency_ms in stream["rows"]:
             if stopped_at <= start < back_at:
                 predictions += 1
                 late += latency_ms > stream["deadline_ms"] + GRACE_MS
-        answered = [row[0] for row in stream["rows"] if row[1] == "server" and row[0] > back_at]
-        recovered.append(answered[0] - back_at if answered else None)
-    slowest = [value for value in recovered if value is not None]
+        answered = [start for start, source, _ in stream["rows"] if source == "server"]
+        after = [start - back_at for start in answered if start > back_at]
+        recovered += after[:1]
+        asked_before = any(start < stopped_at for start in answered)
+        came_back = came_back and bool(after or not asked_before)
     return Outage(
         predictions=predictions,
         errors=sum(len(stream["errors"]) for stream in streams),
         late=late,
-        recovered_s=max(slowest) if len(slowest) == len(streams) else None,
+        recovered_s=max(recovered) if came_back and recovered else None,
     )
 
 
