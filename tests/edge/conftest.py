@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -158,7 +159,7 @@ class Faults:
 class Depot:
     """A repository served as the real server does: static files with ranges, and assignments."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
         self.repository = ArtifactRepository(folder)
         self.repository.open_or_create()
         self.faults = Faults()
@@ -166,13 +167,16 @@ class Depot:
         self.served: list[Served] = []
         handler = type("Handler", (_Handler,), {"depot": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        if tls is not None:
+            self._http.socket = tls.wrap_socket(self._http.socket, server_side=True)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,))
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._http.server_port}"
 
-    def enrol(self, state: Path) -> None:
+    def enrol(self, state: Path, ca: Path | None = None) -> None:
         """What enrolment leaves on a device."""
-        Identity(self.url, "pi-4", "default", CREDENTIAL).save(state)
+        Identity(self.url, "pi-4", "default", CREDENTIAL, ca).save(state)
         (state / "tuf").mkdir(exist_ok=True)
         (state / "tuf" / "root.json").write_bytes(self.repository.root_bytes)
 
