@@ -33,7 +33,8 @@ for line in sys.stdin:
             number += 1
             device, _ = registry.redeem_token(registry.create_token(), line.strip(), {"n": number})
             registry.assign(device.id, number % 9, f"cnn/{number}/d1")
-            print("done", device.id, number, flush=True)
+            # one write, so that a kill leaves all of the line or nothing
+            os.write(1, f"done {device.id} {number}\\n".encode())
     os.waitpid(child, 0)
     print("dead", flush=True)
 """
