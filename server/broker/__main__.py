@@ -26,7 +26,7 @@ from typing import Any, Final
 from amqtt.errors import AMQTTError, ProtocolHandlerError
 
 from edge_sdk.errors import SplitedgeError
-from server.broker.acceptor import AcceptorLimits
+from server.broker.connection import AcceptorLimits
 from server.broker.embedded import EmbeddedBroker
 from server.broker.policy import Principal
 

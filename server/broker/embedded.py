@@ -25,7 +25,8 @@ from amqtt.mqtt.disconnect import DisconnectPacket
 
 from edge_sdk.errors import ConfigurationError
 from server.broker import policy
-from server.broker.acceptor import Acceptor, AcceptorLimits, Connection, PacketReader
+from server.broker.acceptor import Acceptor
+from server.broker.connection import AcceptorLimits, Connection, PacketReader
 from server.broker.policy import BACKEND_HEARS, Principal
 
 _LISTENER: Final = "default"

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from edge_sdk.mqtt import BrokerAddress, Message, MqttLink, Will
-from server.broker.acceptor import AcceptorLimits
 from server.broker.child import BrokerChild
+from server.broker.connection import AcceptorLimits
 from server.broker.embedded import EmbeddedBroker
 from server.broker.policy import Principal, credential_sha256
 

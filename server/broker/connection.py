@@ -1,0 +1,254 @@
+"""One client that logged in: its limits, its socket, and what the broker reads of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from edge_sdk.errors import FrameError, FrameTooLargeError
+from server.broker import packets
+from server.broker.packets import PUBLISH_OVERHEAD_BYTES, Connect, PacketType
+from server.broker.policy import Principal
+
+# edge_sdk.wire.frames.MQTT_LIMITS says the same; that module needs numpy, 30 MB of this process
+PAYLOAD_BYTES: Final = 2_000_000
+
+_CHUNK_BYTES: Final = 65_536
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptorLimits:
+    """What the embedded broker takes from its clients. Sizes in bytes, times in seconds.
+
+    Attributes:
+        payload_bytes: of one message.
+        connect_bytes, connect_s: a login's size, and how long a socket may take to send it.
+        logins: sockets not yet logged in; above it, the oldest is closed.
+        keep_alive_s: the longest keep-alive; a client that asks for none gets this one.
+        window_messages, window_bytes: what one device may have undelivered before the broker
+            stops reading from it.
+        held_bytes: the same, over all devices.
+        owed_messages, owed_bytes: what may wait for a device that does not read before it is cut.
+        stall_s: how long a client may take no byte while some wait for it.
+    """
+
+    payload_bytes: int = PAYLOAD_BYTES
+    connect_bytes: int = 4_096
+    connect_s: float = 5.0
+    logins: int = 1_000
+    keep_alive_s: int = 300
+    window_messages: int = 16
+    window_bytes: int = 1_000_000
+    held_bytes: int = 32_000_000
+    owed_messages: int = 256
+    owed_bytes: int = 8_000_000
+    stall_s: float = 8.0
+
+    @property
+    def packet_bytes(self) -> int:
+        """The longest packet: a message with its topic."""
+        return self.payload_bytes + PUBLISH_OVERHEAD_BYTES
+
+
+class Window:
+    """Messages taken and not yet given back; `open` while there is room for more."""
+
+    def __init__(self, messages: int, size_bytes: int, parent: Window | None = None) -> None:
+        self._left_messages = messages
+        self._left_bytes = size_bytes
+        self._parent = parent
+        self._room = asyncio.Event()
+        self._room.set()
+
+    @property
+    def open(self) -> bool:
+        """Whether another message fits."""
+        return self._room.is_set()
+
+    def take(self, size_bytes: int) -> None:
+        """Count a message in, whether or not it fits."""
+        self._count(-1, -size_bytes)
+        if self._parent is not None:
+            self._parent.take(size_bytes)
+
+    def give(self, size_bytes: int) -> None:
+        """Count a message out."""
+        self._count(1, size_bytes)
+        if self._parent is not None:
+            self._parent.give(size_bytes)
+
+    async def wait(self) -> None:
+        """Wait until another message fits here and in the parent."""
+        await self._room.wait()
+        if self._parent is not None:
+            await self._parent.wait()
+
+    def _count(self, messages: int, size_bytes: int) -> None:
+        self._left_messages += messages
+        self._left_bytes += size_bytes
+        if self._left_messages > 0 and self._left_bytes > 0:
+            self._room.set()
+        else:
+            self._room.clear()
+
+
+class Connection:
+    """One client that logged in: its socket, who it is, and what is under way."""
+
+    def __init__(
+        self,
+        principal: Principal,
+        connect: Connect,
+        writer: asyncio.StreamWriter,
+        limits: AcceptorLimits,
+        held: Window,
+    ) -> None:
+        self.principal = principal
+        self.client_id = connect.client_id
+        self.ended = asyncio.Event()
+        # a backend speaks to many devices: one that does not read must not stop it
+        self.said = (
+            Window(limits.window_messages, limits.window_bytes, held)
+            if principal.role == "device"
+            else None
+        )
+        self.owed = Window(limits.owed_messages, limits.owed_bytes)
+        self._writer = writer
+        self._stall_s = limits.stall_s
+        asked = connect.keep_alive_s or limits.keep_alive_s
+        self._silence_s = 1.5 * min(asked, limits.keep_alive_s)  # MQTT 3.1.2.10
+        self._heard_at = self._moved_at = time.monotonic()
+        self._waiting_bytes = 0
+        self._refused_once = False
+
+    def heard(self) -> None:
+        """Note that bytes came in."""
+        self._heard_at = time.monotonic()
+
+    async def ready(self) -> None:
+        """Wait until the client may be read from.
+
+        Not while much of what a device said is undelivered, nor while it leaves our answers
+        unread. A backend is always read: its acknowledgements are what others wait for.
+
+        Raises: OSError once the connection is lost.
+        """
+        if self.said is not None:
+            await self.said.wait()
+            await self._writer.drain()
+
+    def refuse(self, what: str, topic: str) -> None:
+        """Write a refusal into the log, the first one of a connection as a warning."""
+        level = logging.DEBUG if self._refused_once else logging.WARNING
+        self._refused_once = True
+        logger.log(level, "client=%s may not %s %.200r", self.client_id, what, topic)
+
+    def cut(self, why: str) -> None:
+        """Close the socket now, whatever is still to be sent."""
+        if not self._writer.transport.is_closing():
+            logger.info("client=%s cut: %s", self.client_id, why)
+        self.abort()
+
+    def abort(self) -> None:
+        """Close the socket now, without a word."""
+        self._writer.transport.abort()
+
+    def sweep(self, now: float) -> None:
+        """Cut the connection if it has been silent or stuck for too long."""
+        if self.said is not None and not self.said.open:
+            self._heard_at = now  # the silence is ours: we are not reading
+        waiting = self._writer.transport.get_write_buffer_size()
+        if not waiting or waiting < self._waiting_bytes:
+            self._moved_at = now
+        self._waiting_bytes = waiting
+        if now - self._heard_at > self._silence_s:
+            self.cut(f"nothing heard for {self._silence_s:.1f} s")
+        elif now - self._moved_at > self._stall_s:
+            self.cut(f"took no byte for {self._stall_s:.0f} s while {waiting} waited")
+
+
+class PacketReader:
+    """What the broker reads from: whole packets of one client, each checked before it is shown.
+
+    It has the shape of amqtt's ReaderAdapter. After anything wrong the socket is cut and every
+    read gives nothing, which ends the broker's side too; raising would make amqtt go on reading.
+    """
+
+    def __init__(
+        self, stream: asyncio.StreamReader, connection: Connection, first: bytes, at_most: int
+    ) -> None:
+        self._stream = stream
+        self._connection = connection
+        self._packet = first
+        self._at = 0
+        self._packet_bytes = at_most
+        self._eof = False
+
+    async def read(self, n: int) -> bytes:
+        """The next `n` bytes of the current packet, or b"" once the connection has ended."""
+        if self._at == len(self._packet) and n > 0:
+            self._packet, self._at = await self._next(), 0
+        if n > len(self._packet) - self._at:
+            if self._packet:
+                self._connection.cut(f"a packet that ends {n} bytes too early")
+            self._packet, self._at, self._eof = b"", 0, True
+            return b""
+        self._at += n
+        return self._packet[self._at - n : self._at]
+
+    def feed_eof(self) -> None:
+        """End the stream."""
+        self._eof = True
+
+    async def _next(self) -> bytes:
+        if self._eof:
+            return b""
+        said = self._connection.said
+        try:
+            await self._connection.ready()
+            first, head, body = await read_packet(
+                self._stream, self._packet_bytes, self._connection.heard
+            )
+            kind = packets.check_packet(first, body)
+        except FrameError as err:
+            self._connection.cut(str(err))
+            return b""
+        except (asyncio.IncompleteReadError, OSError):
+            return b""
+        if kind is PacketType.PUBLISH and said is not None:
+            said.take(len(body))
+        return head + body
+
+
+async def read_packet(
+    stream: asyncio.StreamReader, at_most: int, heard: Callable[[], None] = lambda: None
+) -> tuple[int, bytes, bytes]:
+    """First byte, fixed header and body of the next packet.
+
+    Args:
+        at_most: bytes of the packet.
+        heard: called whenever bytes came in, for a long packet takes a while.
+    Raises: FrameError, FrameTooLargeError before anything is allocated for the packet;
+        asyncio.IncompleteReadError, OSError at the end of the stream.
+    """
+    head = await stream.readexactly(2)
+    while (length := packets.decode_length(head[1:])) is None:
+        head += await stream.readexactly(1)
+    heard()
+    if len(head) + length > at_most:
+        raise FrameTooLargeError(f"packet: at most {at_most} bytes, got {len(head) + length}")
+    if length <= _CHUNK_BYTES:
+        body = await stream.readexactly(length)
+        heard()
+        return head[0], head, body
+    chunks = bytearray()
+    while len(chunks) < length:
+        chunks += await stream.readexactly(min(_CHUNK_BYTES, length - len(chunks)))
+        heard()
+    return head[0], head, bytes(chunks)
