@@ -30,6 +30,7 @@ from exporters.parity import (
     ParityReport,
     choose_codec,
     compare,
+    require_back,
     require_fp32,
     require_int8,
     run_torch,
@@ -58,11 +59,6 @@ class HeldOut:
     y: NDArray[np.integer[Any]]
     logits: NDArray[np.float32]
 
-    def spread(self, count: int) -> NDArray[np.intp]:
-        """Indices of at most `count` samples, evenly spread: data may be sorted by class."""
-        n = len(self.x)
-        return np.unique(np.linspace(0, n - 1, min(n, count)).astype(np.intp))
-
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -85,6 +81,11 @@ class Source:
         return TensorSpec(str(self.held_out.x.dtype), self.held_out.x.shape[1:])
 
 
+def spread(n: int, count: int) -> NDArray[np.intp]:
+    """Indices of at most `count` of n samples, evenly spread: data may be sorted by class."""
+    return np.unique(np.linspace(0, n - 1, min(n, count)).astype(np.intp))
+
+
 def write_fp32(source: Source, folder: Path) -> BundleManifest:
     """Write the bundle `d{depth}` into the empty `folder`.
 
@@ -96,6 +97,8 @@ def write_fp32(source: Source, folder: Path) -> BundleManifest:
     gate = measure_gate(reference, held_out.logits, held_out.y)
     report, codec, z_shape = _check(source, folder, graphs, reference, gate)
     require_fp32(report, f"d{source.depth}")
+    if source.graphs.back is not None:
+        require_back(folder, graphs["back"], source.graphs.back)
     latency = median_latency_us(folder / graphs["exit"].file, graphs["exit"])
     manifest = BundleManifest(
         bundle=f"{source.model}/d{source.depth}",
@@ -168,7 +171,7 @@ def _check(
     gate: GateSpec,
 ) -> tuple[ParityReport, Codec, tuple[int, ...]]:
     """Run the graphs as a device does, beside torch: what differs, the codec, the shape of z."""
-    some = source.held_out.spread(SAMPLES)
+    some = spread(len(source.held_out.x), SAMPLES)
     logits, z = DeviceRun(folder, graphs)(source.held_out.x[some])
     labels = source.held_out.logits[some].argmax(axis=1)
     codec, changes = choose_codec(z, source.net.suffix(source.depth), labels)
@@ -178,7 +181,7 @@ def _check(
 def _finish(manifest: BundleManifest, source: Source, folder: Path) -> None:
     sample_bytes = source.held_out.x[0].nbytes
     count = max(1, min(GOLDEN_SAMPLES, GOLDEN_BYTES // sample_bytes))
-    x = source.held_out.x[source.held_out.spread(count)]
+    x = source.held_out.x[spread(len(source.held_out.x), count)]
     logits, _ = DeviceRun(folder, manifest.graphs)(x)
     golden = pack_response({}, [Tensor("x", x), Tensor("logits", logits)])
     (folder / GOLDEN_NAME).write_bytes(golden)

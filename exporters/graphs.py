@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,7 +199,7 @@ def _write_graph(
     name, spec = given
     example = _zeros(spec, 1)
     model = _export(module, example, [name], outputs, dynamic=False)
-    overridable = _personal(model, personal)
+    overridable = _personal(model, personal, fixed={name for name, _ in module.named_buffers()})
     make_overridable(model, overridable)
     save(model, path)
     return GraphSpec(
@@ -211,12 +211,17 @@ def _write_graph(
     )
 
 
-def _personal(model: onnx.ModelProto, scopes: Sequence[str]) -> tuple[str, ...]:
-    """The float initialisers of these submodules; shapes and axes are integers and stay fixed."""
+def _personal(
+    model: onnx.ModelProto, scopes: Sequence[str], fixed: Collection[str]
+) -> tuple[str, ...]:
+    """The float initialisers of these submodules but for buffers (mean and std of the input, say);
+    shapes and axes are integers and stay fixed too.
+    """
     return tuple(
         initialiser.name
         for initialiser in model.graph.initializer
         if initialiser.data_type == onnx.TensorProto.FLOAT
+        and initialiser.name not in fixed
         and any(initialiser.name.startswith(f"{scope}.") for scope in scopes)
     )
 

@@ -16,7 +16,7 @@ from edge_sdk.durable import make_folder, storage_error, sync_file, sync_folder
 from edge_sdk.errors import ManifestError
 from edge_sdk.manifest import ModelManifest, SegmentSpec, TensorSpec, check_bundle_name
 from edge_sdk.nets import Supernet
-from exporters.bundle import HeldOut, Source, write_fp32, write_int8
+from exporters.bundle import HeldOut, Source, spread, write_fp32, write_int8
 from exporters.errors import ExportError, ParityError
 from exporters.graphs import DeviceGraphs, shared_exit, write_segments
 from exporters.measure import measure_cost
@@ -64,15 +64,17 @@ def export_model(
         graph does not reproduce the network; StorageError.
     """
     cuts = _check_depths(net, depths)
-    held_out_y = _check_data(net, held_out_x, held_out_y, class_names)
+    _check_data(net, held_out_x, held_out_y, class_names)
     _check_name(name, version)
     target = out / name / str(version)
     if target.exists():
-        raise ExportError(f"{target}: is there already; versions never change, take the next one")
+        raise _taken(target)
     net = deepcopy(net).cpu().eval()
     held_out = HeldOut(held_out_x, held_out_y, run_torch(net, held_out_x)[0])
-    some = held_out.x if calibration_x is None else calibration_x
-    calibration = None if int8 == "never" else _spread(some, CALIBRATION_SAMPLES)
+    calibration = None
+    if int8 == "auto":
+        usable = held_out_x if calibration_x is None else calibration_x
+        calibration = usable[spread(len(usable), CALIBRATION_SAMPLES)]
 
     make_folder(target.parent)
     work = Path(mkdtemp(prefix=f".{version}-", dir=target.parent))
@@ -122,7 +124,7 @@ def _write_segments(
     for segment in write_segments(net, _sample(held_out.x), folder, cuts):
         segments.append(segment)
         progress(f"segment {segment.file} of {len(cuts) + 1}")
-    some = held_out.spread(SAMPLES)
+    some = spread(len(held_out.x), SAMPLES)
     error = require_segments(folder, segments, net.prefix, held_out.x[some], held_out.logits[some])
     progress(f"segments give torch's logits within {error:.1e}")
     return tuple(segments)
@@ -142,14 +144,14 @@ def _write_bundles(
         return [variant]
     quantised = f"{variant}-int8"
     (folder / quantised).mkdir()
+    reason = f"{quantised}: no faster than fp32"
     try:
         made = write_int8(source, fp32, folder / variant, folder / quantised, calibration)
-        reason = "not faster than fp32"
     except ParityError as err:
         made, reason = None, str(err)
     if made is None:
         shutil.rmtree(folder / quantised)
-        progress(f"{quantised}: left out, {reason}")
+        progress(f"left out: {reason}")
         return [variant]
     progress(
         f"{quantised}: {made.parity['latency_us']:.0f} us a run,"
@@ -167,8 +169,17 @@ def _publish(work: Path, target: Path) -> None:
             sync_file(path)
     work.chmod(0o755)  # mkdtemp's is closed to the server's own user
     sync_folder(work)
-    work.rename(target)
+    try:
+        work.rename(target)
+    except OSError as err:
+        if target.exists():  # another export took the version meanwhile
+            raise _taken(target) from err
+        raise
     sync_folder(target.parent)
+
+
+def _taken(target: Path) -> ExportError:
+    return ExportError(f"{target}: is there already; versions never change, take the next one")
 
 
 def _bytes_under(folder: Path) -> int:
@@ -185,7 +196,7 @@ def _check_depths(net: Supernet, depths: Sequence[int] | None) -> tuple[int, ...
 
 def _check_data(
     net: Supernet, x: Array, y: NDArray[np.integer[Any]], class_names: Sequence[str]
-) -> NDArray[np.integer[Any]]:
+) -> None:
     if str(x.dtype) not in DTYPES or x.shape[1:] != net.input_shape or not len(x):
         raise ExportError(
             f"held-out inputs: expected (n, {', '.join(map(str, net.input_shape))}) of"
@@ -201,7 +212,6 @@ def _check_data(
         raise ExportError(
             f"class names: expected {net.classes}, one a class, got {len(class_names)}"
         )
-    return y
 
 
 def _check_name(name: str, version: int) -> None:
@@ -216,7 +226,3 @@ def _check_name(name: str, version: int) -> None:
 
 def _sample(x: Array) -> TensorSpec:
     return TensorSpec(str(x.dtype), x.shape[1:])
-
-
-def _spread(x: Array, count: int) -> Array:
-    return x[np.unique(np.linspace(0, len(x) - 1, min(len(x), count)).astype(np.intp))]

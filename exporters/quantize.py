@@ -6,7 +6,9 @@ as floats.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -48,17 +50,18 @@ def quantize(
         plain, prepared, quantised = (Path(folder) / f"{n}.onnx" for n in ("1", "2", "3"))
         onnx.save(model, plain)
         try:
-            quant_pre_process(plain, prepared, skip_symbolic_shape=True)
-            quantize_static(
-                prepared,
-                quantised,
-                _Samples(model.graph.input[0].name, calibration),
-                quant_format=QuantFormat.QDQ,
-                per_channel=True,
-                activation_type=QuantType.QUInt8,
-                weight_type=QuantType.QInt8,
-                nodes_to_exclude=floats,
-            )
+            with _quiet():
+                quant_pre_process(plain, prepared, skip_symbolic_shape=True)
+                quantize_static(
+                    prepared,
+                    quantised,
+                    _Samples(model.graph.input[0].name, calibration),
+                    quant_format=QuantFormat.QDQ,
+                    per_channel=True,
+                    activation_type=QuantType.QUInt8,
+                    weight_type=QuantType.QInt8,
+                    nodes_to_exclude=floats,
+                )
         except Exception as err:  # the quantiser raises whatever numpy, onnx and itself raise
             raise ExportError(f"{source.name}: cannot be quantised ({err})") from err
         model = onnx.load(quantised)
@@ -77,3 +80,24 @@ class _Samples(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has 
 
     def get_next(self) -> dict[str, NDArray[Any]] | None:
         return next(self._feeds, None)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what the quantiser writes to the root logger: one line a weight it cannot split by
+    channel. The handler keeps `logging.warning` from configuring the program's logging.
+    """
+    root, handler = logging.getLogger(), logging.NullHandler()
+    root.addHandler(handler)
+    root.addFilter(_drop)
+    try:
+        yield
+    finally:
+        root.removeFilter(_drop)
+        root.removeHandler(handler)
+
+
+def _drop(_record: logging.LogRecord) -> bool:
+    # a logger's filter sees only what is logged on that very logger: other threads' loggers,
+    # which have names, still speak
+    return False
