@@ -26,7 +26,7 @@ from profiles.device import measure_compute_score_gflops
 _RUNS: Final = 30
 _SECONDS_A_STAGE: Final = 0.5
 _ROUNDS: Final = 7
-_SECONDS_A_GRAPH: Final = 0.5
+_SECONDS_A_GRAPH: Final = 0.35
 # BatchNorm trains on no single value a channel, so two samples are traced and halved
 _TRACED: Final = 2
 

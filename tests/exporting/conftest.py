@@ -13,8 +13,6 @@ from edge_sdk.nets import Supernet, build
 from edge_sdk.training.datasets import Dataset, load_dataset
 from exporters.model import export_model
 
-FASHION = Path(__file__).parents[1] / "fixtures" / "fashion-mnist"
-
 
 @dataclass(frozen=True)
 class Tree:
@@ -44,13 +42,18 @@ def digits() -> Dataset:
 
 
 @pytest.fixture(scope="session")
-def fashion() -> Dataset:
-    return load_dataset("fashion-mnist", FASHION)
+def fashion(fashion_mnist_fixture: Path) -> Dataset:
+    return load_dataset("fashion-mnist", fashion_mnist_fixture)
 
 
 @pytest.fixture(scope="session")
 def tiny(digits: Dataset) -> Supernet:
     return trained("tiny", digits, samples=1024, epochs=4)
+
+
+@pytest.fixture(scope="session")
+def cnn8(fashion: Dataset) -> Supernet:
+    return trained("cnn8", fashion, samples=512, epochs=1)
 
 
 @pytest.fixture(scope="session")
