@@ -1,0 +1,58 @@
+"""`splitedge bench`: the numbers we are held to, each against its reference in the same run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from benchmarks.measure import Row
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog="Example: splitedge bench --quick --report bench.json")
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds: about a minute.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write the rows as JSON.")] = None,
+) -> None:
+    """Measure what splitedge adds: ratios to named references, medians of several rounds."""
+    from benchmarks import device, ladder, offload, throughput
+    from benchmarks.brokers import find_mosquitto
+
+    console = Console()
+    parts: dict[str, Callable[..., list[Row]]] = {
+        "predict on the device": device.run,
+        "offload round trip": offload.run,
+        "ladder engine": ladder.run,
+        "server over MQTT": throughput.run,
+    }
+    rows: list[Row] = []
+    for title, run in parts.items():
+        with console.status(title), tempfile.TemporaryDirectory(prefix="splitedge-bench-") as work:
+            rows += run(Path(work), quick=quick)
+        console.print(f"[green]✓[/] {title}")
+    if find_mosquitto() is None:
+        console.print("not measured over Mosquitto: it is not installed (apt install mosquitto)")
+    if report is not None:
+        raw = orjson.dumps([asdict(row) for row in rows], option=orjson.OPT_INDENT_2)
+        report.write_bytes(raw + b"\n")
+    _show(console, rows)
+
+
+def _show(console: Console, rows: list[Row]) -> None:
+    table = Table("figure", "value", "goal", "", "reference")
+    for row in rows:
+        goal = "" if row.limit is None else f"{row.limit:g}"
+        mark = "" if row.limit is None else ("[green]met[/]" if row.ok else "[red]missed[/]")
+        reference = "" if row.reference_value is None else f"{row.reference_value:.4g}"
+        table.add_row(row.name, f"{row.value:.3f} {row.unit}", goal, mark, reference)
+    console.print(table)

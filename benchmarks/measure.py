@@ -1,0 +1,61 @@
+"""Timing on a noisy machine: candidates take turns, and medians are compared."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a benchmark report.
+
+    Attributes:
+        value: in `unit`; for a ratio, ours over the reference.
+        limit: what `value` is held to; None for a figure that is only told.
+        ok: whether it holds.
+        reference_value: of the named reference, in the same run and in its own unit.
+    """
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None
+    ok: bool
+    reference_value: float | None
+
+
+def at_most(name: str, value: float, unit: str, limit: float, reference: float) -> Row:
+    """A row that is good when `value` is at most `limit`."""
+    return Row(name, round(value, 4), unit, limit, value <= limit, round(reference, 4))
+
+
+def at_least(name: str, value: float, unit: str, limit: float, reference: float) -> Row:
+    """A row that is good when `value` is at least `limit`."""
+    return Row(name, round(value, 4), unit, limit, value >= limit, round(reference, 4))
+
+
+def take_turns(
+    candidates: Sequence[Callable[[], object]], *, rounds: int, calls: int
+) -> list[float]:
+    """Median seconds of one call of each candidate.
+
+    Every round runs each candidate `calls` times in a row; a round's figure is the median of its
+    calls, and the result the median of the rounds, so that a neighbour's burst touches all alike.
+    """
+    figures: list[list[float]] = [[] for _ in candidates]
+    for _ in range(rounds):
+        for candidate, kept in zip(candidates, figures, strict=True):
+            kept.append(_median_call(candidate, calls))
+    return [statistics.median(kept) for kept in figures]
+
+
+def _median_call(candidate: Callable[[], object], calls: int) -> float:
+    times = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        candidate()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
