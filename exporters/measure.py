@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from edge_sdk.manifest import GraphSpec
@@ -91,7 +92,8 @@ def _measure(name: str, module: nn.Module, given: Tensor, *, holds_input: bool) 
     """The cost of one part for one sample of `given`, its input."""
     parameters = sum(parameter.numel() for parameter in module.parameters())
     one = given[:1]
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    # the counter knows attention as matrix products, and not the CPU's fused form of it
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         output = module(one)
     activations = WEIGHT_BYTES * (one.numel() + output.numel())
     return StageCost(

@@ -4,8 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from edge_sdk.nets import Supernet, build
+from exporters import measure
 from exporters.measure import measure_cost, median_latencies_us, median_latency_us
 from profiles.cost import CostTable
 
@@ -30,6 +34,16 @@ def test_first_stage_also_keeps_its_normalised_input(costs: CostTable) -> None:
     stage = costs.stages[0]  # conv 3x3, 1 to 8 on 8x8, ReLU
     assert stage.parameters == 80
     assert stage.training_peak_bytes == 12 * 80 + 4 * 64 + 4 * 8 * 64
+
+
+def test_attention_counts_its_two_matrix_products() -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return scaled_dot_product_attention(x, x, x)
+
+    # 3 heads of width 8 over 5 tokens: scores and mixing, each 2 * 5 * 5 * 8 a head
+    cost = measure._measure("attention", Attention(), torch.ones(2, 3, 5, 8), holds_input=False)
+    assert cost.flops == 2 * (3 * 2 * 5 * 5 * 8)
 
 
 def test_parameters_are_those_of_the_methods_page(costs: CostTable) -> None:
