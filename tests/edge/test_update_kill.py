@@ -154,7 +154,7 @@ def test_update_killed_at_any_touch_of_a_file_leaves_a_whole_bundle(
     assert seen == {"tiny/1/d2", "tiny/2/d2"}
 
 
-@pytest.mark.timeout(900)  # the thousand of `make faults` take five minutes
+@pytest.mark.timeout(1800)  # the thousand kills of `make faults` take some ten minutes
 def test_updates_killed_at_random_moments_always_leave_a_whole_bundle(
     depot: Depot, export: Export, installed: Path, nursery: Nursery, *, thorough: bool
 ) -> None:
