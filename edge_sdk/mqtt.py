@@ -144,6 +144,7 @@ class MqttLink:
         self._on_state = on_state
         self._handlers: dict[str, tuple[Handler, int]] = {}
         self._lock = threading.Lock()
+        self._changing = threading.Lock()  # a fall-back in the network thread may meet `stop`
         self._up = threading.Event()
         self._stopped = False
         self._failures = 0
@@ -173,8 +174,9 @@ class MqttLink:
 
     def start(self) -> None:
         """Connect in the background and stay connected until `stop`."""
-        if self._client is None:
-            self._start_client()
+        with self._changing:
+            if self._client is None:
+                self._start_client()
 
     def wait_connected(self, timeout_s: float) -> None:
         """Wait until the link is up.
@@ -213,8 +215,9 @@ class MqttLink:
 
     def stop(self, *, last_words: Will | None = None, timeout_s: float = 2.0) -> None:
         """Say `last_words` (retained) if connected, disconnect and end the network thread."""
-        self._stopped = True
-        client = self._client
+        with self._changing:
+            self._stopped = True
+            client, self._client = self._client, None
         if client is None:
             return
         if last_words is not None and self.connected:
@@ -226,7 +229,6 @@ class MqttLink:
         client.disconnect()
         client.loop_stop()
         self._up.clear()
-        self._client = None
 
     def _start_client(self) -> None:
         client = paho.Client(
@@ -303,8 +305,9 @@ class MqttLink:
         self._protocol = MQTTProtocolVersion.MQTTv311
         client.on_disconnect = None
         client.disconnect()  # its thread ends by itself once this callback returns
-        if not self._stopped:
-            self._start_client()
+        with self._changing:
+            if not self._stopped:
+                self._start_client()
 
     def _connect_failed(self, client: paho.Client, _userdata: object) -> None:
         self._last_error = "connection refused or host unreachable"

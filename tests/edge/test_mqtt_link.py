@@ -1,0 +1,349 @@
+"""The link to a broker: a real Mosquitto, the embedded broker, and what a link may not do."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_sdk.errors import ConfigurationError, FrameTooLargeError, LinkError
+from edge_sdk.mqtt import BrokerAddress, Message, MqttLink, Rpc, Will, loopback, with_login
+from server.broker.child import BrokerChild
+from server.broker.policy import Principal, credential_sha256
+
+SECRET = secrets.token_hex(32)
+REPLY = "splitedge/v1/default/pi-1/reply"
+QUERY = "splitedge/v1/default/pi-1/query"
+
+
+class Mosquitto:
+    """A Mosquitto that lets everybody in, on one port over restarts."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.address = BrokerAddress("127.0.0.1", port)
+        self.log = folder / "mosquitto.log"
+        self._config = folder / "mosquitto.conf"
+        self._config.write_text(
+            f"listener {port} 127.0.0.1\nallow_anonymous true\nlog_dest stderr\nlog_type all\n"
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
+        assert program is not None, "install Mosquitto 2.0 or newer to run the broker tests"
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen([program, "-c", str(self._config)], stderr=log)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path, free_port: int) -> Iterator[Mosquitto]:
+    broker = Mosquitto(tmp_path, free_port)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[BrokerAddress]:
+    """The broker of `server run`, with one device and one backend."""
+    child = BrokerChild()
+    digest = credential_sha256(SECRET)
+    child.set_principal(Principal("pi-1", "device", "default", digest))
+    child.set_principal(Principal("backend", "backend", None, digest))
+    child.start()
+    yield BrokerAddress("127.0.0.1", child.port)
+    child.stop()
+
+
+@pytest.fixture
+def link_to() -> Iterator[Callable[..., MqttLink]]:
+    """Makes links that are connected and hear what `hears` says by topic, and stops them."""
+    made: list[MqttLink] = []
+
+    def connect(
+        address: BrokerAddress,
+        name: str = "pi-1",
+        hears: Mapping[str, Callable[[Message], None]] | None = None,
+        **more: Any,
+    ) -> MqttLink:
+        link = MqttLink(address, client_id=name, password=SECRET, **more)
+        made.append(link)
+        for topic, handler in (hears or {}).items():
+            link.subscribe(topic, handler)
+        link.start()
+        link.wait_connected(10)
+        return link
+
+    yield connect
+    for link in made:
+        link.stop()
+
+
+class Inbox:
+    """Collects messages, and waits for a number of them."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._arrived = threading.Condition()
+
+    def __call__(self, message: Message) -> None:
+        with self._arrived:
+            self.messages.append(message)
+            self._arrived.notify_all()
+
+    def wait(self, count: int) -> list[Message]:
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: len(self.messages) >= count, 10)
+            return self.messages
+
+
+def threads_of(name: str) -> list[str]:
+    """paho names its thread after the client id."""
+    return [thread.name for thread in threading.enumerate() if thread.name.endswith(name)]
+
+
+def eventually(holds: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def connects(broker: Mosquitto, name: str) -> list[str]:
+    """The protocol versions (p5: MQTT 5, p2: 3.1.1) of that client's connections, by the log."""
+    lines = broker.log.read_text().splitlines()
+    return [line.split("(")[1][:2] for line in lines if f" as {name} (" in line]
+
+
+@pytest.mark.broker
+def test_speaks_5_where_the_broker_does(
+    mosquitto: Mosquitto, link_to: Callable[..., MqttLink]
+) -> None:
+    inbox = Inbox()
+    link = link_to(mosquitto.address, "pi-5", {QUERY: inbox})
+    assert link.publish(QUERY, b"hello", rpc=Rpc(REPLY, b"0123456789abcdef", 3))
+    assert inbox.wait(1) == [Message(QUERY, b"hello")]
+    assert connects(mosquitto, "pi-5") == ["p5"]
+
+
+@pytest.mark.broker
+def test_falls_back_to_3_1_1_on_the_embedded_broker(
+    embedded: BrokerAddress, link_to: Callable[..., MqttLink]
+) -> None:
+    heard, answered = Inbox(), Inbox()
+    backend = link_to(embedded, "backend", {"splitedge/v1/+/+/query": heard})
+    device = link_to(embedded, "pi-1", {REPLY: answered})
+    assert device.publish(QUERY, b"q", rpc=Rpc(REPLY, b"c" * 16, 1))
+    assert heard.wait(1)[0] == Message(QUERY, b"q")
+    assert backend.publish(REPLY, b"r")
+    assert answered.wait(1)[0] == Message(REPLY, b"r")
+    assert len(threads_of("pi-1")) == 1  # the one that tried 5 has ended
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("delay_ms", [0, 1, 2, 4, 8, 16, 32])
+def test_stopped_at_any_moment_it_leaves_no_thread(embedded: BrokerAddress, delay_ms: int) -> None:
+    """Falling back starts a second client in the network thread: stop must catch it too."""
+    for _ in range(3):
+        link = MqttLink(embedded, client_id="pi-1", password=SECRET)
+        link.start()
+        time.sleep(delay_ms / 1e3)
+        link.stop()
+        assert not link.connected
+        eventually(lambda: not threads_of("pi-1"), "a network thread runs on", 2)
+
+
+@pytest.mark.broker
+def test_after_a_restart_it_is_back_and_hears_what_it_did(
+    mosquitto: Mosquitto, link_to: Callable[..., MqttLink]
+) -> None:
+    before, after = Inbox(), Inbox()
+    states: list[bool] = []
+    link = link_to(mosquitto.address, "pi-1", {REPLY: before}, on_state=states.append)
+    mosquitto.stop()
+    eventually(lambda: not link.connected, "still up")
+    assert not link.publish(QUERY, b"nobody there")
+    assert "lost" in link.last_error
+    link.subscribe("splitedge/v1/default/pi-1/command", after)  # while it is down
+
+    mosquitto.start()
+
+    link.wait_connected(10)
+    server = link_to(mosquitto.address, "server")
+    assert server.publish(REPLY, b"r")
+    assert server.publish("splitedge/v1/default/pi-1/command", b"c")
+    assert before.wait(1)[0].payload == b"r"
+    assert after.wait(1)[0].payload == b"c"
+    assert states == [True, False, True]
+
+
+class Refuser:
+    """A port that closes every connection, and notes when each came."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = BrokerAddress("127.0.0.1", self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            self.times.append(time.monotonic())
+            peer.close()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+def test_a_fleet_comes_back_within_seconds_and_not_all_in_one_instant() -> None:
+    refusers = [Refuser() for _ in range(8)]
+    links = [MqttLink(refuser.address, client_id="pi-1") for refuser in refusers]
+    for link in links:
+        link.start()
+    eventually(lambda: all(len(refuser.times) >= 3 for refuser in refusers), "one gave up")
+    for link in links:
+        link.stop()
+    for refuser in refusers:
+        refuser.close()
+    waits = [[b - a for a, b in pairwise(refuser.times[:3])] for refuser in refusers]
+    # [half, whole] of 0.5 s after the first failure and of 1 s after the second; paho looks at
+    # its socket once a second at worst, which comes on top
+    assert all(0.2 < first < 1.5 and 0.45 < second < 2 for first, second in waits)
+    firsts = sorted(first for first, _ in waits)
+    assert firsts[-1] - firsts[0] > 0.03
+
+
+@pytest.mark.broker
+def test_a_payload_above_the_limit_is_refused_before_it_is_sent(
+    mosquitto: Mosquitto, link_to: Callable[..., MqttLink]
+) -> None:
+    inbox = Inbox()
+    link = link_to(mosquitto.address, "pi-1", {QUERY: inbox}, max_packet_bytes=1000)
+    with pytest.raises(FrameTooLargeError, match=r"at most 1000 bytes.*got 1001"):
+        link.publish(QUERY, bytes(1001))
+    assert link.publish(QUERY, bytes(1000))
+    assert [len(message.payload) for message in inbox.wait(1)] == [1000]
+    assert link.connected
+
+
+def test_without_a_broker_nothing_is_kept_and_the_reason_is_told(free_port: int) -> None:
+    link = MqttLink(BrokerAddress("127.0.0.1", free_port), client_id="pi-1")
+    assert not link.publish(QUERY, b"q")
+    link.start()
+    assert not link.publish(QUERY, b"q")
+    with pytest.raises(LinkError, match=rf"mqtt://127.0.0.1:{free_port} after 0.3 s: .*refused"):
+        link.wait_connected(0.3)
+    link.stop()
+    assert not link.publish(QUERY, b"q")
+    link.stop()  # again is fine
+
+
+@pytest.mark.broker
+def test_a_wrong_password_is_told(embedded: BrokerAddress) -> None:
+    link = MqttLink(embedded, client_id="pi-1", password="wrong")
+    link.start()
+    with pytest.raises(LinkError, match="Not authorized"):
+        link.wait_connected(1)
+    link.stop()
+
+
+@pytest.mark.broker
+def test_a_handler_that_fails_does_not_end_the_link(
+    mosquitto: Mosquitto, link_to: Callable[..., MqttLink]
+) -> None:
+    inbox = Inbox()
+
+    def fail_once(message: Message) -> None:
+        inbox(message)
+        if message.payload == b"1":
+            raise RuntimeError("a bug in a handler")
+
+    link = link_to(mosquitto.address, "pi-1", {REPLY: fail_once})
+    assert link.publish(REPLY, b"1")
+    assert link.publish(REPLY, b"2")
+    assert [message.payload for message in inbox.wait(2)] == [b"1", b"2"]
+
+
+@pytest.mark.broker
+def test_the_will_is_retained_when_it_dies_and_last_words_when_it_leaves(
+    mosquitto: Mosquitto, link_to: Callable[..., MqttLink]
+) -> None:
+    topic = "splitedge/v1/default/{}/status"
+    left = link_to(mosquitto.address, "left", will=Will(topic.format("left"), b"died"))
+    died = link_to(mosquitto.address, "died", will=Will(topic.format("died"), b"died"))
+    left.stop(last_words=Will(topic.format("left"), b"left"))
+    client = died._client
+    assert client is not None
+    sock = client.socket()
+    assert isinstance(sock, socket.socket)
+    died._stopped = True
+    sock.shutdown(socket.SHUT_RDWR)
+    time.sleep(0.2)
+
+    inbox = Inbox()
+    link_to(mosquitto.address, "watcher", {"splitedge/v1/default/+/status": inbox})
+
+    said = {message.topic.split("/")[3]: message for message in inbox.wait(2)}
+    assert {name: message.payload for name, message in said.items()} == {
+        "left": b"left",
+        "died": b"died",
+    }
+    assert all(message.retained for message in said.values())
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("mqtt://h", BrokerAddress("h", 1883)),
+        ("mqtts://h", BrokerAddress("h", 8883, tls=True)),
+        ("mqtt://u:p%40s@h:9", BrokerAddress("h", 9, username="u", password="p@s")),
+        ("mqtt://[::1]:7", BrokerAddress("::1", 7)),
+    ],
+)
+def test_broker_urls(url: str, expected: BrokerAddress) -> None:
+    address = BrokerAddress.parse(url)
+    assert address == expected
+    assert BrokerAddress.parse(address.url) == BrokerAddress(
+        expected.host, expected.port, expected.tls
+    )
+    assert "p@s" not in repr(address) + address.url
+
+
+def test_a_login_is_added_to_an_address() -> None:
+    address = with_login(BrokerAddress("h", 1), "pi-1", "secret")
+    assert (address.username, address.password, address.port) == ("pi-1", "secret", 1)
+
+
+@pytest.mark.parametrize("url", ["http://h", "h:1883", "mqtt://", "mqtt://h:x", "mqtt://h:99999"])
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="broker URL"):
+        BrokerAddress.parse(url)
+
+
+def test_loopback_is_told_by_the_address() -> None:
+    hosts = {"127.0.0.1": True, "127.8.8.8": True, "::1": True, "localhost": True}
+    hosts |= {"10.0.0.1": False, "broker.example": False, "0.0.0.0": False}
+    assert {host: loopback(BrokerAddress(host, 1)) for host in hosts} == hosts
