@@ -7,6 +7,7 @@ names only the device.
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from edge_sdk.wire.frames import Array, Frame, Tensor, pack_request, pack_respon
 RAW_INPUT: Final = "x"
 DEADLINE_MAX_MS: Final = 600_000.0
 ID_CHARACTERS_MAX: Final = 64
+RETRY_AFTER_MAX_S: Final = 60.0
+
+_SMASHED = re.compile(r"z([1-9][0-9]{0,2})")
 
 
 class Problem(StrEnum):
@@ -80,8 +84,8 @@ def entry_depth(name: str) -> int:
     """
     if name == RAW_INPUT:
         return 0
-    if name[:1] == "z" and name[1:].isascii() and name[1:].isdigit() and len(name) <= 4:
-        return int(name[1:])
+    if smashed := _SMASHED.fullmatch(name):
+        return int(smashed[1])
     raise FrameError(f"tensor: expected x or z1, z2, ..., got {name[:100]!r}")
 
 
@@ -118,7 +122,7 @@ def frame_id(frame: Frame) -> str:
 
     Raises: FrameError when it is no short string.
     """
-    value = frame.header.get("id", "")
+    value = frame.header.get("id") or ""  # null says as little as no id
     if not isinstance(value, str) or len(value) > ID_CHARACTERS_MAX:
         raise FrameError(f"id: expected at most {ID_CHARACTERS_MAX} characters, got {value!r:.100}")
     return value
@@ -154,15 +158,16 @@ def read_reply(frame: Frame) -> Reply:
     Raises: FrameError.
     """
     identifier = frame_id(frame)
-    if "error" in frame.header:
+    if frame.header.get("error") is not None:
         word = frame.parameters.get("problem")
         known = {problem.value: problem for problem in Problem}
         retry = frame.parameters.get("retry_after_s")
+        seconds = float(retry) if isinstance(retry, int | float) else 0.0
         return Reply(
             identifier,
             problem=known.get(word, Problem.FAILED) if isinstance(word, str) else Problem.FAILED,
             detail=str(frame.header["error"])[:500],
-            retry_after_s=min(float(retry), 60.0) if isinstance(retry, int | float) else 0.0,
+            retry_after_s=min(max(seconds, 0.0), RETRY_AFTER_MAX_S),
         )
     return Reply(identifier, {tensor.name: tensor.array for tensor in frame.tensors})
 
