@@ -17,7 +17,7 @@ import numpy as np
 
 from edge_sdk.session import Array
 from server.backend.ladder import Entry, LadderEngine
-from server.errors import ExpiredError, OverloadedError, ServerError
+from server.errors import BadRequestError, ExpiredError, OverloadedError, ServerError
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Job:
 
     Attributes:
         deadline: on the monotonic clock, or None.
-        done: called in the engine's thread with the outputs or the error; must not wait.
+        done: called once, in the engine's thread, with the outputs or the error; must not wait.
     """
 
     engine: LadderEngine
@@ -101,7 +101,7 @@ class Batcher:
             self._queue.clear()
             self._filled.notify()
         for job in left:
-            job.done(OverloadedError("the server is stopping; answer locally"))
+            _settle(job, OverloadedError("the server is stopping; answer locally"))
         self._thread.join()
 
     def _drain_s(self) -> float:
@@ -138,7 +138,7 @@ class Batcher:
         for job in batch:
             if job.deadline is not None and job.deadline <= now:
                 self.load.expired += 1
-                job.done(ExpiredError("the deadline passed while the query waited"))
+                _settle(job, ExpiredError("the deadline passed while the query waited"))
             else:
                 alive.append(job)
         return alive
@@ -153,13 +153,22 @@ class Batcher:
                 return
             logger.exception("query failed")
             self.load.failed += 1
-            batch[0].done(ServerError(f"the model failed on this query ({type(err).__name__})"))
+            failed = ServerError(f"the model failed on this query ({type(err).__name__})")
+            _settle(batch[0], failed)
             return
         self.load.batches += 1
         for job, output in zip(batch, outputs, strict=True):
             if np.isfinite(output).all():
                 self.load.queries += 1
-                job.done(output)
+                _settle(job, output)
             else:
+                # finite weights and a finite input: its values are beyond what the model can add up
                 self.load.failed += 1
-                job.done(ServerError("the model gave NaN or infinity for this query"))
+                _settle(job, BadRequestError("the model gives NaN or infinity for this input"))
+
+
+def _settle(job: Job, outcome: Array | ServerError) -> None:
+    try:
+        job.done(outcome)
+    except Exception:  # whoever asked may be gone, its event loop closed: the thread lives on
+        logger.exception("an answer could not be handed over")

@@ -63,8 +63,9 @@ class LadderEngine:
             raise BadRequestError(f"input z{entry.depth}: this model takes {known}")
         expected = self._rungs[at].spec.input
         if entry.array.shape[1:] != expected.shape or not entry.array.shape:
+            shape = ", ".join(map(str, ("n", *expected.shape)))
             got = list(entry.array.shape)
-            raise BadRequestError(f"input: expected shape [n, *{list(expected.shape)}], got {got}")
+            raise BadRequestError(f"input: expected shape [{shape}], got {got}")
         if entry.array.dtype != expected.dtype:
             raise BadRequestError(f"input: expected {expected.dtype}, got {entry.array.dtype}")
 

@@ -1,0 +1,294 @@
+"""One real model, trained for seconds and exported once, and servers and brokers to serve it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+import psutil
+import pytest
+import torch
+import urllib3
+from numpy.typing import NDArray
+
+from edge_sdk.manifest import BundleManifest, ModelManifest
+from edge_sdk.mqtt import BrokerAddress, Message, MqttLink
+from edge_sdk.nets import Supernet, build
+from edge_sdk.training.datasets import load_dataset
+from edge_sdk.wire.frames import Tensor, unpack
+from edge_sdk.wire.messages import Query, Reply, pack_query, read_reply
+from edge_sdk.wire.topics import Kind, Topic
+from exporters.model import export_model
+from server.training.multi_exit import train_multi_exit
+
+Array = NDArray[Any]
+T = TypeVar("T")
+
+CUTS = (1, 2, 4)
+START_S = 60.0
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """`digits/1` under `root`, and the network it was exported from.
+
+    x, y: raw samples (n, 1, 8, 8) and labels that it was not trained on.
+    """
+
+    net: Supernet
+    root: Path
+    x: Array
+    y: Array
+
+    @property
+    def folder(self) -> Path:
+        """Of version 1."""
+        return self.root / "digits" / "1"
+
+    @property
+    def manifest(self) -> ModelManifest:
+        """Of version 1."""
+        return ModelManifest.load(self.folder)
+
+    def install(self, models: Path, *, version: int = 1) -> Path:
+        """Put a copy under `models` in one rename, as an export does; returns its folder."""
+        target = models / "digits" / str(version)
+        work = target.with_name(f".{version}-copy")
+        shutil.copytree(self.folder, work)
+        model = replace(self.manifest, version=str(version))
+        (work / "model.json").write_bytes(model.to_json())
+        for variant in model.variants:
+            path = work / "bundles" / variant / "manifest.json"
+            bundle = replace(BundleManifest.load(path.parent), bundle=f"digits/{version}/{variant}")
+            path.write_bytes(bundle.to_json())
+        work.rename(target)
+        return target
+
+    def smashed(self, depth: int, x: Array) -> Array:
+        """torch's output of the first `depth` stages; x itself for 0."""
+        return x if depth == 0 else self._torch(self.net.prefix(depth), x)
+
+    def logits(self, x: Array) -> Array:
+        """torch's output of the whole network."""
+        return self._torch(self.net, x)
+
+    def suffix(self, depth: int, z: Array) -> Array:
+        """torch's output of the stages after `depth`, for what entered there."""
+        return self._torch(self.net if depth == 0 else self.net.suffix(depth), z)
+
+    def query(self, depth: int, array: Array, **more: Any) -> Query:
+        """A query for this model with `array` at `depth`; `id`, `deadline_ms`... by keyword."""
+        fields: dict[str, Any] = {"id": "q", "model": "digits", "version": None, **more}
+        return Query(tensor=Tensor(f"z{depth}" if depth else "x", array), **fields)
+
+    @staticmethod
+    def _torch(module: torch.nn.Module, given: Array) -> Array:
+        with torch.inference_mode():
+            out: Array = module(torch.from_numpy(given.copy())).numpy()
+        return out
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A network trained until its answers differ from sample to sample, and its export."""
+    data = load_dataset("digits")
+    net = build("tiny", mean=data.mean, std=data.std, seed=0)
+    # the pixels are whole numbers from 0 to 16: bytes, as a camera gives them
+    x_train, x_test = data.x_train[:1000].astype(np.uint8), data.x_test.astype(np.uint8)
+    train_multi_exit(net, x_train, data.y_train[:1000], epochs=3)
+    net.eval()
+    root = tmp_path_factory.mktemp("exported")
+    export_model(
+        net,
+        x_test[:100],
+        data.y_test[:100],
+        root,
+        name="digits",
+        version=1,
+        class_names=[str(digit) for digit in range(10)],
+        depths=CUTS,
+        int8="never",
+    )
+    return Exported(net, root, x_test, data.y_test)
+
+
+class Device:
+    """A device's link to a broker, without an agent: it sends what a test says."""
+
+    def __init__(self, address: BrokerAddress, name: str, credential: str) -> None:
+        self._arrived = threading.Condition()
+        self._name = name
+        self.replies: list[Reply] = []
+        self.commands: list[dict[str, Any]] = []
+        self.link = MqttLink(address, client_id=name, password=credential)
+        self.link.subscribe(self.topic(Kind.REPLY), self._reply)
+        self.link.subscribe(self.topic(Kind.COMMAND), self._command)
+        self.link.start()
+        self.link.wait_connected(10)
+
+    def topic(self, kind: Kind) -> str:
+        """Of this device."""
+        return str(Topic("default", self._name, kind))
+
+    def send(self, payload: bytes) -> None:
+        """Publish on the query topic, as fast as the link takes it."""
+        deadline = time.monotonic() + 10
+        while not self.link.publish(self.topic(Kind.QUERY), payload):
+            assert time.monotonic() < deadline, self.link.last_error
+            time.sleep(0.002)
+
+    def ask(self, query: Query) -> Reply:
+        """Send a query and wait for the reply with its id."""
+        self.send(pack_query(query))
+        return self.wait(lambda: [r for r in self.replies if r.id == query.id])[0]
+
+    def wait(self, found: Callable[[], list[T]], timeout_s: float = 20.0) -> list[T]:
+        """Wait until `found` finds something among what arrived, and return it."""
+        with self._arrived:
+            assert self._arrived.wait_for(found, timeout_s), f"last: {self.replies[-3:]}"
+            return found()
+
+    def _reply(self, message: Message) -> None:
+        with self._arrived:
+            self.replies.append(read_reply(unpack(message.payload)))
+            self._arrived.notify_all()
+
+    def _command(self, message: Message) -> None:
+        with self._arrived:
+            self.commands.append(orjson.loads(message.payload))
+            self._arrived.notify_all()
+
+
+@pytest.fixture
+def device() -> Iterator[Callable[..., Device]]:
+    """Makes devices and disconnects them: `device(address, name, credential)`."""
+    made: list[Device] = []
+
+    def connect(address: BrokerAddress, name: str = "pi-1", credential: str = "") -> Device:
+        made.append(Device(address, name, credential))
+        return made[-1]
+
+    yield connect
+    for one in made:
+        one.link.stop()
+
+
+@pytest.fixture(scope="session")
+def mosquitto() -> Iterator[BrokerAddress]:
+    """A real Mosquitto that lets everybody in. Where it is not installed, the tests fail."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "mosquitto.conf"
+        config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nlog_type none\n")
+        program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
+        assert program is not None, "install Mosquitto 2.0 or newer to run the broker tests"
+        process = subprocess.Popen([program, "-c", str(config)])
+        try:
+            yield _listening(BrokerAddress("127.0.0.1", port))
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def _listening(address: BrokerAddress) -> BrokerAddress:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            socket.create_connection((address.host, address.port), 1).close()
+        except OSError:
+            assert time.monotonic() < deadline, f"nobody listens at {address.url}"
+            time.sleep(0.02)
+        else:
+            return address
+
+
+class ServerRun:
+    """`splitedge server run` as a process of its own.
+
+    Attributes:
+        http: URL, once `wait_ready` returned. mqtt: the broker's address.
+    """
+
+    def __init__(self, state: Path, options: Sequence[str], log: Path) -> None:
+        self._log = log
+        command = [sys.executable, "-P", "-m", "edge_sdk.cli", "server", "run"]
+        with log.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [*command, "--state", str(state), *options],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        self.http = ""
+        self.mqtt = BrokerAddress("", 0)
+
+    def wait_ready(self) -> ServerRun:
+        """Wait for its one line that says where it listens."""
+        assert self.process.stdout is not None
+        timer = threading.Timer(START_S, self.process.kill)
+        timer.start()
+        words = self.process.stdout.readline().split()
+        timer.cancel()
+        assert "(API)," in words, self.said
+        self.http = words[words.index("(API),") - 1]
+        self.mqtt = BrokerAddress.parse(words[words.index("(broker),") - 1])
+        return self
+
+    @property
+    def said(self) -> str:
+        """Its standard error."""
+        return self._log.read_text()
+
+    @property
+    def family(self) -> list[psutil.Process]:
+        """It and its children, as they are now."""
+        server = psutil.Process(self.process.pid)
+        return [server, *server.children(recursive=True)]
+
+    def call(self, method: str, path: str, **more: Any) -> urllib3.BaseHTTPResponse:
+        """One HTTP request."""
+        return urllib3.request(method, f"{self.http}{path}", timeout=10, retries=False, **more)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and wait; its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        status = self.process.wait(20)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return status
+
+
+@pytest.fixture
+def run_server(tmp_path: Path) -> Iterator[Callable[..., ServerRun]]:
+    """Starts servers, on free ports unless told others, and ends those still running."""
+    started: list[ServerRun] = []
+    free = ("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0")
+
+    def run(state: Path, options: Sequence[str] = free) -> ServerRun:
+        started.append(ServerRun(state, options, tmp_path / f"server-{len(started)}.log"))
+        return started[-1]
+
+    yield run
+    for server in started:
+        server.end(signal.SIGKILL)

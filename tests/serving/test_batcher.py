@@ -1,0 +1,341 @@
+"""The queue before the engine: no waiting when idle, batches when busy, one outcome each."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from server.backend.batcher import Batcher, Job
+from server.backend.ladder import Entry, LadderEngine
+from server.errors import BadRequestError, ExpiredError, OverloadedError, ServerError
+
+if TYPE_CHECKING:
+    from tests.serving.conftest import Exported
+
+Array = NDArray[Any]
+
+
+class GatedEngine(LadderEngine):
+    """The real engine, held at a gate that a test opens, and counting what it is given.
+
+    It fails on any batch that holds a sample of nothing but 16s.
+    """
+
+    def __init__(self, exported: Exported) -> None:
+        super().__init__(exported.folder, exported.manifest)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.batches: list[int] = []
+
+    def run(self, entries: Sequence[Entry]) -> list[Array]:
+        self.batches.append(len(entries))
+        self.entered.set()
+        assert self.gate.wait(20)
+        if any((entry.array == 16).all() for entry in entries):
+            raise ValueError("all white")
+        return super().run(entries)
+
+
+class Asked:
+    """One submitted query and its outcomes, of which there must be one."""
+
+    def __init__(self, batcher: Batcher, engine: LadderEngine, x: Array, **more: Any) -> None:
+        self._settled = threading.Event()
+        self.outcomes: list[Array | ServerError] = []
+        entry = Entry(more.get("depth", 0), x)
+        batcher.submit(Job(engine, entry, more.get("deadline"), self._done))
+
+    @property
+    def outcome(self) -> Array | ServerError:
+        assert self._settled.wait(20), "no outcome"
+        return self.outcomes[0]
+
+    @property
+    def answer(self) -> Array:
+        assert not isinstance(self.outcome, ServerError), self.outcome
+        return self.outcome
+
+    def _done(self, outcome: Array | ServerError) -> None:
+        self.outcomes.append(outcome)
+        self._settled.set()
+
+
+@pytest.fixture(scope="module")
+def shared_engine(exported: Exported) -> GatedEngine:
+    return GatedEngine(exported)
+
+
+@pytest.fixture
+def engine(shared_engine: GatedEngine) -> Iterator[GatedEngine]:
+    shared_engine.batches.clear()
+    shared_engine.entered.clear()
+    yield shared_engine
+    shared_engine.gate.set()
+
+
+@pytest.fixture
+def start(engine: GatedEngine) -> Iterator[Callable[..., Batcher]]:
+    """Starts batchers and stops them, whatever the gate was left at."""
+    started: list[Batcher] = []
+
+    def make(**options: int) -> Batcher:
+        started.append(Batcher(**options))
+        return started[-1]
+
+    yield make
+    engine.gate.set()
+    for batcher in started:
+        batcher.stop()
+
+
+def hold(batcher: Batcher, engine: GatedEngine, x: Array) -> Asked:
+    """Have the engine busy with one query until the gate opens."""
+    engine.gate.clear()
+    engine.entered.clear()
+    first = Asked(batcher, engine, x)
+    assert engine.entered.wait(10)
+    return first
+
+
+def sample(exported: Exported, index: int) -> Array:
+    return exported.x[index : index + 1]
+
+
+def test_a_lone_query_starts_at_once(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher, x = start(), sample(exported, 0)
+    direct, queued = [], []
+    for _ in range(50):
+        began = time.perf_counter()
+        engine.run([Entry(0, x)])
+        direct.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        assert Asked(batcher, engine, x).answer.shape == (1, 10)
+        queued.append(time.perf_counter() - began)
+    # two changes of thread; a batching window of 5 ms, say, would show at once
+    assert sorted(queued)[25] < sorted(direct)[25] + 0.003
+
+
+def test_what_piles_up_while_the_engine_is_busy_is_one_batch(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher = start()
+    first = hold(batcher, engine, sample(exported, 0))
+    others = [Asked(batcher, engine, sample(exported, 1 + i)) for i in range(10)]
+    assert batcher.waiting == 10
+
+    engine.gate.set()
+
+    answers = np.concatenate([asked.answer for asked in (first, *others)])
+    expected = exported.logits(exported.x[:11])
+    np.testing.assert_allclose(answers, expected, atol=1e-4, rtol=0)
+    assert engine.batches == [1, 10]
+    assert (batcher.load.batches, batcher.load.queries) == (2, 11)
+
+
+def test_a_batch_holds_at_most_so_many_samples(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher = start(batch_max=8)
+    hold(batcher, engine, sample(exported, 0))
+    asked = [Asked(batcher, engine, exported.x[:rows]) for rows in (3, 5, 1, 7, 8, 2, 2)]
+    engine.gate.set()
+    assert [len(one.answer) for one in asked] == [3, 5, 1, 7, 8, 2, 2]
+    assert engine.batches == [1, 2, 2, 1, 2]  # 3 + 5, 1 + 7, 8, 2 + 2
+
+
+def test_queries_of_another_model_wait_for_a_batch_of_their_own(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher, other = start(), GatedEngine(exported)
+    hold(batcher, engine, sample(exported, 0))
+    asked = [
+        Asked(batcher, which, sample(exported, i))
+        for i, which in enumerate((engine, engine, other, other, other, engine))
+    ]
+    engine.gate.set()
+    answers = np.concatenate([one.answer for one in asked])
+    np.testing.assert_allclose(answers, exported.logits(exported.x[:6]), atol=1e-4, rtol=0)
+    assert (engine.batches, other.batches) == ([1, 2, 1], [3])
+
+
+def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher, x = start(queue_max=4, batch_max=2), sample(exported, 0)
+    assert Asked(batcher, engine, x).answer is not None
+    hold(batcher, engine, x)
+    waiting = [Asked(batcher, engine, x) for _ in range(4)]
+    assert batcher.full
+
+    began = time.monotonic()
+    with pytest.raises(OverloadedError, match="4 queries") as refused:
+        Asked(batcher, engine, x)
+    assert time.monotonic() - began < 0.5
+    assert 0.05 <= refused.value.retry_after_s <= 10
+    assert batcher.load.refused == 1
+
+    engine.gate.set()
+    assert all(asked.answer.shape == (1, 10) for asked in waiting)
+    assert Asked(batcher, engine, x).answer.shape == (1, 10)
+
+
+def test_retry_after_grows_with_what_the_engine_needs(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher, x = start(queue_max=8, batch_max=1), sample(exported, 0)
+    first = hold(batcher, engine, x)
+    time.sleep(0.5)
+    engine.gate.set()
+    assert first.answer is not None
+    hold(batcher, engine, x)
+    for _ in range(8):
+        Asked(batcher, engine, x)
+    with pytest.raises(OverloadedError) as refused:
+        Asked(batcher, engine, x)
+    # one batch took 0.5 s, a fifth of which enters the mean: 8 batches of 0.1 s
+    assert 0.8 <= refused.value.retry_after_s < 8
+
+
+def test_a_query_whose_deadline_passed_is_never_computed(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher, x = start(), sample(exported, 0)
+    hold(batcher, engine, x)
+    now = time.monotonic()
+    late = [Asked(batcher, engine, x, deadline=now + 0.01) for _ in range(3)]
+    good = Asked(batcher, engine, x, deadline=now + 60)
+    time.sleep(0.05)
+
+    engine.gate.set()
+
+    assert all(isinstance(asked.outcome, ExpiredError) for asked in late)
+    assert good.answer.shape == (1, 10)
+    assert engine.batches == [1, 1]
+    assert batcher.load.expired == 3
+
+
+def test_one_query_that_fails_takes_no_other_with_it(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher = start()
+    hold(batcher, engine, sample(exported, 0))
+    bad = np.full((1, 1, 8, 8), 16, np.uint8)
+    asked = [Asked(batcher, engine, x) for x in (sample(exported, 1), bad, sample(exported, 2))]
+
+    engine.gate.set()
+
+    failed = asked[1].outcome
+    assert type(failed) is ServerError
+    assert "ValueError" in str(failed)
+    answers = np.concatenate([asked[0].answer, asked[2].answer])
+    np.testing.assert_allclose(answers, exported.logits(exported.x[1:3]), atol=1e-4, rtol=0)
+    assert batcher.load.failed == 1
+
+
+def test_an_input_beyond_float32_fails_alone_and_is_the_peers_fault(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher = start()
+    hold(batcher, engine, sample(exported, 0))
+    huge = np.full_like(exported.smashed(2, exported.x[:1]), 3e38)
+    bad = Asked(batcher, engine, huge, depth=2)
+    good = Asked(batcher, engine, sample(exported, 3))
+
+    engine.gate.set()
+
+    assert isinstance(bad.outcome, BadRequestError)
+    np.testing.assert_allclose(good.answer, exported.logits(exported.x[3:4]), atol=1e-4, rtol=0)
+    assert engine.batches == [1, 2]
+
+
+def test_an_asker_that_has_gone_does_not_end_the_thread(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher, x = start(), sample(exported, 0)
+
+    def gone(_: Array | ServerError) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    hold(batcher, engine, x)
+    batcher.submit(Job(engine, Entry(0, x), None, gone))
+    batcher.submit(Job(engine, Entry(0, x), time.monotonic(), gone))
+    after = Asked(batcher, engine, x)
+    engine.gate.set()
+    assert after.answer.shape == (1, 10)
+
+
+def test_stop_answers_all_that_wait_and_refuses_what_comes(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher, x = start(), sample(exported, 0)
+    running = hold(batcher, engine, x)
+    waiting = [Asked(batcher, engine, x) for _ in range(5)]
+    stopping = threading.Thread(target=batcher.stop)
+    stopping.start()
+    assert all(isinstance(asked.outcome, OverloadedError) for asked in waiting)
+    with pytest.raises(OverloadedError):
+        Asked(batcher, engine, x)
+    engine.gate.set()
+    stopping.join(10)
+    assert not stopping.is_alive()
+    assert running.answer.shape == (1, 10)
+    assert engine.batches == [1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_query_gets_exactly_one_outcome(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported, seed: int
+) -> None:
+    """Four threads, a small queue, deadlines, bad queries, and a stop in the middle of it."""
+    batcher = start(queue_max=12, batch_max=8)
+    bad = np.full((1, 1, 8, 8), 16, np.uint8)
+    taken: list[tuple[int, Asked]] = []
+    refused: list[int] = []
+
+    def ask(thread: int) -> None:
+        rng = random.Random(1000 * seed + thread)
+        for i in range(150):
+            which = rng.randrange(100)
+            deadline = time.monotonic() + rng.choice((-1, 0.002, 5)) if i % 3 else None
+            x = bad if rng.random() < 0.05 else sample(exported, which)
+            try:
+                asked = Asked(batcher, engine, x, deadline=deadline)
+            except OverloadedError:
+                refused.append(which)
+                time.sleep(0.001)
+            else:
+                taken.append((-1 if x is bad else which, asked))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    if seed == 2:
+        time.sleep(0.05)
+        batcher.stop()
+    for thread in threads:
+        thread.join(30)
+
+    assert len(taken) + len(refused) == 600
+    labels = exported.logits(exported.x[:100]).argmax(axis=1)
+    answered = 0
+    for which, asked in taken:
+        outcome = asked.outcome
+        if isinstance(outcome, ServerError):
+            assert which == -1 or isinstance(outcome, ExpiredError | OverloadedError)
+        else:
+            answered += 1
+            assert outcome.argmax() == labels[which]
+    batcher.stop()
+    assert all(len(asked.outcomes) == 1 for _, asked in taken)
+    assert answered == batcher.load.queries > 0
+    assert len(refused) == batcher.load.refused

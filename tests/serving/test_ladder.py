@@ -1,0 +1,125 @@
+"""The ladder engine against torch: whatever enters where, each query gets its own answer."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from server.backend.ladder import Entry, LadderEngine, padded
+from server.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from tests.serving.conftest import Exported
+
+# onnxruntime and torch add in different orders: float32, sums of up to 288 products, logits of
+# magnitude 10. An answer for another sample would be off by more than 1.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def engine(exported: Exported) -> LadderEngine:
+    return LadderEngine(exported.folder, exported.manifest)
+
+
+def test_mixed_depths_are_answered_as_torch_answers_each(
+    engine: LadderEngine, exported: Exported
+) -> None:
+    depths = [0, 0, 0, 1, 1, 2, 2, 2, 4, 4, 4, 4]
+    random.Random(1).shuffle(depths)
+    rows = [1, 3, 2, 5, 1, 1, 4, 2, 1, 1, 2, 3]
+    entries, expected, at = [], [], 0
+    for depth, count in zip(depths, rows, strict=True):
+        x = exported.x[at : at + count]
+        at += count
+        z = exported.smashed(depth, x)
+        entries.append(Entry(depth, z))
+        expected.append(exported.suffix(depth, z))
+
+    answers = engine.run(entries)
+
+    for answer, logits in zip(answers, expected, strict=True):
+        np.testing.assert_allclose(answer, logits, atol=TOLERANCE, rtol=0)
+
+
+def test_the_order_of_the_queries_is_kept(engine: LadderEngine, exported: Exported) -> None:
+    samples = exported.x[:8]
+    deepest_first = [4, 2, 1, 0, 4, 2, 1, 0]
+    entries = [
+        Entry(depth, exported.smashed(depth, samples[i : i + 1]))
+        for i, depth in enumerate(deepest_first)
+    ]
+
+    answers = np.concatenate(engine.run(entries))
+
+    np.testing.assert_allclose(answers, exported.logits(samples), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+def test_a_single_query_runs_the_suffix_of_its_depth(
+    engine: LadderEngine, exported: Exported, depth: int
+) -> None:
+    z = exported.smashed(depth, exported.x[40:41])
+
+    (answer,) = engine.run([Entry(depth, z)])
+
+    assert answer.shape == (1, 10)
+    np.testing.assert_allclose(answer, exported.suffix(depth, z), atol=TOLERANCE, rtol=0)
+
+
+def test_a_batch_that_is_padded_answers_its_own_rows_only(
+    engine: LadderEngine, exported: Exported
+) -> None:
+    for rows in (5, 7, 13, 31):  # run as 6, 8, 16, 32
+        (answer,) = engine.run([Entry(0, exported.x[:rows])])
+        expected = exported.logits(exported.x[:rows])
+        np.testing.assert_allclose(answer, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_batches_run_at_powers_of_two_and_three_quarters_of_them() -> None:
+    expected = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 6, 7: 8, 8: 8, 9: 12, 12: 12, 13: 16, 16: 16}
+    expected |= {17: 24, 24: 24, 25: 32, 32: 32, 33: 48, 49: 64, 97: 128, 200: 256}
+    assert {rows: padded(rows) for rows in expected} == expected
+
+
+def test_at_most_a_third_of_a_batch_is_padding() -> None:
+    # the worst case is one row more than a size: 2^k + 1 rows run as 3/2 * 2^k
+    assert all(rows <= padded(rows) < 1.5 * rows for rows in range(1, 257))
+    assert len({padded(rows) for rows in range(1, 257)}) == 16  # 1, 2, 3, 4, 6, ... 192, 256
+
+
+def refusal(engine: LadderEngine, depth: int, array: NDArray[Any]) -> str:
+    with pytest.raises(BadRequestError) as refused:
+        engine.check(Entry(depth, array))
+    return str(refused.value)
+
+
+def test_what_cannot_climb_is_refused_with_expected_and_got(engine: LadderEngine) -> None:
+    z2 = np.zeros((1, 16, 4, 4), np.float32)
+    engine.check(Entry(2, z2))
+
+    assert re.search(r"z3.*x, z1, z2, z4", refusal(engine, 3, z2))
+    assert re.search(r"\[n, 16, 4, 4\].*\[1, 16, 4\]", refusal(engine, 2, z2[0][None, ..., 0]))
+    assert re.search(r"\[n, 16, 4, 4\].*\[\]", refusal(engine, 2, np.zeros((), np.float32)))
+    assert re.search(r"float32.*float64", refusal(engine, 2, z2.astype(np.float64)))
+    assert re.search(r"uint8.*float32", refusal(engine, 0, np.zeros((1, 1, 8, 8), np.float32)))
+
+
+def test_every_weight_of_the_suffixes_is_held_once(exported: Exported) -> None:
+    held = 0
+    for segment in exported.manifest.segments:
+        graph = onnx.load(str(exported.folder / "segments" / segment.file)).graph
+        held += sum(
+            int(np.prod(initialiser.dims))
+            for initialiser in graph.initializer
+            if initialiser.data_type == onnx.TensorProto.FLOAT and initialiser.dims
+        )
+    net = exported.net
+    parts = (net.stages, net.head)
+    weights = sum(p.numel() for part in parts for p in part.parameters())
+    assert weights <= held <= weights + 16  # and the constants of preprocessing
