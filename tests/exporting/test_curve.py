@@ -43,15 +43,42 @@ def test_curve_by_hand() -> None:
     )
 
 
-def test_threshold_is_the_loosest_within_the_tolerance() -> None:
+def test_threshold_is_that_of_the_most_accurate_pair_and_the_loosest_of_equals() -> None:
+    # the server alone has 0.96; at 0.2 and 0.4 the pair beats it, at 0.8 it only equals it
+    curve = [
+        GatePoint(0.1, 0.2, 1, 0.97),
+        GatePoint(0.2, 0.4, 1, 0.98),
+        GatePoint(0.4, 0.6, 1, 0.98),
+        GatePoint(0.8, 0.8, 1, 0.96),
+        GatePoint(2.4, 1, 0.9, 0.9),
+    ]
+    chosen = choose_threshold(curve, exit_accuracy=0.9, full_accuracy=0.96, tolerance=0.0)
+    assert chosen == 0.4
+
+
+def test_equals_that_differ_in_the_last_bit_are_equal() -> None:
+    assert 0.1 + 0.2 != 0.3
+    curve = [GatePoint(0.1, 0.2, 1, 0.1 + 0.2), GatePoint(0.5, 0.6, 1, 0.3)]
+    chosen = choose_threshold(curve, exit_accuracy=0.1, full_accuracy=0.2, tolerance=0.0)
+    assert chosen == 0.5
+
+
+@pytest.mark.parametrize(("tolerance", "expected"), [(0.0, 0.1), (0.005, 0.5), (0.1, 1.0)])
+def test_tolerance_is_below_the_best_pair(tolerance: float, expected: float) -> None:
+    # floors: 0.98, 0.975, and 0.88, which the device alone (0.9) lifts to 0.9
     curve = [GatePoint(0.1, 0.3, 1, 0.98), GatePoint(0.5, 0.6, 1, 0.976), GatePoint(1, 1, 0.9, 0.9)]
-    chosen = {
-        tolerance: choose_threshold(
-            curve, exit_accuracy=0.9, full_accuracy=0.98, tolerance=tolerance
-        )
-        for tolerance in (0.0, 0.005, 0.1)
-    }
-    assert chosen == {0.0: 0.1, 0.005: 0.5, 0.1: 1}
+    chosen = choose_threshold(curve, exit_accuracy=0.9, full_accuracy=0.95, tolerance=tolerance)
+    assert chosen == expected
+
+
+def test_everything_is_offloaded_where_the_server_alone_is_best() -> None:
+    # within 0.01 of it there is one
+    curve = [GatePoint(0.1, 0.5, 1, 0.975), GatePoint(2.4, 1, 0.9, 0.9)]
+    chosen = [
+        choose_threshold(curve, exit_accuracy=0.9, full_accuracy=0.98, tolerance=tolerance)
+        for tolerance in (0.0, 0.01)
+    ]
+    assert chosen == [0.0, 0.1]
 
 
 def test_threshold_never_makes_the_pair_worse_than_the_device_alone() -> None:
