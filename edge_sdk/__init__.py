@@ -7,17 +7,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edge_sdk.agent import EdgeAgent, Prediction
+    from edge_sdk.agent import EdgeAgent
     from edge_sdk.errors import SplitedgeError
-    from edge_sdk.settings import AgentSettings
+    from edge_sdk.prediction import LateAnswer, Prediction
+    from edge_sdk.settings import AgentSettings, Agreement, Budget
     from edge_sdk.version import __version__
 
-__all__ = ["AgentSettings", "EdgeAgent", "Prediction", "SplitedgeError", "__version__"]
+__all__ = [
+    "AgentSettings",
+    "Agreement",
+    "Budget",
+    "EdgeAgent",
+    "LateAnswer",
+    "Prediction",
+    "SplitedgeError",
+    "__version__",
+]
 
 _HOME = {
     "AgentSettings": "edge_sdk.settings",
+    "Agreement": "edge_sdk.settings",
+    "Budget": "edge_sdk.settings",
     "EdgeAgent": "edge_sdk.agent",
-    "Prediction": "edge_sdk.agent",
+    "LateAnswer": "edge_sdk.prediction",
+    "Prediction": "edge_sdk.prediction",
     "SplitedgeError": "edge_sdk.errors",
     "__version__": "edge_sdk.version",
 }

@@ -8,15 +8,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
-import numpy as np
-
 from edge_sdk.bundle import BundleStore
+from edge_sdk.engine import Engine, read_logits
 from edge_sdk.errors import (
+    BundleError,
+    ConfigurationError,
     InputError,
     LinkError,
     NoBundleError,
@@ -24,57 +25,50 @@ from edge_sdk.errors import (
     StorageError,
     UpdateRefusedError,
 )
-from edge_sdk.gate import Gate, Verdict, gate_from
+from edge_sdk.gate import POLICIES, Verdict
 from edge_sdk.identity import Identity
 from edge_sdk.install import run_update
 from edge_sdk.manifest import BundleManifest
-from edge_sdk.offload import NoReply, Offloader, Outcome, Pending, Target
-from edge_sdk.session import Array, Session
-from edge_sdk.settings import AgentSettings
+from edge_sdk.mqtt import BrokerAddress
+from edge_sdk.offload import NoReply, Offloader, Outcome, Pending, Presence
+from edge_sdk.outbox import Outbox, Waiting
+from edge_sdk.prediction import DEVICE, FALLBACK, SERVER, LateAnswer, Prediction
+from edge_sdk.replay import LateAnswers, passing
+from edge_sdk.session import Array
+from edge_sdk.settings import AgentSettings, Agreement
 from edge_sdk.state import StateLock
-from edge_sdk.wire.codecs import encode
+from edge_sdk.steering import Audit, Auditor
+from edge_sdk.thresholds import AgreementReport
 from edge_sdk.wire.frames import Tensor
-from edge_sdk.wire.messages import RAW_INPUT, Reply
+from edge_sdk.wire.messages import Reply
 
 logger = logging.getLogger(__name__)
 
-DEVICE: Final = "device"
-SERVER: Final = "server"
-FALLBACK: Final = "fallback"
 HEALTH_S: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """One answer, and why it came from where it did.
-
-    Attributes:
-        label: index of the likeliest class; `class_name` its name.
-        probabilities: (classes,) float32.
-        uncertainty: of the exit head, in the gate's unit (nats for entropy).
-        threshold: the gate's; below it the device answers alone.
-        source: `device` (sure), `server`, or `fallback` (asked in vain: the device's answer).
-        latency_ms: from the call to the answer.
-        reason: of a fallback, why the server did not answer; empty otherwise.
-    """
-
-    label: int
-    class_name: str
-    probabilities: Array
-    uncertainty: float
-    threshold: float
-    source: str
-    latency_ms: float
-    reason: str = ""
+# Closing waits for a look-up of the broker's address that is under way.
+LOCATE_TIMEOUT_S: Final = 2.0
+# What `predict_many` holds back behind an offload: answers of about a kilobyte each.
+WAITING_MAX: Final = 1024
 
 
 @dataclass(slots=True)
 class Counters:
-    """What this agent did since it started."""
+    """What this agent did since it started: predictions by their source, and what went wrong.
+
+    Attributes:
+        late_replies: came after the deadline, twice, or unasked; nothing was made of them.
+        refused_replies: were no valid frames.
+        late_waiting: queries in the outbox without an answer; None if the disk does not tell.
+        late_lost: queries that the outbox or its disk had no room for.
+    """
 
     device: int = 0
     server: int = 0
     fallback: int = 0
+    late_replies: int = 0
+    refused_replies: int = 0
+    late_waiting: int | None = 0
+    late_lost: int = 0
 
     @property
     def total(self) -> int:
@@ -84,7 +78,12 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What an agent is and does, for people and telemetry. bytes_up: of all queries sent."""
+    """What an agent is and does, for people and telemetry.
+
+    Attributes:
+        bytes_up: of all queries sent.
+        agreement: what the `Agreement` controller holds; None without one.
+    """
 
     device: str
     bundle: str
@@ -94,84 +93,19 @@ class Status:
     why_away: str
     bytes_up: int
     counters: Counters = field(default_factory=Counters)
+    agreement: AgreementReport | None = None
 
 
-class Engine:
-    """A loaded bundle: input checks, the graphs, the gate. Immutable, so that an update swaps it
-    between two predictions and not within one.
-    """
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """An input that the device was not sure of, and what it made of it."""
 
-    def __init__(self, folder: Path, manifest: BundleManifest, settings: AgentSettings) -> None:
-        self.manifest = manifest
-        self.gate: Gate = gate_from(manifest.gate, settings.threshold)
-        self.codec = settings.codec or manifest.smashed.codec
-        self.target = Target(manifest.model, manifest.version)
-        sessions = {
-            name: Session(folder / graph.file, threads=settings.threads)
-            for name, graph in manifest.graphs.items()
-        }
-        self._exit = sessions["exit"]
-        self._prefix = sessions.get("prefix")
-        self._back = sessions.get("back")
-        self._outputs = ["logits"] if self._prefix is not None else ["logits", "z"]
-        self._shape = manifest.input.shape
-        self._dtype = np.dtype(manifest.input.dtype)
-        self._floating = self._dtype.kind == "f"
-        # the first run allocates; do it before the first caller waits for it
-        self.exit(np.zeros(self._shape, self._dtype))
-
-    def check(self, x: object) -> Array:
-        """`x` as the graph takes it.
-
-        Raises: InputError naming expected and got.
-        """
-        if not isinstance(x, np.ndarray):
-            expected = f"a numpy array of {self._dtype} {self._shape}"
-            raise InputError(f"input: expected {expected}, got {type(x).__name__}")
-        if x.shape != self._shape:
-            raise InputError(f"input: expected shape {self._shape}, got {x.shape}")
-        if x.dtype != self._dtype:
-            hint = f"convert it with x.astype({str(self._dtype)!r})"
-            raise InputError(f"input: expected dtype {self._dtype}, got {x.dtype}; {hint}")
-        if self._floating:
-            flat = x.ravel()
-            # one fused pass: a sum of squares is finite unless something in it is not, or is huge
-            if not math.isfinite(flat.dot(flat)) and not np.isfinite(flat).all():
-                raise InputError("input: expected finite values, got NaN or infinity")
-        return x
-
-    def exit(self, x: Array) -> tuple[Verdict, Array | None]:
-        """One run of the exit graph and the gate's verdict; z where the graph gives it."""
-        outputs = self._exit.run(self._outputs, {RAW_INPUT: x[None]})
-        verdict = self.gate.judge(outputs[0][0])
-        return verdict, outputs[1] if len(outputs) > 1 else None
-
-    def smashed(self, x: Array, z: Array | None) -> Tensor:
-        """What an offload sends: z, encoded."""
-        if z is None:
-            prefix = cast("Session", self._prefix)
-            z = prefix.run(["z"], {RAW_INPUT: x[None]})[0]
-        array, parameters = encode(z, self.codec)
-        return Tensor(self.manifest.smashed.name, array, parameters)
-
-    def answer(self, reply: Reply) -> Array:
-        """The (classes,) logits that a reply stands for.
-
-        Raises: InputError if the reply holds something else.
-        """
-        if self._back is not None:
-            name = next(iter(self._back.inputs))
-            features = reply.tensors.get(name)
-            if features is None:
-                raise InputError(f"reply: expected {name}, got {sorted(reply.tensors)}")
-            logits = self._back.run(["logits"], {name: features.astype(np.float32)})[0]
-        else:
-            logits = reply.tensors.get("logits", np.empty(0))
-        classes = len(self.manifest.class_names)
-        if logits.shape != (1, classes):
-            raise InputError(f"reply: expected logits (1, {classes}), got {logits.shape}")
-        answer: Array = logits[0]
-        return answer
+    engine: Engine
+    verdict: Verdict
+    audit: bool
+    start: float
+    pending: Pending
+    tensor: Tensor | None  # kept where a late answer may be wanted
 
 
 class EdgeAgent:
@@ -187,19 +121,24 @@ class EdgeAgent:
         self,
         engine: Engine,
         settings: AgentSettings,
-        offloader: Offloader | None = None,
         *,
         lock: StateLock | None = None,
         state: Path | None = None,
     ) -> None:
         self._engine = engine
         self._settings = settings
-        self._offloader = offloader
         self._lock = lock
         self._state = state
+        self._device = ""
+        self._offloader: Offloader | None = None
+        self._late: LateAnswers | None = None
+        self._auditor: Auditor | None = None
         self._counters = Counters()
+        self._counting = threading.Lock()
         self._updating = threading.Lock()
+        self._update_wanted = threading.Event()
         self._health: threading.Timer | None = None
+        self._closed = False
 
     @classmethod
     def open(cls, state: Path, settings: AgentSettings | None = None) -> EdgeAgent:
@@ -226,21 +165,30 @@ class EdgeAgent:
         store = BundleStore(state)
         try:
             store.count_start()
+        except StorageError as err:  # a bundle runs from a read-only disk too
+            logger.warning("the start was not noted: %s", err)
+        try:
             active = store.active()
         except NoBundleError:
             update(state)
             active = store.active()
-        engine = Engine(active.folder, active.manifest, settings)
-        agent = cls(engine, settings, lock=lock, state=state)
-        agent._watch_health()
+        agent = cls(
+            Engine(active.folder, active.manifest, settings), settings, lock=lock, state=state
+        )
         if settings.offload:
             agent._connect(identity, state)
+        agent._watch_health()
         return agent
 
     @classmethod
     def from_bundle(cls, folder: Path, settings: AgentSettings | None = None) -> EdgeAgent:
-        """Run a bundle folder with no server at all: every answer is the device's."""
+        """Run a bundle folder with no server at all: every answer is the device's.
+
+        Raises: ManifestError, BundleError; ConfigurationError for settings that need a server.
+        """
         settings = settings or AgentSettings(offload=False)
+        if settings.late_answers or isinstance(settings.controller, Agreement):
+            raise ConfigurationError("late_answers and Agreement need a server: use EdgeAgent.open")
         return cls(Engine(folder, BundleManifest.load(folder), settings), settings)
 
     @property
@@ -254,15 +202,12 @@ class EdgeAgent:
         Args:
             x: of the manifest's dtype and shape, without a batch axis, not preprocessed.
             deadline_s: in place of the settings' own.
-        Raises: InputError for a wrong dtype, shape or value; nothing because of the network.
+        Raises: InputError for a wrong dtype, shape or value; ConfigurationError for a wrong
+            deadline; nothing because of the network or the disk.
         """
-        start = time.perf_counter()
-        engine = self._engine
-        verdict, z = engine.exit(engine.check(x))
-        if verdict.exit or self._offloader is None:
-            return self._local(engine, verdict, start)
-        pending = self._begin(engine, x, z, start, deadline_s)
-        return self._resolve(engine, verdict, self._offloader.finish(pending), start)
+        if deadline_s is not None:
+            _check_deadline(deadline_s)
+        return self._settle(self._begin(x, deadline_s))
 
     def predict_many(
         self, inputs: Iterable[Array], *, deadline_s: float | None = None
@@ -272,24 +217,54 @@ class EdgeAgent:
         The device goes on with the next inputs while the server works on the hard ones; each
         offload has the deadline to itself.
 
-        Raises: as `predict`, when it reaches the input at fault.
+        Raises: as `predict`, once the answers to all inputs before the one at fault are given.
         """
-        waiting: deque[tuple[Engine, Verdict, Pending | None, float]] = deque()
-        in_flight = 0
-        for x in inputs:
-            start = time.perf_counter()
-            engine = self._engine
-            verdict, z = engine.exit(engine.check(x))
-            pending = None
-            if not verdict.exit and self._offloader is not None:
-                pending = self._begin(engine, x, z, start, deadline_s)
-                in_flight += 1
-            waiting.append((engine, verdict, pending, start))
-            while waiting and (waiting[0][2] is None or in_flight >= self._settings.max_in_flight):
-                in_flight -= waiting[0][2] is not None
-                yield self._settle(*waiting.popleft())
-        while waiting:
-            yield self._settle(*waiting.popleft())
+        if deadline_s is not None:
+            _check_deadline(deadline_s)
+        waiting: deque[_Asked | Prediction] = deque()
+        asked = 0
+        fault: InputError | None = None
+        try:
+            for x in inputs:
+                try:
+                    begun = self._begin(x, deadline_s)
+                except InputError as err:
+                    fault = err
+                    break
+                waiting.append(begun)
+                asked += isinstance(begun, _Asked)
+                full = len(waiting) >= WAITING_MAX or asked >= self._settings.max_in_flight
+                while waiting and (full or _ready(waiting[0])):
+                    asked -= isinstance(waiting[0], _Asked)
+                    yield self._settle(waiting.popleft())
+                    full = False
+            while waiting:
+                yield self._settle(waiting.popleft())
+        finally:  # whoever stops listening leaves no query behind
+            for left in waiting:
+                if isinstance(left, _Asked):
+                    cast("Offloader", self._offloader).forget(left.pending)
+        if fault is not None:
+            raise fault
+
+    def late_answers(self) -> list[LateAnswer]:
+        """The server's answers to queries that had fallen back, in the order they were asked.
+
+        Each is given again, in later runs too, until it is acknowledged.
+
+        Raises: ConfigurationError without the setting `late_answers`; StorageError if the disk
+            cannot be read.
+        """
+        return self._with_late_answers().answers()
+
+    def acknowledge(self, identifier: str) -> bool:
+        """Forget the late answer of that id for good.
+
+        Returns: whether there was one.
+        Raises: ConfigurationError without the setting `late_answers`; StorageError if the disk
+            took no note of it: the answer is given again then.
+        """
+        return self._with_late_answers().acknowledge(identifier)
 
     def refresh(self) -> str:
         """Look for a new bundle and change over to it between two predictions.
@@ -300,39 +275,51 @@ class EdgeAgent:
         if self._state is None:
             return self._engine.manifest.bundle
         with self._updating:
+            self._update_wanted.clear()
             try:
                 update(self._state)
             finally:
-                active = BundleStore(self._state).active()
-                if active.manifest != self._engine.manifest:
-                    self._engine = Engine(active.folder, active.manifest, self._settings)
-                    self._watch_health()
-                    logger.info("bundle=%s is active", active.manifest.bundle)
+                self._change_over(BundleStore(self._state))
         return self._engine.manifest.bundle
 
     def status(self) -> Status:
         """What this agent is and did."""
-        offloader = self._offloader
-        manifest = self._engine.manifest
+        offloader, late, engine = self._offloader, self._late, self._engine
+        with self._counting:
+            counters = replace(self._counters)
+        if offloader is not None:
+            counters.late_replies = offloader.late_replies
+            counters.refused_replies = offloader.refused_replies
+        if late is not None:
+            counters.late_waiting = late.unanswered()
+            counters.late_lost = late.lost
         return Status(
-            device="" if self._state is None else Identity.load(self._state).device,
-            bundle=manifest.bundle,
-            depth=manifest.depth,
-            threshold=self._engine.gate.threshold,
+            device=self._device,
+            bundle=engine.manifest.bundle,
+            depth=engine.manifest.depth,
+            threshold=engine.gate.threshold,
             presence="no server" if offloader is None else offloader.presence.value,
             why_away="" if offloader is None else offloader.why_away,
             bytes_up=0 if offloader is None else offloader.bytes_up,
-            counters=self._counters,
+            counters=counters,
+            agreement=None if engine.steering is None else engine.steering.report(),
         )
 
     def close(self) -> None:
-        """Disconnect and free the state folder."""
+        """Disconnect and free the state folder. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
         if self._health is not None:
+            early = self._health.is_alive()
             self._health.cancel()
-            if self._health.is_alive() and self._counters.total:
+            self._health.join()
+            if early and self._counters.total:
                 self._confirm()
-        if self._offloader is not None:
-            self._offloader.close()
+        # the offloader first: nobody waits for a reply from then on
+        for part in (self._offloader, self._auditor, self._late):
+            if part is not None:
+                part.close()
         if self._lock is not None:
             self._lock.release()
 
@@ -351,27 +338,62 @@ class EdgeAgent:
         from edge_sdk.api import Connection, connection  # noqa: PLC0415 - urllib3, only to connect
 
         known = Connection.load(state)
+        self._device = identity.device
 
-        def locate() -> Any:
+        def locate() -> BrokerAddress | None:
             try:
-                return connection(identity, state).address(identity)
+                found = connection(identity, state, timeout_s=LOCATE_TIMEOUT_S)
             except SplitedgeError as err:
                 logger.debug("broker not located: %s", err)
                 return None
+            return found.address(identity)
 
-        self._offloader = Offloader(
+        settings = self._settings
+        offloader = Offloader(
             identity,
             known.address(identity),
             max_packet_bytes=known.max_packet_bytes,
-            probe_interval_s=self._settings.probe_interval_s,
-            heartbeat_s=self._settings.heartbeat_s,
+            probe_interval_s=settings.probe_interval_s,
+            heartbeat_s=settings.heartbeat_s,
             locate=locate,
             on_command=self._command,
             telemetry=lambda: asdict(self.status()),
         )
+        self._offloader = offloader
+        if isinstance(settings.controller, Agreement):
+            self._auditor = Auditor()
+        if settings.late_answers:
+            pause_s = settings.probe_interval_s
+            self._late = LateAnswers(Outbox(state), offloader, self._read_late, pause_s)
+
+    def _with_late_answers(self) -> LateAnswers:
+        if self._late is None:
+            raise ConfigurationError(
+                "no late answers are kept; set AgentSettings(late_answers=True)"
+            )
+        return self._late
+
+    def _change_over(self, store: BundleStore) -> None:
+        """Run the bundle that is active now; one that cannot run here makes room for the old one.
+
+        Raises: UpdateRefusedError saying why it cannot.
+        """
+        active = store.active()
+        if active.manifest == self._engine.manifest or self._closed:
+            return
+        try:
+            engine = Engine(active.folder, active.manifest, self._settings)
+        except (BundleError, InputError) as err:
+            store.roll_back(str(err))
+            raise UpdateRefusedError(f"{active.manifest.bundle}: {err}") from err
+        self._engine = engine
+        self._watch_health()
+        logger.info("bundle=%s is active", active.manifest.bundle)
 
     def _watch_health(self) -> None:
         """Take the bundle for sound once it has run for a while, or did its work and closed."""
+        if self._health is not None:
+            self._health.cancel()
         self._health = threading.Timer(HEALTH_S, self._confirm)
         self._health.daemon = True
         self._health.start()
@@ -383,7 +405,9 @@ class EdgeAgent:
             logger.warning("health of the bundle not noted: %s", err)
 
     def _command(self, command: Mapping[str, Any]) -> None:
-        if command.get("op") == "update":
+        # one at work and one waiting: what came in between is part of what the second one finds
+        if command.get("op") == "update" and not self._update_wanted.is_set():
+            self._update_wanted.set()
             threading.Thread(target=self._refresh_quietly, daemon=True).start()
 
     def _refresh_quietly(self) -> None:
@@ -392,61 +416,124 @@ class EdgeAgent:
         except SplitedgeError as err:
             logger.warning("update: %s", err)
 
-    def _begin(
-        self, engine: Engine, x: Array, z: Array | None, start: float, deadline_s: float | None
-    ) -> Pending:
-        offloader = cast("Offloader", self._offloader)
-        left_s = (deadline_s or self._settings.deadline_s) - (time.perf_counter() - start)
-        return offloader.begin(lambda: engine.smashed(x, z), engine.target, left_s)
-
-    def _settle(
-        self, engine: Engine, verdict: Verdict, pending: Pending | None, start: float
-    ) -> Prediction:
-        if pending is None:
+    def _begin(self, x: Array, deadline_s: float | None) -> _Asked | Prediction:
+        """The device's part: an answer, or a query under way."""
+        start = time.perf_counter()
+        engine = self._engine
+        verdict, z, audit = engine.exit(engine.check(x))
+        if verdict.exit or self._offloader is None:
+            if audit:
+                self._audit_exit(engine, verdict, x, z)
             return self._local(engine, verdict, start)
-        outcome = cast("Offloader", self._offloader).finish(pending)
-        return self._resolve(engine, verdict, outcome, start)
+        tensor = engine.smashed(x, z) if self._late is not None else None
+        left_s = (deadline_s or self._settings.deadline_s) - (time.perf_counter() - start)
+        pending = self._offloader.begin(
+            lambda: tensor or engine.smashed(x, z), engine.target, left_s
+        )
+        return _Asked(engine, verdict, audit, start, pending, tensor)
 
-    def _local(
-        self, engine: Engine, verdict: Verdict, start: float, reason: str = ""
-    ) -> Prediction:
-        if reason:
-            self._counters.fallback += 1
-        else:
+    def _settle(self, asked: _Asked | Prediction) -> Prediction:
+        if isinstance(asked, Prediction):
+            return asked
+        outcome = cast("Offloader", self._offloader).finish(asked.pending)
+        return self._resolve(asked, outcome)
+
+    def _audit_exit(self, engine: Engine, verdict: Verdict, x: Array, z: Array | None) -> None:
+        """Compare an exit with the server, some time after the caller has its answer."""
+        if self._auditor is None or engine.steering is None:
+            return
+        if z is None:
+            x = x.copy()  # the caller may fill its buffer with the next image meanwhile
+
+        def ask() -> int | None:
+            offloader = cast("Offloader", self._offloader)
+            if offloader.presence is not Presence.PRESENT:
+                return None
+            deadline_s = self._settings.deadline_s
+            pending = offloader.begin(lambda: engine.smashed(x, z), engine.target, deadline_s)
+            outcome = offloader.finish(pending)
+            if isinstance(outcome, NoReply) or outcome.problem is not None:
+                return None
+            return engine.read(outcome)[0]
+
+        self._auditor.submit(Audit(engine.steering, verdict.label, verdict.uncertainty, ask))
+
+    def _local(self, engine: Engine, verdict: Verdict, start: float) -> Prediction:
+        with self._counting:
             self._counters.device += 1
+        label = verdict.label
         return Prediction(
-            verdict.label,
-            engine.manifest.class_names[verdict.label],
+            label,
+            engine.class_names[label],
             verdict.probabilities,
             verdict.uncertainty,
             verdict.threshold,
-            FALLBACK if reason else DEVICE,
+            DEVICE,
             (time.perf_counter() - start) * 1e3,
-            reason,
         )
 
-    def _resolve(
-        self, engine: Engine, verdict: Verdict, outcome: Outcome, start: float
-    ) -> Prediction:
+    def _resolve(self, asked: _Asked, outcome: Outcome) -> Prediction:
         if isinstance(outcome, NoReply):
-            return self._local(engine, verdict, start, outcome.reason)
+            return self._fall_back(asked, outcome, outcome.reason)
         if outcome.problem is not None:
-            reason = f"server: {outcome.problem}: {outcome.detail}"
-            return self._local(engine, verdict, start, reason)
+            return self._fall_back(asked, outcome, f"server: {outcome.problem}: {outcome.detail}")
+        engine, verdict = asked.engine, asked.verdict
         try:
-            answer = engine.gate.judge(engine.answer(outcome))
+            label, probabilities = engine.read(outcome)
         except InputError as err:
-            return self._local(engine, verdict, start, str(err))
-        self._counters.server += 1
+            return self._fall_back(asked, outcome, str(err))
+        if asked.audit and self._auditor is not None and engine.steering is not None:
+            audit = Audit(engine.steering, verdict.label, verdict.uncertainty, lambda: label)
+            self._auditor.submit(audit)
+        with self._counting:
+            self._counters.server += 1
         return Prediction(
-            answer.label,
-            engine.manifest.class_names[answer.label],
-            answer.probabilities,
+            label,
+            engine.class_names[label],
+            probabilities,
             verdict.uncertainty,
             verdict.threshold,
             SERVER,
-            (time.perf_counter() - start) * 1e3,
+            (time.perf_counter() - asked.start) * 1e3,
         )
+
+    def _fall_back(self, asked: _Asked, outcome: Outcome, reason: str) -> Prediction:
+        engine, verdict = asked.engine, asked.verdict
+        identifier = ""
+        if self._late is not None and asked.tensor is not None and passing(outcome):
+            identifier = self._late.keep(
+                Waiting(
+                    id=asked.pending.id,
+                    asked_at=time.time(),
+                    manifest=engine.manifest,
+                    tensor=asked.tensor,
+                    uncertainty=verdict.uncertainty,
+                    threshold=verdict.threshold,
+                )
+            )
+        with self._counting:
+            self._counters.fallback += 1
+        return Prediction(
+            verdict.label,
+            engine.class_names[verdict.label],
+            verdict.probabilities,
+            verdict.uncertainty,
+            verdict.threshold,
+            FALLBACK,
+            (time.perf_counter() - asked.start) * 1e3,
+            reason,
+            identifier,
+        )
+
+    def _read_late(self, query: Waiting, reply: Reply) -> tuple[int, Array]:
+        engine, manifest = self._engine, query.manifest
+        if manifest.bundle == engine.manifest.bundle:
+            return engine.read(reply)
+        if "back" in manifest.graphs:
+            raise InputError(f"{manifest.bundle} runs here no more: its graph `back` is needed")
+        logits = read_logits(reply, len(manifest.class_names))
+        label, probabilities, _ = POLICIES[manifest.gate.policy](logits)
+        return label, probabilities
 
 
 def update(state: Path) -> None:
@@ -459,3 +546,12 @@ def update(state: Path) -> None:
         return
     kinds = {"unreachable": LinkError, "no_space": StorageError}
     raise kinds.get(outcome.status, UpdateRefusedError)(f"update: {outcome.reason}")
+
+
+def _ready(waiting: _Asked | Prediction) -> bool:
+    return isinstance(waiting, Prediction) or waiting.pending.done
+
+
+def _check_deadline(deadline_s: float) -> None:
+    if not (math.isfinite(deadline_s) and 0 < deadline_s <= 600):
+        raise ConfigurationError(f"deadline_s: expected more than 0, at most 600, got {deadline_s}")

@@ -5,6 +5,7 @@ Imported only where it is needed: urllib3 costs 2 MB that a running agent mostly
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import ssl
 import time
@@ -17,11 +18,11 @@ import orjson
 import urllib3
 
 from edge_sdk.durable import write_atomic
-from edge_sdk.errors import EnrolmentError, FrameError, LinkError
+from edge_sdk.errors import EnrolmentError, FrameError, LinkError, StorageError
 from edge_sdk.identity import Identity
 from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.wire.frames import HTTP_LIMITS, decode, encode
-from edge_sdk.wire.messages import Problem, Query, Reply, read_reply
+from edge_sdk.wire.messages import RETRY_AFTER_MAX_S, Problem, Query, Reply, read_reply
 from profiles import DeviceProfile
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
@@ -96,16 +97,23 @@ def enroll(
     return identity
 
 
-def connection(identity: Identity, state: Path | None = None) -> Connection:
-    """Where the broker is now; kept in `state` when given.
+def connection(
+    identity: Identity, state: Path | None = None, *, timeout_s: float = TIMEOUT_S
+) -> Connection:
+    """Where the broker is now; kept in `state` when given and the disk takes it.
 
     Raises: LinkError.
     """
     url = identity.url(f"api/v1/devices/{identity.device}/connection")
-    answer = _expect(*_call("GET", url, ca=identity.ca, identity=identity), url)
+    called = _call("GET", url, ca=identity.ca, identity=identity, timeout_s=timeout_s)
+    answer = _expect(*called, url)
+    found = _connection(answer)
     if state is not None:
-        _save_connection(state, answer)
-    return _connection(answer)
+        with contextlib.suppress(StorageError, EnrolmentError):
+            # asked every few seconds while the broker is away: flash wears with each write
+            if found != Connection.load(state):
+                _save_connection(state, answer)
+    return found
 
 
 def report_profile(identity: Identity, profile: DeviceProfile) -> None:
@@ -157,7 +165,9 @@ def infer(identity: Identity, query: Query, deadline: float) -> Reply:
     if response.status != 200:
         detail = _reason(_json(response.data), response.status)
         problem = REFUSED.get(response.status, Problem.FAILED)
-        return Reply(query.id, problem=problem, detail=detail)
+        seconds = response.headers.get("Retry-After", "")
+        retry_after_s = min(float(seconds), RETRY_AFTER_MAX_S) if seconds.isdecimal() else 0.0
+        return Reply(query.id, problem=problem, detail=detail, retry_after_s=retry_after_s)
     length = response.headers.get(HEADER_LENGTH)
     reply = read_reply(decode(response.data, None if length is None else int(length), HTTP_LIMITS))
     return Reply(query.id, reply.tensors)
@@ -181,10 +191,13 @@ def _call(
     ca: Path | None,
     identity: Identity | None = None,
     body: Mapping[str, Any] | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> tuple[int, dict[str, Any]]:
     raw = None if body is None else orjson.dumps(body)
     headers = {"Content-Type": "application/json"}
-    response = _request(method, url, ca=ca, identity=identity, raw=raw, headers=headers)
+    response = _request(
+        method, url, ca=ca, identity=identity, raw=raw, headers=headers, timeout_s=timeout_s
+    )
     return response.status, _json(response.data)
 
 

@@ -2,7 +2,8 @@
 
 The server is `unknown` until the first answer, `present` after one, `away` after a deadline passed
 without one or the link broke. While it is away nothing waits for it: `begin` says so at once, and a
-background thread sends a probe every `probe_interval_s` until one is answered.
+background thread sends a probe every `probe_interval_s` until one is answered. A server that
+answers probes but no query in time is believed less and less often.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,9 +40,13 @@ logger = logging.getLogger(__name__)
 HTTP_WORKERS: Final = 2
 # Down this long, the broker may have moved: the server is asked where it is now.
 RELOCATE_AFTER_S: Final = 3.0
+PROBES_REMEMBERED: Final = 16
 # A probe must not outlive the next two.
 PROBE_DEADLINE_MS: Final = 2_000.0
+# A server that came back and missed the next deadline too is left alone for as long as this.
+DOUBT_MAX_S: Final = 4.0
 TIMED_OUT: Final = "no reply within the deadline"
+CLOSED: Final = "the agent is closed"
 
 
 class Presence(Enum):
@@ -74,6 +80,11 @@ class Pending:
         self._done = threading.Lock()
         self._done.acquire()
         self._claim = threading.Lock()
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self.outcome is not None
 
     def complete(self, outcome: Outcome) -> None:
         """Hand over the outcome; a second call changes nothing."""
@@ -130,11 +141,16 @@ class Offloader:
         self._presence = Presence.UNKNOWN
         self._why_away = ""
         self._not_before = 0.0
-        self._probe: str | None = None
+        self._misses = 0
+        self._doubt_until = 0.0
+        # several: where a round trip takes longer than the interval, the last is never answered
+        self._probes: deque[str] = deque(maxlen=PROBES_REMEMBERED)
         self._closing = False
+        self._up_at = self._next_beat = time.monotonic()
         self._wake = threading.Condition()
         self._http: ThreadPoolExecutor | None = None
         self.late_replies = 0
+        self.refused_replies = 0
         self.bytes_up = 0
         topics = {kind: str(Topic(identity.fleet, identity.device, kind)) for kind in Kind}
         self._topics = topics
@@ -152,14 +168,21 @@ class Offloader:
         """Why nothing is asked at present; empty when something would be."""
         return self._why_away if self._presence is Presence.AWAY else ""
 
-    def begin(self, tensor: Callable[[], Tensor], target: Target, deadline_s: float) -> Pending:
+    def begin(
+        self,
+        tensor: Callable[[], Tensor],
+        target: Target,
+        deadline_s: float,
+        identifier: str | None = None,
+    ) -> Pending:
         """Send a query, unless the server is known to be away or asked to be spared.
 
         Args:
             tensor: makes what is sent; not called when nothing is.
+            identifier: of a query that was sent before; a new one when None.
         """
         now = time.monotonic()
-        pending = Pending(new_id(), now + deadline_s)
+        pending = Pending(identifier or new_id(), now + deadline_s)
         reason = self._refusal(now, pending.deadline)
         if reason is not None:
             pending.complete(NoReply(reason))
@@ -173,25 +196,31 @@ class Offloader:
     def finish(self, pending: Pending) -> Outcome:
         """Wait for the outcome of a begun query, at most until its deadline."""
         outcome = pending.wait()
-        self._pending.pop(pending.id, None)
+        self.forget(pending)
         if outcome is None:
             outcome = NoReply(TIMED_OUT)
             pending.complete(outcome)
-            self._set_away("the last query got no reply within its deadline")
+            self._miss()
         return outcome
+
+    def forget(self, pending: Pending) -> None:
+        """Take no reply for a begun query any more."""
+        self._pending.pop(pending.id, None)
 
     def close(self) -> None:
         """Say goodbye and end the background threads."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
-        self._fail_pending("the agent is closing")
+        self._fail_pending(CLOSED)
         self._watcher.join()
         self._link.stop(last_words=Will(self._topics[Kind.STATUS], _status("offline")))
         if self._http is not None:
-            self._http.shutdown(wait=False, cancel_futures=True)
+            self._http.shutdown(cancel_futures=True)
 
     def _refusal(self, now: float, deadline: float) -> str | None:
+        if self._closing:
+            return CLOSED
         if self._presence is Presence.UNKNOWN and not self._link.connected:
             # just started: the first query waits for the link, later ones know better
             try:
@@ -206,8 +235,9 @@ class Offloader:
 
     def _send(self, query: Query, pending: Pending) -> None:
         payload = pack_query(query)
-        self.bytes_up += len(payload)
-        if len(payload) > self._max_packet_bytes:
+        size_bytes = len(payload)
+        self.bytes_up += size_bytes
+        if size_bytes > self._max_packet_bytes:
             self._send_http(query, pending)
             return
         rpc = Rpc(
@@ -216,44 +246,55 @@ class Offloader:
             expiry_s=max(1, round((query.deadline_ms or 1e3) / 1e3)),
         )
         if not self._link.publish(self._topics[Kind.QUERY], payload, rpc=rpc):
-            reason = f"not sent: {self._link.last_error}"
+            down = not self._link.connected
+            reason = f"not sent: {self._link.last_error if down else 'too much waits to be sent'}"
             pending.complete(NoReply(reason))
             self._set_away(reason)
 
     def _send_http(self, query: Query, pending: Pending) -> None:
         from edge_sdk.api import infer  # noqa: PLC0415 - urllib3 is 2 MB that most agents never need
 
-        if self._http is None:
-            self._http = ThreadPoolExecutor(HTTP_WORKERS, "splitedge-http")
-
         def send() -> None:
+            if pending.done:
+                return
             try:
-                pending.complete(infer(self._identity, query, pending.deadline))
+                self._complete(pending, infer(self._identity, query, pending.deadline))
             except SplitedgeError as err:
                 pending.complete(NoReply(str(err)))
 
-        self._http.submit(send)
+        with self._wake:
+            if self._closing:
+                pending.complete(NoReply(CLOSED))
+                return
+            if self._http is None:
+                self._http = ThreadPoolExecutor(HTTP_WORKERS, "splitedge-http")
+            self._http.submit(send)
 
     def _receive(self, message: Message) -> None:
         try:
             reply = read_reply(unpack(message.payload))
         except FrameError as err:
+            self.refused_replies += 1
             logger.warning("reply refused: %s", err)
             return
-        if reply.id == self._probe:
-            self._probe = None
-            if reply.problem is None:
+        if reply.id in self._probes:
+            if reply.problem is None and time.monotonic() >= self._doubt_until:
                 self._set_present()
             return
-        pending = self._pending.get(reply.id)
+        # taken out at once: a second reply to the same query is late, whoever waits for the first
+        pending = self._pending.pop(reply.id, None)
         if pending is None:
             self.late_replies += 1
             return
+        self._complete(pending, reply)
+        self._misses = 0
+        if self._presence is not Presence.PRESENT:
+            self._set_present()
+
+    def _complete(self, pending: Pending, reply: Reply) -> None:
         if reply.problem is Problem.OVERLOADED:
             self._not_before = time.monotonic() + reply.retry_after_s
         pending.complete(reply)
-        if self._presence is not Presence.PRESENT:
-            self._set_present()
 
     def _receive_command(self, message: Message) -> None:
         try:
@@ -296,6 +337,16 @@ class Offloader:
             logger.info("device=%s the server is back", self._identity.device)
         self._presence = Presence.PRESENT
 
+    def _miss(self) -> None:
+        """A query got no reply in time."""
+        if self._presence is not Presence.AWAY:
+            # the first miss costs nothing more than the probe that follows it
+            self._misses += 1
+            doubt_s = self._probe_interval_s * 2 ** min(self._misses - 1, 10)
+            if self._misses > 1:
+                self._doubt_until = time.monotonic() + min(doubt_s, DOUBT_MAX_S)
+        self._set_away(TIMED_OUT)
+
     def _set_away(self, why: str) -> None:
         if self._presence is not Presence.AWAY:
             logger.info("device=%s the server is away: %s", self._identity.device, why)
@@ -306,25 +357,28 @@ class Offloader:
 
     def _watch(self) -> None:
         """Probe while the server is away, beat, and look for a broker that moved."""
-        down_since: float | None = None
-        next_beat = time.monotonic()
         while not self._closing:
-            now = time.monotonic()
-            if self._link.connected:
-                down_since = None
-                if self._presence is not Presence.PRESENT:
-                    self._send_probe()
-                if now >= next_beat:
-                    self._beat()
-                    next_beat = now + self._heartbeat_s
-            else:
-                down_since = now if down_since is None else down_since
-                if now - down_since > RELOCATE_AFTER_S:
-                    self._relocate()
-                    down_since = now
+            try:
+                self._look()
+            except Exception:  # outermost loop of this thread: without it nobody would ever probe
+                logger.exception("watching the server failed")
             with self._wake:
                 if not self._closing:
-                    self._wake.wait(self._pause_s(next_beat - now))
+                    self._wake.wait(self._pause_s(self._next_beat - time.monotonic()))
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if not self._link.connected:
+            if now - self._up_at > RELOCATE_AFTER_S:
+                self._relocate()
+                self._up_at = now
+            return
+        self._up_at = now
+        if self._presence is not Presence.PRESENT:
+            self._send_probe()
+        if now >= self._next_beat:
+            self._next_beat = now + self._heartbeat_s
+            self._beat()
 
     def _pause_s(self, to_next_beat_s: float) -> float:
         if self._presence is Presence.PRESENT:
@@ -334,7 +388,7 @@ class Offloader:
 
     def _send_probe(self) -> None:
         probe = Query(new_id(), None, None, None, PROBE_DEADLINE_MS)
-        self._probe = probe.id
+        self._probes.append(probe.id)
         self._link.publish(self._topics[Kind.QUERY], pack_query(probe))
 
     def _beat(self) -> None:

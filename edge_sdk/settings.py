@@ -4,9 +4,65 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import CODECS, Codec
+from edge_sdk.thresholds import AgreementController, BudgetController
+
+GRID_SIZE: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Set the threshold so that offloads stay under a limit: see `thresholds.BudgetController`.
+
+    Attributes:
+        limit: per prediction or per second, in the unit of `cost`: by default the share of
+            predictions that may offload, in [0, 1].
+        cost: of one offload: 1 to limit their number, else its bytes or joules.
+        per: what the limit is for.
+        floor: answers surer than this never leave, however much budget there is.
+    """
+
+    limit: float
+    cost: float = 1.0
+    per: Literal["prediction", "second"] = "prediction"
+    floor: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self.controller(start=0.0)  # it says what is wrong with a number
+
+    def controller(self, start: float) -> BudgetController:
+        """A fresh one; `start` is the threshold until it has seen enough: the bundle's."""
+        return BudgetController(
+            self.limit, start=start, cost=self.cost, per=self.per, floor=self.floor
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Set the threshold so that what exits agrees with the server: see
+    `thresholds.AgreementController`.
+
+    Attributes:
+        delta: share of the exits that the server may answer otherwise, in (0, 1).
+        confidence: with which that holds, in (0, 1).
+        audit_share: of the queries, asked of the server in the background, in (0, 1].
+    """
+
+    delta: float
+    confidence: float = 0.95
+    audit_share: float = 0.02
+
+    def __post_init__(self) -> None:
+        self.controller(tuple(map(float, range(GRID_SIZE))))  # it says what is wrong
+
+    def controller(self, grid: tuple[float, ...]) -> AgreementController:
+        """A fresh one that chooses among the thresholds of `grid`."""
+        return AgreementController(
+            self.delta, grid, confidence=self.confidence, audit_share=self.audit_share
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +72,7 @@ class AgentSettings:
     Attributes:
         deadline_s: how long `predict` may take when it offloads; it answers by then plus 0.25 s.
         threshold: of the gate; None takes the bundle's.
+        controller: finds the threshold while the agent runs, from the device's own data.
         codec: of the smashed data; None takes the bundle's.
         offload: False answers every input on the device.
         late_answers: keep queries that got no reply in the outbox until they are answered.
@@ -27,6 +84,7 @@ class AgentSettings:
 
     deadline_s: float = 1.0
     threshold: float | None = None
+    controller: Budget | Agreement | None = None
     codec: Codec | None = None
     offload: bool = True
     late_answers: bool = False
@@ -48,5 +106,8 @@ class AgentSettings:
             raise ConfigurationError(f"threshold: expected a finite number, got {self.threshold}")
         if self.codec is not None and self.codec not in CODECS:
             raise ConfigurationError(f"codec: expected one of {CODECS}, got {self.codec!r}")
-        if self.late_answers and not self.offload:
-            raise ConfigurationError("late_answers needs offload: no query would ever be sent")
+        if self.threshold is not None and self.controller is not None:
+            raise ConfigurationError("threshold and controller: expected one of them, got both")
+        for name in ("late_answers", "controller"):
+            if getattr(self, name) and not self.offload:
+                raise ConfigurationError(f"{name} needs offload: no query would ever be sent")

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from edge_sdk.agent import Prediction
+    from edge_sdk.prediction import Prediction
     from edge_sdk.session import Array
     from profiles import DeviceProfile
 

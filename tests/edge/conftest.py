@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import socket
 import ssl
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,15 @@ from typing import Any
 import numpy as np
 import onnx
 import orjson
+import psutil
 import pytest
 from hypothesis import settings
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from edge_sdk import api
 from edge_sdk.identity import Identity
+from edge_sdk.install import run_update
 from edge_sdk.manifest import (
     BundleManifest,
     GateSpec,
@@ -32,13 +38,17 @@ from edge_sdk.manifest import (
     TensorSpec,
 )
 from edge_sdk.update import update
-from edge_sdk.wire.frames import Tensor, pack_request
+from edge_sdk.wire.frames import Tensor, pack_request, unpack
+from profiles import load_reference
+from server.demo.processes import ServerProcess
 from server.registry.artifacts import ArtifactRepository
+from server.tokens import create_token
 
 Array = NDArray[Any]
 
 INPUT = TensorSpec("float32", (4,))
 LOGITS = TensorSpec("float32", (3,))
+INPUT_8X8 = TensorSpec("float32", (1, 8, 8))
 SAMPLES = 5
 CREDENTIAL = "c0ffee" * 10
 
@@ -305,3 +315,295 @@ def state(tmp_path: Path, depot: Depot) -> Path:
     folder = tmp_path / "device"
     depot.enrol(folder)
     return folder
+
+
+@dataclass(frozen=True)
+class Digits:
+    """A small network on the digits and its exports.
+
+    Attributes:
+        net: tiny, cut at depth 2 alone.
+        x: (n, 1, 8, 8) float32 raw inputs that it was not trained on.
+        models: the server's folder: `digits/1` (one graph on the device), `pair/1` (an exit with an
+            extractor of its own, so `exit` and `prefix`), `triple/1` (`back` as well: the server
+            stops at the features of its last layer), and nothing else.
+        exit_logits, pair_logits, logits: (n, 10) by torch: of the exit head at depth 2, of the
+            auxiliary exit of `pair` and `triple`, and of the whole network.
+    """
+
+    net: Any
+    x: Array
+    models: Path
+    exit_logits: Array
+    pair_logits: Array
+    logits: Array
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+    """Trained and exported once: some 8 s."""
+    import torch
+
+    from edge_sdk.nets import build
+    from edge_sdk.training.datasets import load_dataset
+    from exporters.graphs import DeviceGraphs, own_exit
+    from exporters.model import export_model
+    from server.training.multi_exit import train_multi_exit
+
+    torch.set_num_threads(1)
+    models = tmp_path_factory.mktemp("digits") / "models"
+    data = load_dataset("digits").head(600, 200)
+    shape = data.x_train.shape[1:]
+    net: Any = build("tiny", classes=10, input_shape=shape, mean=data.mean, std=data.std, seed=0)
+    train_multi_exit(net, data.x_train, data.y_train, epochs=4)
+    extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.ReLU())
+    head = torch.nn.Linear(16, 10)
+
+    export_model(
+        net,
+        data.x_test,
+        data.y_test,
+        models,
+        name="digits",
+        version=1,
+        class_names=data.class_names,
+        depths=(2,),
+        int8="never",
+    )
+    pair = own_exit(net, 2, extractor.eval(), head.eval())
+    triple = DeviceGraphs(
+        pair.exit, pair.prefix, back=net.head[-1], features=(net.head[-1].in_features,)
+    )
+    copy_version(models / "digits" / "1", models / "triple" / "1", graphs=triple)
+    copy_version(models / "triple" / "1", models / "pair" / "1", drop="back")
+    _stop_at_features(models / "triple" / "1" / "segments" / "2-end.onnx")
+    with torch.no_grad():
+        x = torch.from_numpy(data.x_test)
+        z = net.prefix(2)(x)
+        return Digits(
+            net=net,
+            x=data.x_test,
+            models=models,
+            exit_logits=net.exit_head(2)(z).numpy(),
+            pair_logits=head(extractor(x)).numpy(),
+            logits=net(x).numpy(),
+        )
+
+
+def copy_version(
+    source: Path, target: Path, *, graphs: Any = None, drop: str = "", threshold: float = 0.0
+) -> None:
+    """The export at `source`, of one bundle, under the name and version that `target` says.
+
+    Args:
+        graphs: DeviceGraphs to run in place of the bundle's. drop: one of its graphs to leave out.
+        threshold: of its gate, 0 for the one it has.
+    """
+    shutil.copytree(source, target)
+    name, version = target.parts[-2:]
+    model = target / "model.json"
+    model.write_bytes(_edited(model, name=name, version=version))
+    manifest = target / "bundles" / "d2" / "manifest.json"
+    manifest.write_bytes(_edited(manifest, bundle=f"{name}/{version}/d2"))
+    said = orjson.loads(manifest.read_bytes())
+    if graphs is not None:
+        _write_graphs(graphs, said, manifest.parent)
+    if drop:
+        (manifest.parent / said["graphs"].pop(drop)["file"]).unlink()
+    said["gate"]["threshold"] = threshold or said["gate"]["threshold"]
+    manifest.write_bytes(orjson.dumps(said))
+
+
+def _edited(path: Path, **fields: str) -> bytes:
+    return orjson.dumps(orjson.loads(path.read_bytes()) | fields)
+
+
+def _write_graphs(graphs: Any, manifest: dict[str, Any], folder: Path) -> None:
+    """Put other graphs into a bundle, with the logits that torch gives for its golden inputs."""
+    import torch
+
+    from exporters.graphs import write_device_graphs
+
+    specs = write_device_graphs(graphs, INPUT_8X8, folder)
+    manifest["graphs"] = {graph: asdict(spec) for graph, spec in specs.items()}
+    x = unpack((folder / manifest["golden"]).read_bytes()).tensor("x").array
+    with torch.no_grad():
+        logits = graphs.exit(torch.tensor(x)).numpy()
+    golden = pack_request({}, [Tensor("x", x), Tensor("logits", logits)])
+    (folder / manifest["golden"]).write_bytes(golden)
+
+
+def _stop_at_features(segment: Path) -> None:
+    """Take the last layer off a server segment: its input becomes the output `features`."""
+    model = onnx.load(segment)
+    graph = model.graph
+    last = graph.node.pop()
+    assert last.op_type == "Gemm"
+    for node in graph.node:
+        node.output[:] = ["features" if name == last.input[0] else name for name in node.output]
+    del graph.output[:]
+    features = helper.make_tensor_value_info("features", TensorProto.FLOAT, None)
+    graph.output.append(features)
+    onnx.save(model, segment)
+
+
+class FaultProxy:
+    """A TCP proxy that can hold everything back, be slow, cut connections and refuse new ones."""
+
+    def __init__(self, target: int) -> None:
+        self.latency_s = 0.0
+        self._target = target
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self.port = self._call(self._listen())
+
+    def hole(self) -> None:
+        """Take everything and pass nothing on, without a word."""
+        self._loop.call_soon_threadsafe(self._flowing.clear)
+
+    def lift(self) -> None:
+        """Pass on again, first what was held back."""
+        self._loop.call_soon_threadsafe(self._flowing.set)
+
+    def reset(self) -> None:
+        """Cut every connection with a TCP reset."""
+        self._call(self._abort())
+
+    def close(self) -> None:
+        """Refuse and cut everything."""
+        self._call(self._shut())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    async def _listen(self) -> int:
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        ends = {writer, back}
+        self._writers |= ends
+        pumps = [self._pump(reader, back), self._pump(there, writer)]
+        await asyncio.gather(*pumps, return_exceptions=True)
+        for end in ends:
+            end.transport.abort()
+        self._writers -= ends
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await asyncio.sleep(self.latency_s)
+            await self._flowing.wait()
+            writer.write(data)
+            await writer.drain()
+        writer.transport.abort()
+
+    async def _abort(self) -> None:
+        for writer in self._writers:
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+
+    async def _shut(self) -> None:
+        self._server.close()
+        self._flowing.set()
+        await self._abort()
+        await asyncio.sleep(0.05)
+
+
+class Fleet:
+    """A real server as a process, and devices enrolled at it."""
+
+    def __init__(self, folder: Path, models: Path) -> None:
+        shutil.copytree(models, folder / "server" / "models")
+        self.state = folder / "server"
+        self._devices = folder / "devices"
+        self._installed = folder / "installed"
+        self._server = ServerProcess(self.state)
+        self._server.start(("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0"))
+
+    @property
+    def pid(self) -> int:
+        """Of the server; the broker is a child of it."""
+        process = self._server._process
+        assert process is not None
+        return process.pid
+
+    @property
+    def broker_pid(self) -> int:
+        """Of the broker."""
+        for child in psutil.Process(self.pid).children():
+            if "server.broker" in child.cmdline():
+                return child.pid
+        raise AssertionError("the server has no broker")
+
+    @property
+    def broker_port(self) -> int:
+        """Where the broker listens."""
+        addresses = orjson.loads((self.state / "addresses.json").read_bytes())
+        return int(addresses["mqtt"].rpartition(":")[2])
+
+    def restart(self) -> None:
+        """Stop the server as a whole, and start it on the same ports."""
+        self._server.stop()
+        self._server.start()
+
+    def stop(self) -> None:
+        """Stop the server."""
+        self._server.stop()
+
+    def device(
+        self,
+        name: str,
+        bundle: str = "digits/1/d2",
+        *,
+        broker_port: int | None = None,
+        max_packet_bytes: int = 2_000_000,
+    ) -> Path:
+        """The state folder of a new device with that bundle, told that the broker is at the port
+        (of a proxy, say) and takes messages of that size.
+        """
+        state = self._devices / name
+        token = create_token(self.state)
+        profile = load_reference("raspberry-pi-4")
+        api.enroll(self._server.http, token, state, profile=profile, name=name)
+        kept = self._installed / bundle.replace("/", "-")
+        if not kept.exists():
+            assert run_update(state, bundle).status == "installed"
+            kept.mkdir(parents=True)
+            shutil.copytree(state / "slots", kept / "slots", symlinks=True)
+            shutil.copy(state / "active.json", kept)
+        else:
+            shutil.copytree(kept, state, symlinks=True, dirs_exist_ok=True)
+        url = f"mqtt://127.0.0.1:{self.broker_port if broker_port is None else broker_port}"
+        broker = {"url": url, "max_packet_bytes": max_packet_bytes}
+        (state / "connection.json").write_bytes(orjson.dumps({"broker": broker}))
+        return state
+
+
+@pytest.fixture(scope="session")
+def fleet(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A server that no test disturbs for longer than itself."""
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"), digits.models)
+    yield fleet
+    fleet.stop()
+
+
+@pytest.fixture
+def proxy(fleet: Fleet) -> Iterator[FaultProxy]:
+    """Between a device and the broker."""
+    proxy = FaultProxy(fleet.broker_port)
+    yield proxy
+    proxy.close()

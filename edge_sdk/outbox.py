@@ -1,0 +1,337 @@
+"""Queries that got no reply, on the disk until the application has their late answers.
+
+`{state}/outbox.db` holds each query's tensor as a frame, then the answer in its place. What `put`
+took survives a kill and a power cut (write-ahead log, synchronous=FULL: one fsync a commit); it is
+gone once the application has acknowledged it by id, and not before. MQTT's own QoS 1 is no such
+promise: a broker that is killed loses what it acknowledged.
+
+The order is that of `put`; the clock may jump. A second query or answer of one id changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from edge_sdk.errors import SplitedgeError, StorageError
+from edge_sdk.manifest import BundleManifest
+from edge_sdk.prediction import SERVER, LateAnswer, Prediction
+from edge_sdk.wire.frames import Limits, Tensor, pack_request, unpack
+
+logger = logging.getLogger(__name__)
+
+OUTBOX_NAME: Final = "outbox.db"
+ROWS_MAX: Final = 10_000
+BYTES_MAX: Final = 64_000_000
+
+_VERSION: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE bundle (name TEXT PRIMARY KEY, manifest BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE query (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    asked_at REAL NOT NULL,
+    bundle TEXT NOT NULL REFERENCES bundle (name),
+    uncertainty REAL,   -- NULL for nan
+    threshold REAL NOT NULL,
+    frame BLOB,     -- NULL once answered
+    answer BLOB     -- JSON; NULL until answered
+);
+CREATE INDEX unanswered ON query (position) WHERE answer IS NULL;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One query that the server has not answered.
+
+    Attributes:
+        asked_at: seconds since 1970, by the device's clock.
+        manifest: of the bundle it was asked by, which need not be the one that runs now.
+        tensor: what goes to the server.
+        uncertainty, threshold: of the exit head and its gate, then.
+    """
+
+    id: str
+    asked_at: float
+    manifest: BundleManifest
+    tensor: Tensor
+    uncertainty: float
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server said to one of them: an answer, or why there will be none."""
+
+    label: int = -1
+    probabilities: Sequence[float] = ()
+    latency_ms: float = 0.0
+    reason: str = ""
+
+
+class Outbox:
+    """The queries of one state folder. May be used from several threads.
+
+    A disk that is full, read-only or gone makes each call raise StorageError, until it is well
+    again: nothing needs a restart. A damaged file is set aside and a new one begun.
+
+    Args:
+        rows_max, bytes_max: the newest query is refused above either; answers that nobody
+            acknowledged count as rows.
+    """
+
+    def __init__(
+        self, state: Path, *, rows_max: int = ROWS_MAX, bytes_max: int = BYTES_MAX
+    ) -> None:
+        self._path = state / OUTBOX_NAME
+        self._rows_max = rows_max
+        self._bytes_max = bytes_max
+        self._limits = Limits(frame_bytes=bytes_max, elements=bytes_max)
+        self._lock = threading.Lock()
+        self._database: sqlite3.Connection | None = None
+        self._rows = 0
+        self._bytes = 0
+        self._closed = False
+
+    def put(self, query: Waiting) -> bool:
+        """Keep a query; on return it is on the disk.
+
+        Returns: False if the outbox is full.
+        Raises: StorageError.
+        """
+        frame = pack_request({}, [query.tensor])
+        name = query.manifest.bundle
+        with self._opened() as database:
+            if self._rows >= self._rows_max or self._bytes + len(frame) > self._bytes_max:
+                return False
+            known = database.execute("SELECT 1 FROM bundle WHERE name = ?", (name,)).fetchone()
+            if known is None:
+                manifest = query.manifest.to_json()
+                database.execute("INSERT INTO bundle VALUES (?, ?)", (name, manifest))
+            done = database.execute(
+                "INSERT OR IGNORE INTO query (id, asked_at, bundle, uncertainty, threshold, frame)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                (query.id, query.asked_at, name, query.uncertainty, query.threshold, frame),
+            )
+            database.execute("COMMIT")
+            self._rows += done.rowcount
+            self._bytes += done.rowcount * len(frame)
+        return True
+
+    def waiting(self, at_most: int) -> list[Waiting]:
+        """The oldest queries without an answer.
+
+        Raises: StorageError.
+        """
+        with self._opened() as database:
+            rows = database.execute(
+                "SELECT id, asked_at, manifest, frame, uncertainty, threshold"
+                " FROM query JOIN bundle ON bundle = name"
+                " WHERE answer IS NULL ORDER BY position LIMIT ?",
+                (at_most,),
+            ).fetchall()
+        read = _manifests()
+        return [
+            Waiting(
+                identifier,
+                asked_at,
+                read(manifest),
+                unpack(frame, self._limits).tensors[0],
+                _number(uncertainty),
+                threshold,
+            )
+            for identifier, asked_at, manifest, frame, uncertainty, threshold in rows
+        ]
+
+    def unanswered(self) -> int:
+        """How many queries have no answer yet.
+
+        Raises: StorageError.
+        """
+        with self._opened() as database:
+            count: int = database.execute(
+                "SELECT count(*) FROM query WHERE answer IS NULL"
+            ).fetchone()[0]
+        return count
+
+    def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
+        """Put answers in the place of queries; those of unknown or answered ids are dropped.
+
+        Raises: StorageError; none of them is stored then.
+        """
+        with self._opened() as database:
+            freed = 0
+            for identifier, answer in answers:
+                row = database.execute(
+                    "SELECT length(frame) FROM query WHERE id = ? AND answer IS NULL", (identifier,)
+                ).fetchone()
+                if row is None:
+                    continue
+                database.execute(
+                    "UPDATE query SET answer = ?, frame = NULL WHERE id = ?",
+                    (orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), identifier),
+                )
+                freed += row[0]
+            database.execute("COMMIT")
+            self._bytes -= freed
+
+    def answers(self) -> list[LateAnswer]:
+        """The answers that nobody acknowledged, in the order of their queries.
+
+        Raises: StorageError.
+        """
+        with self._opened() as database:
+            rows = database.execute(
+                "SELECT id, asked_at, manifest, uncertainty, threshold, answer"
+                " FROM query JOIN bundle ON bundle = name"
+                " WHERE answer IS NOT NULL ORDER BY position"
+            ).fetchall()
+        read = _manifests()
+        return [
+            _late_answer(
+                orjson.loads(answer),
+                read(manifest),
+                identifier=identifier,
+                asked_at=asked_at,
+                uncertainty=_number(uncertainty),
+                threshold=threshold,
+            )
+            for identifier, asked_at, manifest, uncertainty, threshold, answer in rows
+        ]
+
+    def acknowledge(self, identifier: str) -> bool:
+        """Forget an answered query for good.
+
+        Returns: whether there was an answer of that id.
+        Raises: StorageError.
+        """
+        with self._opened() as database:
+            done = database.execute(
+                "DELETE FROM query WHERE id = ? AND answer IS NOT NULL", (identifier,)
+            )
+            database.execute("COMMIT")
+            self._rows -= done.rowcount
+        return done.rowcount > 0
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            self._closed = True
+            self._drop()
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """The database within a transaction, rolled back unless the block commits it."""
+        with self._lock:
+            if self._closed:
+                raise StorageError(f"{self._path}: the outbox is closed")
+            try:
+                database = self._database or self._open()
+                self._database = database
+                database.execute("BEGIN")
+                try:
+                    yield database
+                finally:
+                    if database.in_transaction:
+                        database.execute("ROLLBACK")
+            except sqlite3.Error as err:
+                self._drop()  # whatever broke, the next call begins afresh
+                raise StorageError(
+                    f"{self._path}: {err}; free some space, or check the card and its mount"
+                ) from err
+
+    def _drop(self) -> None:
+        if self._database is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._database.close()
+            self._database = None
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return self._connect()
+        except sqlite3.OperationalError:
+            raise  # the disk's fault, not the file's
+        except sqlite3.DatabaseError as err:
+            aside = self._path.with_name(f"{OUTBOX_NAME}.damaged")
+            logger.error("%s: %s; set aside as %s", self._path, err, aside.name)  # noqa: TRY400 - damage at rest has no traceback worth reading
+            try:
+                self._path.replace(aside)
+                for ending in ("-wal", "-shm"):
+                    self._path.with_name(OUTBOX_NAME + ending).unlink(missing_ok=True)
+            except OSError as failure:
+                raise StorageError(f"{self._path}: damaged, and {failure}") from failure
+            return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        # one connection under one lock; autocommit, so that transactions are where they are written
+        database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = FULL")
+            version: int = database.execute("PRAGMA user_version").fetchone()[0]
+            if version > _VERSION:
+                raise StorageError(f"{self._path}: made by a later splitedge; update this one")
+            if version == 0:
+                database.executescript(
+                    f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;"
+                )
+            self._rows, self._bytes = database.execute(
+                "SELECT count(*), coalesce(sum(length(frame)), 0) FROM query"
+            ).fetchone()
+            # manifests of bundles that no query speaks of
+            database.execute("DELETE FROM bundle WHERE name NOT IN (SELECT bundle FROM query)")
+        except (sqlite3.Error, SplitedgeError):
+            database.close()
+            raise
+        return database
+
+
+def _late_answer(
+    said: Mapping[str, Any],
+    manifest: BundleManifest,
+    *,
+    identifier: str,
+    asked_at: float,
+    uncertainty: float,
+    threshold: float,
+) -> LateAnswer:
+    if said["reason"]:
+        return LateAnswer(identifier, None, asked_at, said["reason"])
+    prediction = Prediction(
+        label=said["label"],
+        class_name=manifest.class_names[said["label"]],
+        probabilities=np.array(said["probabilities"], np.float32),
+        uncertainty=uncertainty,
+        threshold=threshold,
+        source=SERVER,
+        latency_ms=said["latency_ms"],
+        id=identifier,
+    )
+    return LateAnswer(identifier, prediction, asked_at)
+
+
+def _manifests() -> Callable[[bytes], BundleManifest]:
+    """Reads each of the few manifests that many rows share once."""
+    known: dict[bytes, BundleManifest] = {}
+
+    def read(raw: bytes) -> BundleManifest:
+        if raw not in known:
+            known[raw] = BundleManifest.from_json(raw)
+        return known[raw]
+
+    return read
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
