@@ -1,0 +1,127 @@
+"""The plan: all that a device needs to know of a recipe, as data. Never code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from typing import Any, Final, Literal, get_args
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.manifest import CODECS, Codec
+from edge_sdk.nets import build
+from edge_sdk.nets.supernet import Supernet
+
+Fusion = Literal["server", "tpgf", "no_loss", "no_depth", "equal", "fixed"]
+FUSIONS: Final = get_args(Fusion)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one client trains in one round.
+
+    Attributes:
+        backbone, input_shape, classes, mean, std, norm: what `edge_sdk.nets.build` takes.
+        depth: stages on the client; with `whole` all of them and the final head.
+        whole: the client trains the whole network and no server step takes place (FedAvg).
+        exit_head: the client trains an exit head at its depth.
+        fusion: how the client's and the server's gradients of the prefix are joined; `server`
+            takes the server's alone.
+        exit_share: gamma of fusion `fixed`: gamma * own + (1 - gamma) * the server's.
+        clip: largest L2 norm of the client's own gradient over its whole prefix; None for no limit.
+        personal_share: lambda: what the client starts from is lambda * its own last weights +
+            (1 - lambda) * the average; 0 takes the average.
+        prox_mu: FedProx's pull towards the round's start; 0 for none.
+        send_labels: whether labels travel with the features.
+    """
+
+    backbone: str
+    input_shape: tuple[int, ...]
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    depth: int
+    learning_rate: float
+    batch: int
+    epochs: int = 1
+    norm: str | None = None
+    whole: bool = False
+    exit_head: bool = False
+    fusion: Fusion = "server"
+    exit_share: float = 0.5
+    clip: float | None = None
+    personal_share: float = 0.0
+    prox_mu: float = 0.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    codec: Codec = "fp32"
+    send_labels: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "batch", "epochs", "classes"):
+            _need(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        for name in ("momentum", "weight_decay", "prox_mu"):
+            value = getattr(self, name)
+            _need(math.isfinite(value) and value >= 0, name, "at least 0", value)
+        for name in ("exit_share", "personal_share"):
+            value = getattr(self, name)
+            _need(0 <= value <= 1, name, "0 to 1", value)
+        rate = self.learning_rate
+        _need(math.isfinite(rate) and rate > 0, "learning_rate", "more than 0", rate)
+        _need(self.clip is None or self.clip > 0, "clip", "more than 0", self.clip)
+        _need(self.fusion in FUSIONS, "fusion", f"one of {', '.join(FUSIONS)}", self.fusion)
+        _need(self.codec in CODECS, "codec", f"one of {', '.join(CODECS)}", self.codec)
+        needs_exit = self.fusion != "server"
+        _need(
+            self.exit_head or not needs_exit,
+            "fusion",
+            "server where there is no exit head",
+            self.fusion,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Read a plan.
+
+        Raises: ConfigurationError naming what is missing, unknown or wrong.
+        """
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(data) - known)
+        if unknown:
+            raise ConfigurationError(f"plan: unknown {', '.join(unknown)}; update this device")
+        try:
+            lists = {name: tuple(data[name]) for name in ("input_shape", "mean", "std")}
+            return cls(**{**data, **lists})
+        except (KeyError, TypeError) as err:
+            raise ConfigurationError(f"plan: {err}") from err
+
+
+def network_of(plan: Plan) -> Supernet:
+    """The plan's network with the weights of seed 0, to copy parts of: it is built once a process,
+    which takes longer than a client's round.
+    """
+    norms = {} if plan.norm is None else {"norm": plan.norm}
+    return _network(
+        plan.backbone,
+        tuple(norms.items()),
+        input_shape=plan.input_shape,
+        classes=plan.classes,
+        mean=plan.mean,
+        std=plan.std,
+    )
+
+
+@lru_cache(maxsize=8)
+def _network(backbone: str, norms: tuple[tuple[str, Any], ...], **shape: Any) -> Supernet:
+    return build(backbone, seed=0, **shape, **dict(norms))
+
+
+def _need(condition: bool, field: str, expected: str, got: object) -> None:
+    if not condition:
+        raise ConfigurationError(f"plan: {field}: expected {expected}, got {got!r}")

@@ -1,0 +1,57 @@
+"""Weights as they travel: every float tensor that training changes, by its name in the network.
+
+BatchNorm's running statistics belong to them; its batch counter does not (an average of counters
+means nothing), nor do the constants of input normalisation.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from edge_sdk.errors import FrameError
+
+CONSTANTS = "normalise."
+
+
+def read_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of the float tensors of `module`, by name."""
+    return {
+        name: tensor.detach().clone()
+        for name, tensor in module.state_dict().items()
+        if travels(name, tensor)
+    }
+
+
+def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Set the tensors of `module` in place.
+
+    Raises: FrameError naming a tensor that is missing, unknown, of another shape or not finite.
+    """
+    own = {name: t for name, t in module.state_dict().items() if travels(name, t)}
+    check_weights(weights, own)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+
+
+def check_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """See that `weights` has the names and shapes of `expected`, and only finite values.
+
+    Raises: FrameError naming the first that does not fit.
+    """
+    if weights.keys() != expected.keys():
+        missing = sorted(expected.keys() - weights.keys())[:3]
+        unknown = sorted(weights.keys() - expected.keys())[:3]
+        raise FrameError(f"weights: missing {missing}, unknown {unknown}")
+    for name, tensor in weights.items():
+        if tensor.shape != expected[name].shape:
+            got, want = tuple(tensor.shape), tuple(expected[name].shape)
+            raise FrameError(f"weights: {name}: expected shape {want}, got {got}")
+        if not torch.isfinite(tensor).all():
+            raise FrameError(f"weights: {name}: expected finite values, got NaN or infinity")
+
+
+def travels(name: str, tensor: Tensor) -> bool:
+    """Whether that entry of a state dict is part of the weights."""
+    return tensor.is_floating_point() and not name.startswith(CONSTANTS)

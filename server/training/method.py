@@ -1,0 +1,54 @@
+"""A method: a frozen record of functions for named seams. The neutral record is plain SplitFed.
+
+Each paper is one file in `methods/` that builds such a record out of a recipe's numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from edge_sdk.training.plan import Fusion
+from server.training.aggregation import WeightRule, by_samples
+from server.training.server_steps import ServerStep, copies
+
+Labels = Literal["sent", "derivable", "private"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPart:
+    """The client's half, in the words of its plan (edge_sdk.training.plan)."""
+
+    whole: bool = False
+    exit_head: bool = False
+    fusion: Fusion = "server"
+    exit_share: float = 0.5
+    clip: float | None = None
+    personal_share: float = 0.0
+    prox_mu: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """The seams.
+
+    Attributes:
+        name: as in a recipe.
+        labels: what the server learns of labels; nothing is called private without a measured
+            attack that fails.
+        client: the client's half.
+        server_step: None where the server has none (FedAvg).
+        weigh: aggregation weights of the participants.
+        server_weight: lambda, the server's own vote in aggregation.
+        share_exits: whether exit heads are averaged and sent out, or stay on their clients.
+        finetune_steps: SGD steps of each client on its own data after training.
+    """
+
+    name: str
+    labels: Labels = "sent"
+    client: ClientPart = ClientPart()
+    server_step: ServerStep | None = copies
+    weigh: WeightRule = by_samples
+    server_weight: float = 0.0
+    share_exits: bool = False
+    finetune_steps: int = 0

@@ -1,0 +1,37 @@
+"""SplitFed: the prefix on the client, the suffix on the server. Every other seam is neutral."""
+
+from __future__ import annotations
+
+from server.training.method import ClientPart, Method
+from server.training.server_steps import concatenated, copies, one_model
+
+
+def splitfed_v1() -> Method:
+    """A copy of the suffix for each client, averaged by n_k after the round."""
+    return Method("splitfed-v1", server_step=copies)
+
+
+def splitfed_v2() -> Method:
+    """One suffix, stepped by the clients' batches one after another."""
+    return Method("splitfed-v2", server_step=one_model)
+
+
+def minibatch() -> Method:
+    """Minibatch-SFL: one suffix, one step over all participants' features (SCALA unadjusted)."""
+    return Method("minibatch-sfl", server_step=concatenated)
+
+
+def multi_exit(exit_share: float = 0.5) -> Method:
+    """SplitFedV1 with an exit head: gamma * Lc + (1 - gamma) * Ls; SplitGP with lambda 0."""
+    part = ClientPart(exit_head=True, fusion="fixed", exit_share=exit_share)
+    return Method("multi-exit", client=part, share_exits=True)
+
+
+def splitgp(
+    personal_share: float = 0.2, exit_share: float = 0.5, finetune_steps: int = 0
+) -> Method:
+    """Personal models that carry over rounds as lambda * own + (1 - lambda) * average."""
+    part = ClientPart(
+        exit_head=True, fusion="fixed", exit_share=exit_share, personal_share=personal_share
+    )
+    return Method("splitgp", client=part, share_exits=True, finetune_steps=finetune_steps)

@@ -1,0 +1,43 @@
+"""SuperSFL: a weight-sharing super-network, three-phase gradient fusion, a client that goes on
+without its server. METHODS.md, SuperSFL; papers/002, Alg. 1-3.
+
+    allocate (Eq. 1)      profiles.supersfl_depth, once, before training
+    client, forward       z = f(x);  Lc = CE(h(z), y);  g_c = clip(dLc/df, 0.5);  step h
+    server                Ls = CE(S_d(z), y);  step stages d+1..L and head, in client order
+    client, backward      g_s = J_f^T dLs/dz;  f -= lr * (w_c * g_c + (1 - w_c) * g_s)   (Eq. 2-4)
+       no reply           f -= lr * g_c                                                  (Alg. 3)
+    aggregate             per layer, by depth and loss, the server's vote lambda         (Eq. 6-8)
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from server.training.aggregation import by_depth_and_loss, normalised
+from server.training.method import ClientPart, Method
+from server.training.server_steps import one_model
+
+CLIP: Final = 0.5
+SERVER_WEIGHT: Final = 0.01
+
+
+def supersfl(
+    fusion: Literal["tpgf", "no_loss", "no_depth", "equal"] = "tpgf",
+    server_weight: float = SERVER_WEIGHT,
+    normalise_weights: bool = False,
+    clip: float = CLIP,
+) -> Method:
+    """The method, or one of the ablations of its Fig. 6 by `fusion`.
+
+    Args:
+        server_weight: lambda.
+        normalise_weights: scale Eq. 6 to sum 1 before lambda joins; False is literal.
+    """
+    part = ClientPart(exit_head=True, fusion=fusion, clip=clip)
+    return Method(
+        "supersfl",
+        client=part,
+        server_step=one_model,
+        weigh=normalised(by_depth_and_loss) if normalise_weights else by_depth_and_loss,
+        server_weight=server_weight,
+    )

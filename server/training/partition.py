@@ -1,0 +1,465 @@
+"""Who holds which samples: the papers' ways of dealing a data set out to clients.
+
+Every function takes the labels and a seed and returns one array of indices a client. The same
+arguments give the same parts on every machine; parts never share a sample, and together they hold
+all samples unless the function says otherwise.
+
+METHODS.md, "Data, tests, metrics"; for UDD, UDS and UDDS also "SplitLPF".
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.errors import ConfigurationError
+
+Labels = NDArray[np.int64]
+Indices = NDArray[np.int64]
+Parts = list[Indices]
+
+LEAST: Final = 10
+REDRAWS: Final = 10_000
+# apart from every stream of training, which is keyed by (seed, round, client, step)
+_PARTS, _RHO, _SPLIT = (0x70617274, 0x72686F, 0x73706C69)
+
+
+def partition(
+    name: str,
+    y: Labels,
+    clients: int,
+    seed: int,
+    *,
+    groups: NDArray[Any] | None = None,
+    **numbers: float,
+) -> Parts:
+    """Deal the samples out by the rule of that name.
+
+    Args:
+        name: `iid`, `shard`, `dirichlet`, `dirichlet-client`, `dirichlet-equal`, `quantity`,
+            `udd`, `uds`, `udds` or `natural`.
+        y: (n,) labels.
+        groups: (n,) whose sample it is; only for `natural`.
+        numbers: the rule's own, as its function names them.
+    Returns: `clients` arrays of indices into y.
+    Raises: ConfigurationError naming the rules there are, the numbers a rule has, or why these
+        samples cannot be dealt out so.
+    """
+    if name == "natural":
+        if numbers:
+            raise ConfigurationError(f"partition natural: expected no numbers, got {numbers}")
+        return natural(groups, clients)
+    try:
+        rule = RULES[name]
+    except KeyError:
+        known = ", ".join((*RULES, "natural"))
+        raise ConfigurationError(f"partition {name!r}: expected one of {known}") from None
+    parameters = inspect.signature(rule).parameters.values()
+    known_numbers = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    unknown = sorted(set(numbers) - set(known_numbers))
+    if unknown:
+        has = ", ".join(known_numbers) or "no numbers"
+        raise ConfigurationError(f"partition {name}: expected {has}, got {', '.join(unknown)}")
+    return rule(y, clients, seed, **numbers)
+
+
+def iid(y: Labels, clients: int, seed: int) -> Parts:
+    """Equal parts at random; sizes differ by one at most."""
+    _check("iid", y, clients)
+    return np.array_split(_stream(seed).permutation(len(y)), clients)
+
+
+def shard(y: Labels, clients: int, seed: int, *, per_client: int = 2, shards: int = 100) -> Parts:
+    """Sort by label, cut into equal shards, give each client `per_client` of them at random.
+
+    Shard-s of HARMONY and SplitGP. What is left when clients * per_client < shards is nobody's, so
+    all samples are dealt out only when the two are equal.
+    """
+    _check("shard", y, clients)
+    _whole("shard", "per_client", per_client, 1)
+    _whole("shard", "shards", shards, 1)
+    if shards > len(y):
+        raise ConfigurationError(
+            f"partition shard: expected at most {len(y)} shards, one a sample, got {shards}"
+        )
+    if clients * per_client > shards:
+        raise ConfigurationError(
+            f"partition shard: expected at most {shards} shards in all, got {clients} clients"
+            f" with {per_client} each; set shards = {clients * per_client}"
+        )
+    pieces = np.array_split(np.argsort(y, kind="stable"), shards)
+    order = _stream(seed).permutation(shards)[: clients * per_client]
+    return [
+        np.concatenate([pieces[piece] for piece in mine])
+        for mine in order.reshape(clients, per_client)
+    ]
+
+
+def dirichlet(
+    y: Labels, clients: int, seed: int, *, concentration: float = 0.5, least: int = LEAST
+) -> Parts:
+    """Split each class over the clients by a draw from Dir(concentration).
+
+    BESplit, E.2 (its kappa); SuperSFL uses 0.5. Redrawn until every client has `least` samples
+    (METHODS.md: 10).
+    """
+    _check("dirichlet", y, clients)
+    _positive("dirichlet", concentration)
+    pools = _classes(y)
+
+    def draw(rng: np.random.Generator) -> NDArray[np.float64]:
+        return rng.dirichlet(np.full(clients, concentration), len(pools)).T
+
+    return _by_shares("dirichlet", pools, clients, seed, least, draw)
+
+
+def dirichlet_client(
+    y: Labels, clients: int, seed: int, *, concentration: float = 0.5, least: int = LEAST
+) -> Parts:
+    """Each client draws its share of every class from Dir(concentration) over the classes.
+
+    SCALA, V-A (its beta). Class j goes to the clients in proportion to their shares of j, so that
+    all samples are dealt out. Redrawn until every client has `least` samples.
+    """
+    _check("dirichlet-client", y, clients)
+    _positive("dirichlet-client", concentration)
+    pools = _classes(y)
+
+    def draw(rng: np.random.Generator) -> NDArray[np.float64]:
+        shares = rng.dirichlet(np.full(len(pools), concentration), clients)
+        sums = shares.sum(0)
+        # a class that nobody drew (tiny concentrations underflow) is shared equally
+        return np.where(sums > 0, shares / np.where(sums > 0, sums, 1), 1 / clients)
+
+    return _by_shares("dirichlet-client", pools, clients, seed, least, draw)
+
+
+def dirichlet_equal(y: Labels, clients: int, seed: int, *, concentration: float = 0.1) -> Parts:
+    """Clients of one size, floor(n / clients), each with its own Dir(concentration) over classes.
+
+    HARMONY, Table 5 (its alpha_D), as METHODS.md infers it. All clients fill up at the same time;
+    where more is asked of a class than is left, what is left is drawn lots for, and who went short
+    asks again among the classes that still have some. The n mod clients samples left are nobody's.
+    """
+    _check("dirichlet-equal", y, clients)
+    _positive("dirichlet-equal", concentration)
+    rng, pools = _stream(seed), _classes(y)
+    wish = rng.dirichlet(np.full(len(pools), concentration), clients)
+    left = np.array([len(pool) for pool in pools])
+    counts = np.zeros((clients, len(pools)), np.int64)
+    size = len(y) // clients
+    while (short := size - counts.sum(1)).any():  # each turn fills everyone or empties a class
+        asked = np.stack([rng.multinomial(short[k], _open(wish[k], left)) for k in range(clients)])
+        for c in range(len(pools)):
+            granted = asked[:, c]
+            if granted.sum() > left[c]:
+                granted = rng.multivariate_hypergeometric(granted, left[c])
+            counts[:, c] += granted
+            left[c] -= granted.sum()
+    return _deal(rng, pools, counts)
+
+
+def quantity(y: Labels, clients: int, seed: int, *, per_client: int = 2) -> Parts:
+    """Cut each class into s * clients / classes parts, give each client s parts at random.
+
+    SCALA's quantity-based skew, V-A; s is `per_client`. A client has at most s classes.
+    """
+    _check("quantity", y, clients)
+    _whole("quantity", "per_client", per_client, 1)
+    rng, pools = _stream(seed), _classes(y)
+    pieces, rest = divmod(per_client * clients, len(pools))
+    if rest:
+        step = len(pools) // math.gcd(clients, len(pools))
+        raise ConfigurationError(
+            f"partition quantity: expected per_client * clients to be a multiple of the"
+            f" {len(pools)} classes, got {per_client} * {clients};"
+            f" set per_client to a multiple of {step}"
+        )
+    smallest = min(map(len, pools))
+    if pieces > smallest:
+        raise ConfigurationError(
+            f"partition quantity: expected at most {smallest} parts a class, the samples of the"
+            f" smallest, got {pieces}; set per_client or clients lower"
+        )
+    cut = [piece for pool in pools for piece in np.array_split(rng.permutation(pool), pieces)]
+    order = rng.permutation(len(cut)).reshape(clients, per_client)
+    return [np.concatenate([cut[piece] for piece in mine]) for mine in order]
+
+
+def udd(y: Labels, clients: int, seed: int) -> Parts:
+    """Unbalanced data distribution: client k of K holds ceil(k * classes / K) classes.
+
+    SplitLPF, 4.1; ours (METHODS.md): client k holds k classes, which this is for as many clients
+    as classes. Which classes is drawn; those who hold a class share it equally. Weakest first.
+    """
+    _check("udd", y, clients)
+    rng, pools = _stream(seed), _classes(y)
+    holds = np.zeros((clients, len(pools)), bool)
+    for k in range(clients):
+        many = -(-(k + 1) * len(pools) // clients)
+        holds[k, rng.permutation(len(pools))[:many]] = True
+    crowded = holds.sum(0).max()
+    if crowded > (smallest := min(map(len, pools))):
+        raise ConfigurationError(
+            f"partition udd: expected at most {smallest} clients to share a class, the samples of"
+            f" the smallest, got {crowded}; set clients lower"
+        )
+    counts = np.zeros(holds.shape, np.int64)
+    for c, pool in enumerate(pools):
+        holders = np.flatnonzero(holds[:, c])
+        counts[holders, c] = [len(part) for part in np.array_split(pool, len(holders))]
+    return _deal(rng, pools, counts)
+
+
+def uds(y: Labels, clients: int, seed: int, *, smallest: int = 500) -> Parts:
+    """Unbalanced data size: 500 / 1000 / 2000 / 4000 samples for 4 / 3 / 2 / 1 clients of ten.
+
+    SplitLPF, 4.1. Other numbers of clients keep those shares, and `smallest` scales the sizes.
+    Every client has the classes in the proportions of the whole. What is left is nobody's. Weakest
+    first.
+    """
+    _check("uds", y, clients)
+    _whole("uds", "smallest", smallest, 1)
+    place = (np.arange(clients) + 0.5) / clients
+    sizes = smallest * np.select([place < 0.4, place < 0.7, place < 0.9], [1, 2, 4], 8)
+    if sizes.sum() > len(y):
+        most = len(y) * smallest // int(sizes.sum())
+        raise ConfigurationError(
+            f"partition uds: expected at most {len(y)} samples in all, got {sizes.sum()};"
+            f" set smallest = {most}" + ("" if most else ", or clients lower")
+        )
+    rng, rank = _stream(seed), np.empty(len(y))
+    for pool in _classes(y):
+        # where each sample comes in its own class: slices of this order have every class's share
+        rank[rng.permutation(pool)] = (np.arange(len(pool)) + 0.5) / len(pool)
+    order = np.argsort(rank, kind="stable")
+    return np.split(order, np.cumsum(sizes))[:clients]
+
+
+def udds(
+    y: Labels, clients: int, seed: int, *, concentration: float = 0.5, least: int = LEAST
+) -> Parts:
+    """Unbalanced data distribution and size: `dirichlet` with 0.5. SplitLPF, 4.1."""
+    return dirichlet(y, clients, seed, concentration=concentration, least=least)
+
+
+def natural(groups: NDArray[Any] | None, clients: int) -> Parts:
+    """One client for everyone the samples came from, in the order of their numbers."""
+    if groups is None:
+        raise ConfigurationError(
+            "partition natural: expected data that says whose each sample is (uci-har, or group_*"
+            " arrays in an .npz), got data that does not; choose another partition"
+        )
+    people = np.unique(groups)
+    if clients != len(people):
+        raise ConfigurationError(
+            f"partition natural: expected clients = {len(people)}, one for everyone there is data"
+            f" of, got {clients}"
+        )
+    return [np.flatnonzero(groups == person) for person in people]
+
+
+RULES: Final[dict[str, Callable[..., Parts]]] = {
+    "iid": iid,
+    "shard": shard,
+    "dirichlet": dirichlet,
+    "dirichlet-client": dirichlet_client,
+    "dirichlet-equal": dirichlet_equal,
+    "quantity": quantity,
+    "udd": udd,
+    "uds": uds,
+    "udds": udds,
+}
+
+
+def label_distribution(y: Labels, parts: Sequence[Indices], classes: int) -> NDArray[np.float64]:
+    """P_k of every client: (clients, classes), rows sum to 1; a client without samples has zeros.
+
+    Raises: ConfigurationError if a label is not below `classes`.
+    """
+    if y.size and y.max() >= classes:
+        raise ConfigurationError(f"labels: expected all below {classes} classes, got {y.max()}")
+    counts = np.stack([np.bincount(y[part], minlength=classes) for part in parts])
+    sums: NDArray[np.int64] = counts.sum(1, keepdims=True)
+    return counts / np.maximum(sums, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RhoTest:
+    """A client's test samples: indices of those in and out of its distribution."""
+
+    id: Indices
+    ood: Indices
+
+
+def rho_tests(
+    y_train: Labels, parts: Sequence[Indices], y_test: Labels, rho: float, seed: int
+) -> list[RhoTest]:
+    """What each client is tested on when some of its inputs are of classes it has never seen.
+
+    ID = all test samples of the client's classes; OOD = round(rho * #ID) drawn from the other
+    classes, each at most once. HARMONY, Eq. 11: rho = #OOD / #ID; 0 tests on ID alone.
+
+    Args:
+        y_train, parts: a client's classes are those in y_train[part].
+        y_test: (m,) labels of the common test set.
+    Raises: ConfigurationError naming a client whose other classes have too few samples.
+    """
+    if not 0 <= rho < math.inf:
+        raise ConfigurationError(f"rho: expected a number of at least 0, got {rho}")
+    tests = []
+    for client, part in enumerate(parts):
+        known = np.isin(y_test, np.unique(y_train[part]))
+        inside, outside = np.flatnonzero(known), np.flatnonzero(~known)
+        wanted = round(rho * len(inside))
+        if wanted > len(outside):
+            raise ConfigurationError(
+                f"rho: client {client}: expected {wanted} test samples of classes it does not"
+                f" train on, got {len(outside)}; set rho at most {len(outside) / len(inside):.3g},"
+                " or choose a partition that leaves it fewer classes"
+            )
+        chosen = _stream(seed, _RHO, client).choice(outside, wanted, replace=False)
+        tests.append(RhoTest(inside, np.sort(chosen)))
+    return tests
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSplit:
+    """A client's own samples: indices to train, validate and test on, and its drifted extra.
+
+    Attributes:
+        drift: as many as `test`, drawn with replacement from the other clients' tests.
+    """
+
+    train: Indices
+    validation: Indices
+    test: Indices
+    drift: Indices
+
+
+def local_splits(
+    parts: Sequence[Indices], seed: int, *, validation: float = 0.2, test: float = 0.2
+) -> list[LocalSplit]:
+    """Each client's own 60 / 20 / 20, and other clients' test samples as drift.
+
+    HARMONY, Table 5: train and test sets merged (`Dataset.merged`), dealt out by
+    `dirichlet_equal`, split client by client; *with drift* a client is tested on `test` and
+    `drift` together.
+
+    Raises: ConfigurationError if shares or parts leave nothing to train, validate or test on.
+    """
+    if not (0 < validation and 0 < test and validation + test < 1):
+        raise ConfigurationError(
+            f"local split: expected shares above 0 that leave some to train on, got {validation}"
+            f" to validate and {test} to test"
+        )
+    pieces = []
+    for client, part in enumerate(parts):
+        held, tested = round(validation * len(part)), round(test * len(part))
+        if min(held, tested, len(part) - held - tested) < 1:
+            raise ConfigurationError(
+                f"local split: client {client}: expected a sample to train, validate and test on,"
+                f" got {len(part)} in all; set clients lower"
+            )
+        order = _stream(seed, _SPLIT, client).permutation(part)
+        pieces.append(np.split(order, [len(part) - held - tested, len(part) - tested]))
+    splits = []
+    for client, (train, held_out, own) in enumerate(pieces):
+        others = [piece[2] for k, piece in enumerate(pieces) if k != client]
+        if not others:
+            raise ConfigurationError("local split: expected other clients to drift to, got one")
+        drift = _stream(seed, _SPLIT, client, 1).choice(np.concatenate(others), len(own))
+        splits.append(LocalSplit(train, held_out, own, drift))
+    return splits
+
+
+def _by_shares(
+    rule: str,
+    pools: Sequence[Indices],
+    clients: int,
+    seed: int,
+    least: int,
+    draw: Callable[[np.random.Generator], NDArray[np.float64]],
+) -> Parts:
+    """Split each class by shares, (clients, classes) with columns that sum to 1, drawn anew."""
+    _whole(rule, "least", least, 0)
+    samples = sum(map(len, pools))
+    if clients * least > samples:
+        raise ConfigurationError(
+            f"partition {rule}: expected at least {clients * least} samples, {least} a client,"
+            f" got {samples}; set clients or least lower"
+        )
+    rng, sizes = _stream(seed), np.array([len(pool) for pool in pools])
+    for _ in range(REDRAWS):
+        ends = np.rint(np.cumsum(draw(rng), 0) * sizes).astype(np.int64)
+        ends[-1] = sizes  # whatever floats made of a sum of 1
+        counts = np.diff(ends, axis=0, prepend=0)
+        if counts.sum(1).min() >= least:
+            return _deal(rng, pools, counts)
+    raise ConfigurationError(
+        f"partition {rule}: expected every client to get {least} samples within {REDRAWS} draws,"
+        " got none that does; set concentration higher, or clients or least lower"
+    )
+
+
+def _deal(rng: np.random.Generator, pools: Sequence[Indices], counts: NDArray[np.int64]) -> Parts:
+    """Deal every class out at random, `counts` (clients, classes) of it."""
+    piles = [
+        np.split(rng.permutation(pool), np.cumsum(counts[:, c])[:-1])
+        if counts[:, c].sum() == len(pool)
+        else np.split(rng.permutation(pool), np.cumsum(counts[:, c]))[:-1]
+        for c, pool in enumerate(pools)
+    ]
+    return [np.concatenate([pile[client] for pile in piles]) for client in range(len(counts))]
+
+
+def _open(wish: NDArray[np.float64], left: NDArray[np.int64]) -> NDArray[np.float64]:
+    """`wish` among the classes that have samples left; what is left where it wishes for none."""
+    masked = np.where(left > 0, wish, 0.0)
+    shares = masked if masked.sum() > 0 else left.astype(np.float64)
+    return shares / shares.sum()
+
+
+def _classes(y: Labels) -> list[Indices]:
+    """The samples of each class that there is."""
+    return [np.flatnonzero(y == label) for label in np.unique(y)]
+
+
+def _stream(seed: int, *key: int) -> np.random.Generator:
+    if seed < 0:
+        raise ConfigurationError(f"seed: expected a whole number of at least 0, got {seed}")
+    return np.random.default_rng((seed, *(key or (_PARTS,))))
+
+
+def _check(rule: str, y: Labels, clients: int) -> None:
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise ConfigurationError(
+            f"partition {rule}: expected a row of whole labels, got {y.dtype} of shape {y.shape}"
+        )
+    _whole(rule, "clients", clients, 1)
+    if clients > len(y):
+        raise ConfigurationError(
+            f"partition {rule}: expected at most {len(y)} clients, one a sample, got {clients}"
+        )
+
+
+def _whole(rule: str, field: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigurationError(
+            f"partition {rule}: {field}: expected a whole number of at least {least}, got {value!r}"
+        )
+
+
+def _positive(rule: str, concentration: object) -> None:
+    fits = isinstance(concentration, int | float) and not isinstance(concentration, bool)
+    if not (fits and 0 < float(str(concentration)) < math.inf):
+        raise ConfigurationError(
+            f"partition {rule}: concentration: expected a finite number above 0,"
+            f" got {concentration!r}"
+        )

@@ -1,0 +1,174 @@
+"""Recipes: a TOML file that names a method and its numbers.
+
+method = "supersfl"
+
+[method_numbers]          # what the method's own function takes; all have defaults
+fusion = "tpgf"
+
+[data]
+name = "digits"           # and `folder` where the data set has files
+partition = "dirichlet"   # and its numbers
+clients = 10
+
+[train]
+backbone = "tiny"
+rounds = 30
+...
+"""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.manifest import Codec
+from server.training.engine import RoundSettings
+from server.training.method import Method
+from server.training.methods import fedavg, splitfed, supersfl
+
+T = TypeVar("T")
+
+METHODS: Final[Mapping[str, Callable[..., Method]]] = {
+    "fedavg": fedavg.fedavg,
+    "fedprox": fedavg.fedprox,
+    "splitfed-v1": splitfed.splitfed_v1,
+    "splitfed-v2": splitfed.splitfed_v2,
+    "minibatch-sfl": splitfed.minibatch,
+    "multi-exit": splitfed.multi_exit,
+    "splitgp": splitfed.splitgp,
+    "supersfl": supersfl.supersfl,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """Which data, and how it lies on the clients.
+
+    Attributes:
+        partition: `iid`, `shards`, `dirichlet`, ... (server.training.partition).
+        numbers: what that partition takes.
+        train_max, test_max: samples used; None for all.
+    """
+
+    name: str
+    clients: int
+    partition: str = "iid"
+    folder: Path | None = None
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    train_max: int | None = None
+    test_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """How clients and server learn.
+
+    Attributes:
+        depth: every client's; None lets SuperSFL's Eq. 1 decide from memory and latency drawn
+            uniformly from `memory_gb` and `latency_ms`.
+        server_learning_rate: the clients' own where None.
+    """
+
+    backbone: str
+    rounds: int
+    learning_rate: float
+    batch: int
+    epochs: int = 1
+    depth: int | None = None
+    memory_gb: tuple[float, float] = (2.0, 16.0)
+    latency_ms: tuple[float, float] = (20.0, 200.0)
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    server_learning_rate: float | None = None
+    server_clip: float | None = None
+    codec: Codec = "fp32"
+    norm: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A whole recipe, checked."""
+
+    method: str
+    data: DataSettings
+    train: TrainSettings
+    round: RoundSettings = field(default_factory=RoundSettings)
+    method_numbers: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    def build_method(self) -> Method:
+        """The method with this recipe's numbers.
+
+        Raises: ConfigurationError naming what is known.
+        """
+        factory = METHODS.get(self.method)
+        if factory is None:
+            known = ", ".join(METHODS)
+            raise ConfigurationError(f"method {self.method!r}: expected one of {known}")
+        known_numbers = list(inspect.signature(factory).parameters)
+        unknown = sorted(set(self.method_numbers) - set(known_numbers))
+        if unknown:
+            takes = ", ".join(known_numbers) or "none"
+            raise ConfigurationError(
+                f"method_numbers: {self.method} takes {takes}; got {', '.join(unknown)}"
+            )
+        return factory(**self.method_numbers)
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read and check a recipe.
+
+    Raises: ConfigurationError naming the file, the field and what was expected.
+    """
+    try:
+        data = tomllib.loads(path.read_text())
+    except OSError as err:
+        raise ConfigurationError(f"{path}: cannot be read ({err.strerror})") from err
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise ConfigurationError(f"{path}: not TOML ({err})") from err
+    try:
+        return read_recipe(data)
+    except ConfigurationError as err:
+        raise ConfigurationError(f"{path}: {err}") from err
+
+
+def read_recipe(data: Mapping[str, Any]) -> Recipe:
+    """Check a recipe that was read from TOML.
+
+    Raises: ConfigurationError.
+    """
+    tables = {"data": DataSettings, "train": TrainSettings, "round": RoundSettings}
+    built: dict[str, Any] = {}
+    for name, value in data.items():
+        built[name] = _record(tables[name], value, name) if name in tables else value
+    recipe: Recipe = _record(Recipe, built, "recipe")
+    recipe.build_method()
+    return recipe
+
+
+def _record(kind: type[T], values: object, where: str) -> T:
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(f"{where}: expected a table, got {values!r}")
+    known = {item.name for item in fields(kind)}  # type: ignore[arg-type]  # a dataclass, always
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ConfigurationError(
+            f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+        )
+    converted = {
+        name: tuple(value)
+        if isinstance(value, list)
+        else Path(value)
+        if name == "folder"
+        else value
+        for name, value in values.items()
+    }
+    try:
+        return kind(**converted)
+    except TypeError as err:
+        raise ConfigurationError(f"{where}: {err}") from err
