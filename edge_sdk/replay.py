@@ -135,11 +135,12 @@ class LateAnswers:
         self._filled.set()
         begun = [(query, self._begin(query)) for query in queries]
         outcomes = [(query, self._offloader.finish(pending)) for query, pending in begun]
-        answers = [
-            (query.id, self._answer(query, outcome))
-            for query, outcome in outcomes
-            if isinstance(outcome, Reply) and not passing(outcome)
-        ]
+        answers = []
+        for query, outcome in outcomes:
+            # answers come to light in order: what is behind a query without one is asked again
+            if isinstance(outcome, NoReply) or passing(outcome):
+                break
+            answers.append((query.id, self._answer(query, outcome)))
         self._outbox.answer(answers)
         return 0.0 if len(answers) == len(queries) else self._pause_s
 

@@ -541,13 +541,12 @@ class Fleet:
         assert process is not None
         return process.pid
 
-    @property
-    def broker_pid(self) -> int:
-        """Of the broker."""
+    def kill_broker(self) -> None:
+        """kill -9; the server starts another one."""
         for child in psutil.Process(self.pid).children():
-            if "server.broker" in child.cmdline():
-                return child.pid
-        raise AssertionError("the server has no broker")
+            with suppress(psutil.NoSuchProcess):
+                if "server.broker" in child.cmdline():
+                    child.kill()
 
     @property
     def broker_port(self) -> int:
@@ -607,3 +606,17 @@ def proxy(fleet: Fleet) -> Iterator[FaultProxy]:
     proxy = FaultProxy(fleet.broker_port)
     yield proxy
     proxy.close()
+
+
+@pytest.fixture
+def make_proxy() -> Iterator[Callable[[int], FaultProxy]]:
+    """Makes a proxy before the port it is given."""
+    made: list[FaultProxy] = []
+
+    def make(port: int) -> FaultProxy:
+        made.append(FaultProxy(port))
+        return made[-1]
+
+    yield make
+    for proxy in made:
+        proxy.close()
