@@ -12,7 +12,7 @@ from edge_sdk.errors import FrameError, FrameTooLargeError
 from edge_sdk.mqtt import Message, MqttLink
 from edge_sdk.session import Array
 from edge_sdk.wire.frames import MQTT_LIMITS, Limits, unpack
-from edge_sdk.wire.messages import Problem, Query, Reply, pack_reply, read_query
+from edge_sdk.wire.messages import Problem, Query, Reply, frame_id, pack_reply, read_query
 from edge_sdk.wire.topics import Kind, Topic, all_devices, parse_topic
 from server.backend.admission import Inference, problem_of
 from server.errors import ExpiredError, OverloadedError, ServerError
@@ -54,14 +54,19 @@ class MqttWorker:
         except FrameError as err:
             logger.warning("query dropped: %s", err)
             return
+        if message.retained:
+            return  # kept by the broker for days: nobody waits for its answer
         topic = str(Topic(asked.fleet, asked.device, Kind.REPLY))
         if self._seen is not None:
             self._seen(asked.device)
+        identifier, problem = "", Problem.MALFORMED
         try:
-            query = read_query(unpack(message.payload, self._limits))
+            frame = unpack(message.payload, self._limits)
+            identifier, problem = frame_id(frame), Problem.BAD_REQUEST
+            query = read_query(frame)
         except FrameError as err:
             self.malformed += 1
-            self._send(topic, Reply("", problem=Problem.MALFORMED, detail=str(err)), "", "")
+            self._send(topic, Reply(identifier, problem=problem, detail=str(err)))
             return
         self._serve(query, topic)
 

@@ -199,7 +199,8 @@ def mosquitto() -> Iterator[BrokerAddress]:
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "mosquitto.conf"
-        config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nlog_type none\n")
+        lines = f"listener {port} 127.0.0.1", "allow_anonymous true", "set_tcp_nodelay true"
+        config.write_text("\n".join((*lines, "log_type none", "")))
         program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
         assert program is not None, "install Mosquitto 2.0 or newer to run the broker tests"
         process = subprocess.Popen([program, "-c", str(config)])
