@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import ORJSONResponse
+from fastapi.responses import JSONResponse
 
 import edge_sdk
 from edge_sdk.api import HEADER_LENGTH
@@ -52,7 +52,7 @@ def router(inference: Inference, authorize: Callable[[Request], None]) -> APIRou
     async def ready() -> Response:
         """Ready: a model is loaded and the queue takes queries."""
         ok = inference.ready
-        return ORJSONResponse({"ready": ok}, status_code=200 if ok else 503)
+        return JSONResponse({"ready": ok}, status_code=200 if ok else 503)
 
     @routes.post("/v2/repository/index")
     async def index() -> list[dict[str, str]]:
@@ -69,7 +69,7 @@ def router(inference: Inference, authorize: Callable[[Request], None]) -> APIRou
     @routes.get("/v2/models/{name}/versions/{version}/ready")
     async def model_ready(name: str, version: str | None = None) -> Response:
         inference.models.get(name, version)
-        return ORJSONResponse({"ready": True})
+        return JSONResponse({"ready": True})
 
     @routes.post("/v2/models/{name}/infer", dependencies=guarded)
     @routes.post("/v2/models/{name}/versions/{version}/infer", dependencies=guarded)
