@@ -18,7 +18,7 @@ from typing import Any, Final
 import orjson
 
 from edge_sdk.durable import make_folder
-from edge_sdk.errors import ConfigurationError, SplitedgeError
+from edge_sdk.errors import BundleError, ConfigurationError, SplitedgeError
 from edge_sdk.mqtt import BrokerAddress, MqttLink, loopback
 from edge_sdk.wire.topics import Kind, Topic
 from server.allocation import choose_bundle
@@ -29,7 +29,7 @@ from server.backend.worker import MqttWorker
 from server.broker.child import BrokerChild, ListenSettings
 from server.broker.mosquitto import MosquittoAdmin
 from server.broker.policy import Principal, credential_sha256
-from server.errors import UnknownModelError
+from server.errors import BadRequestError, NotReadyError, UnknownModelError
 from server.registry.artifacts import ArtifactRepository
 from server.registry.database import Registry
 from server.registry.operator import load_or_create_operator_secret
@@ -66,6 +66,8 @@ class Services:
         self._link: MqttLink | None = None
         self._known: dict[str, Device] = {}
         self._seen: set[str] = set()
+        self._published: set[tuple[str, int]] = set()
+        self._unpublished: dict[tuple[str, int], str] = {}
         self._changing = threading.Lock()
         self._stopping = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, daemon=True)
@@ -76,12 +78,11 @@ class Services:
         secret = load_or_create_operator_secret(self.settings.state)
         self.operator_sha256 = hashlib.sha256(secret.encode()).hexdigest()
         self.publish_models()
-        link = self._start_broker()
+        link = self._link = self._start_broker()
         self._sync_devices()
-        MqttWorker(link, self.inference, seen=self._seen.add)
+        MqttWorker(link, self.inference, seen=self._note_seen)
         link.start()
         link.wait_connected(BROKER_WAIT_S)
-        self._link = link
         self._housekeeper.start()
 
     def stop(self) -> None:
@@ -135,16 +136,25 @@ class Services:
     # models
 
     def publish_models(self) -> None:
-        """Load and sign every model on disk that is not yet; devices are told to look."""
-        before = {self._key(model) for model in self.models.all()}
+        """Load and sign every model on disk that is not yet; devices are told to look.
+
+        A model whose bundles cannot be signed is served all the same, and tried again next time.
+        """
         self.models.load()
         for model in self.models.all():
-            if self._key(model) in before:
+            key = self._key(model)
+            if key in self._published:
                 continue
-            self.artifacts.publish_bundles(model.folder)
-            name, version = self._key(model)
-            self.registry.publish_model(name, version)
-            self.registry.activate_model(name, version)
+            try:
+                self.artifacts.publish_bundles(model.folder)
+                self.registry.publish_model(*key)
+                self.registry.activate_model(*key)
+            except (BundleError, BadRequestError) as err:
+                if self._unpublished.get(key) != str(err):
+                    logger.error("model=%s version=%d bundles are not published: %s", *key, err)  # noqa: TRY400 - no traceback for a bad file
+                self._unpublished[key] = str(err)
+                continue
+            self._published.add(key)
             self._tell_devices({"op": "update"})
 
     def _active_model(self) -> Model | None:
@@ -152,7 +162,7 @@ class Services:
         for record in sorted(active, key=lambda record: record.published_at, reverse=True):
             try:
                 return self.models.get(record.name, str(record.version))
-            except UnknownModelError:
+            except (NotReadyError, UnknownModelError):
                 continue
         return None
 
@@ -247,6 +257,9 @@ class Services:
         if self._admin is not None:
             self._admin.remove_device(device_id)
         self._known.pop(device_id, None)
+
+    def _note_seen(self, device_id: str) -> None:
+        self._seen.add(device_id)
 
     def _tell_devices(self, command: Mapping[str, Any]) -> None:
         if self._link is None:

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_sdk.errors import BundleError
+from edge_sdk.errors import BundleError, ManifestError
 from edge_sdk.manifest import ModelManifest
 from server.backend.ladder import LadderEngine
 from server.errors import NotReadyError, UnknownModelError
@@ -37,10 +37,16 @@ class ModelStore:
     def load(self) -> None:
         """Load what is on disk and not yet loaded; a broken model is reported, not fatal."""
         with self._loading:
-            for path in sorted(self._folder.glob("*/*/model.json")):
-                key = (path.parent.parent.name, path.parent.name)
+            folders = {
+                (path.parent.parent.name, path.parent.name): path.parent
+                for path in sorted(self._folder.glob("*/*/model.json"))
+                if not path.parent.name.startswith(".")  # an export that is still being written
+            }
+            for key in set(self._broken) - set(folders):
+                del self._broken[key]
+            for key, folder in folders.items():
                 if key not in self._models:
-                    self._load(key, path.parent)
+                    self._load(key, folder)
 
     @property
     def ready(self) -> bool:
@@ -69,21 +75,32 @@ class ModelStore:
         ]
         if not found or (name is None and len({key[0] for key in found}) > 1):
             known = ", ".join(f"{n} version {v}" for n, v in sorted(self._models, key=_by_version))
-            wanted = name if version in (None, "") else f"{name} version {version}"
+            wanted = name or "of no name"
+            wanted += f" version {version}" if version else ""
             raise UnknownModelError(f"model {wanted}: not served; there is {known}")
         return self._models[found[-1]]
 
     def _load(self, key: tuple[str, str], folder: Path) -> None:
         try:
             manifest = ModelManifest.load(folder)
+            _check_place(key, manifest)
             engine = LadderEngine(folder, manifest, threads=self._threads)
         except BundleError as err:
-            logger.error("model=%s version=%s cannot be loaded: %s", *key, err)  # noqa: TRY400 - no traceback for a bad file
+            if self._broken.get(key) != str(err):  # it is tried again every turn, and said once
+                logger.error("model=%s version=%s cannot be loaded: %s", *key, err)  # noqa: TRY400 - no traceback for a bad file
             self._broken[key] = str(err)
             return
         self._broken.pop(key, None)
         self._models[key] = Model(folder, manifest, engine)
         logger.info("model=%s version=%s loaded", *key)
+
+
+def _check_place(key: tuple[str, str], manifest: ModelManifest) -> None:
+    if key != (manifest.name, manifest.version):
+        raise ManifestError(
+            f"{'/'.join(key)}: holds {manifest.name} version {manifest.version};"
+            " a model's folders are named after it"
+        )
 
 
 def _by_version(key: tuple[str, str]) -> tuple[str, int, str]:

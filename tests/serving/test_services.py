@@ -1,0 +1,303 @@
+"""The server's parts together: models that come and break, devices that are shut out."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+from fastapi.testclient import TestClient
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.mqtt import BrokerAddress
+from edge_sdk.wire.messages import Problem, Query
+from edge_sdk.wire.topics import Kind
+from profiles import load_reference
+from server.app import create_app
+from server.backend.models import ModelStore
+from server.errors import NotReadyError, UnknownModelError
+from server.registry.database import Registry
+from server.services import Services
+from server.settings import Address, ServerSettings, parse_broker
+
+if TYPE_CHECKING:
+    from tests.serving.conftest import Device, Exported
+
+FREE = Address("127.0.0.1", 0)
+
+
+@pytest.fixture
+def services(exported: Exported, tmp_path: Path) -> Iterator[Services]:
+    """Running, with `digits/1`."""
+    exported.install(tmp_path / "state" / "models")
+    running = Services(ServerSettings(tmp_path / "state", FREE, FREE, threads=1))
+    running.start()
+    yield running
+    running.stop()
+
+
+def broker_of(services: Services) -> BrokerAddress:
+    return BrokerAddress.parse(services.broker_address()["url"])
+
+
+def enrol(services: Services, name: str, reference: str = "raspberry-pi-4") -> str:
+    """A device as the route enrols it; its credential."""
+    token = services.registry.create_token()
+    profile = load_reference(reference).to_dict()
+    device, credential = services.registry.redeem_token(token, name, profile)
+    services.enrolled(device, credential)
+    return credential
+
+
+def eventually(holds: Callable[[], object], what: str, timeout_s: float = 10.0) -> float:
+    """Wait for it; how long it took."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < timeout_s, what
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+# the model store, without a broker
+
+
+def test_the_highest_version_is_active_and_numbers_are_not_text(
+    exported: Exported, tmp_path: Path
+) -> None:
+    for version in (2, 10, 9):
+        exported.install(tmp_path, version=version)
+    store = ModelStore(tmp_path)
+    with pytest.raises(NotReadyError, match="splitedge export"):
+        store.get()
+    store.load()
+    assert [model.manifest.version for model in store.all()] == ["2", "9", "10"]
+    assert store.get().manifest.version == "10"
+    assert store.get("digits", "9").manifest.version == "9"
+    assert store.get(None, "2").manifest.version == "2"
+    with pytest.raises(UnknownModelError, match=r"letters.*there is digits version 2, digits"):
+        store.get("letters")
+
+
+def damage(folder: Path, how: str) -> None:
+    """Break a model as disks and hands do."""
+    if how == "manifest cut off":
+        path = folder / "model.json"
+        path.write_bytes(path.read_bytes()[:100])
+    elif how == "segment cut off":
+        path = folder / "segments" / "1-2.onnx"
+        path.write_bytes(path.read_bytes()[:100])
+    elif how == "segment gone":
+        (folder / "segments" / "0-1.onnx").unlink()
+    elif how == "other name":
+        folder.rename(folder.with_name("77"))
+
+
+@pytest.mark.parametrize(
+    "how", ["manifest cut off", "segment cut off", "segment gone", "other name"]
+)
+def test_a_broken_model_is_reported_once_and_the_others_serve(
+    exported: Exported, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    exported.install(tmp_path, version=1)
+    damage(exported.install(tmp_path, version=2), how)
+    version = "77" if how == "other name" else "2"
+    store = ModelStore(tmp_path)
+    for _ in range(3):
+        store.load()
+    assert list(store.broken()) == [("digits", version)]
+    assert store.get().manifest.version == "1"
+    assert len(caplog.records) == 1
+
+    shutil.rmtree(tmp_path / "digits" / version)
+    store.load()
+    assert store.broken() == {}
+
+
+def test_an_export_that_is_being_written_is_not_loaded(exported: Exported, tmp_path: Path) -> None:
+    whole = exported.install(tmp_path)
+    hidden = whole.rename(whole.with_name(".1-abcdef"))
+    store = ModelStore(tmp_path)
+    store.load()
+    assert (store.all(), store.broken()) == ([], {})
+    hidden.rename(whole)
+    store.load()
+    assert store.get().folder == whole
+
+
+# models, while it runs
+
+
+@pytest.mark.broker
+def test_a_model_that_appears_is_served_and_devices_are_told(
+    exported: Exported, tmp_path: Path, device: Callable[..., Device]
+) -> None:
+    services = Services(ServerSettings(tmp_path, FREE, FREE, threads=1))
+    services.start()
+    try:
+        credential = enrol(services, "pi-1")
+        pi = device(broker_of(services), "pi-1", credential)
+        assert pi.ask(Query("p", None, None, None)).problem is Problem.NOT_READY
+        assert services.assign(services.registry.device("pi-1")) is None
+
+        exported.install(tmp_path / "models")
+
+        pi.wait(lambda: pi.commands, 5)
+        assert pi.commands == [{"op": "update"}]
+        reply = pi.ask(exported.query(0, exported.x[:1], id="new"))
+        assert reply.tensors["logits"].argmax() == exported.logits(exported.x[:1]).argmax()
+        bundle = services.assign(services.registry.device("pi-1"))
+        assert bundle is not None
+        assert bundle.startswith("digits/1/d")
+        targets = services.artifacts.targets_folder
+        assert list((targets / "bundles" / bundle).glob("*.manifest.json"))
+    finally:
+        services.stop()
+
+
+@pytest.mark.broker
+def test_bundles_that_cannot_be_signed_are_tried_again(
+    services: Services, exported: Exported, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = exported.install(tmp_path / "elsewhere", version=2)
+    kept = (whole / "bundles" / "d2" / "exit.onnx").rename(tmp_path / "kept")
+    target = whole.rename(tmp_path / "state" / "models" / "digits" / "2")
+    eventually(lambda: services.models.get("digits").manifest.version == "2", "not served")
+    time.sleep(1.5)
+    said = [record for record in caplog.records if "not published" in record.getMessage()]
+    assert len(said) == 1
+    assert not any(model.version == 2 for model in services.registry.models())
+
+    kept.rename(target / "bundles" / "d2" / "exit.onnx")
+    eventually(
+        lambda: [m.version for m in services.registry.models() if m.active] == [2],
+        "not published",
+    )
+
+
+@pytest.mark.broker
+def test_a_broken_model_is_in_the_index_and_stops_nothing(
+    services: Services, exported: Exported, tmp_path: Path
+) -> None:
+    whole = exported.install(tmp_path / "elsewhere", version=2)
+    damage(whole, "segment cut off")
+    whole.rename(tmp_path / "state" / "models" / "digits" / "2")
+    exported.install(tmp_path / "state" / "models", version=3)
+    eventually(lambda: services.models.get().manifest.version == "3", "version 3 is not served")
+    with TestClient(create_app(services)) as client:
+        index = client.post("/v2/repository/index").json()
+        assert client.get("/v2/health/ready").status_code == 200
+        missing = client.get("/v2/models/digits/versions/2")
+    states = {entry["version"]: (entry["state"], bool(entry["reason"])) for entry in index}
+    assert states == {"1": ("READY", False), "3": ("READY", False), "2": ("UNAVAILABLE", True)}
+    assert missing.status_code == 404
+    assert "there is digits version 1, digits version 3" in missing.json()["error"]
+
+
+# devices
+
+
+@pytest.mark.broker
+def test_a_device_revoked_by_another_process_is_cut_within_ten_seconds(
+    services: Services, tmp_path: Path, device: Callable[..., Device]
+) -> None:
+    one = device(broker_of(services), "pi-1", enrol(services, "pi-1"))
+    two = device(broker_of(services), "pi-2", enrol(services, "pi-2"))
+    other = Registry.open(f"sqlite:///{tmp_path / 'state' / 'registry.db'}")
+    other.revoke("pi-1")
+    other.close()
+    assert eventually(lambda: not one.link.connected, "still connected") < 10
+    eventually(lambda: "Not authorized" in one.link.last_error, "let in again")
+    assert two.link.connected
+    assert two.ask(Query("p", None, None, None)).problem is None
+
+
+@pytest.mark.broker
+def test_a_device_revoked_here_is_cut_at_once(
+    services: Services, device: Callable[..., Device]
+) -> None:
+    one = device(broker_of(services), "pi-1", enrol(services, "pi-1"))
+    services.revoked(services.registry.revoke("pi-1"))
+    eventually(lambda: not one.link.connected, "still connected", 2)
+
+
+@pytest.mark.broker
+def test_devices_are_seen_by_what_they_say_however_long_it_runs(
+    services: Services, device: Callable[..., Device]
+) -> None:
+    credentials = {name: enrol(services, name) for name in ("pi-1", "pi-2")}
+    for name, credential in credentials.items():
+        pi = device(broker_of(services), name, credential)
+        before = services.registry.device(name).last_seen
+        assert pi.link.publish(pi.topic(Kind.TELEMETRY), b"{}", qos=0)
+        eventually(lambda: services.registry.device(name).last_seen != before, "not seen")  # noqa: B023 - called within this turn
+        time.sleep(1.2)  # the housekeeper's next turn
+
+
+@pytest.mark.broker
+def test_stronger_devices_get_deeper_bundles(services: Services) -> None:
+    depths = []
+    for name in ("raspberry-pi-zero-2-w", "jetson-orin-nano"):
+        enrol(services, name, name)
+        bundle = services.assign(services.registry.device(name))
+        assert bundle is not None
+        device = services.registry.device(name)
+        assert (device.bundle, f"digits/1/d{device.depth}") == (bundle, bundle)
+        depths.append(device.depth or 0)
+    assert depths == sorted(depths)
+
+
+@pytest.mark.broker
+def test_enrolled_over_http_and_let_in_at_the_broker(
+    services: Services, device: Callable[..., Device]
+) -> None:
+    token = services.registry.create_token()
+    profile = load_reference("raspberry-pi-4").to_dict()
+    with TestClient(create_app(services)) as client:
+        answer = client.post(
+            "/api/v1/enroll", json={"token": token, "name": "pi-9", "profile": profile}
+        ).json()
+        pi = device(BrokerAddress.parse(answer["broker"]["url"]), "pi-9", answer["credential"])
+        assert pi.ask(Query("p", None, None, None)).problem is None
+        login = {"Authorization": f"Bearer pi-9:{answer['credential']}"}
+        path = "/tuf/metadata/timestamp.json"
+        assert client.get(path).status_code == 401
+        assert orjson.loads(client.get(path, headers=login).content)["signed"]["_type"]
+        for bad in ("/tuf/metadata/../../registry.db", "/tuf/keys/targets.pem", "/tuf/metadata/"):
+            assert client.get(bad, headers=login).status_code == 404
+
+
+# starting and stopping
+
+
+@pytest.mark.broker
+def test_stop_leaves_no_thread_and_answers_what_waits(exported: Exported, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    exported.install(tmp_path / "models")
+    services = Services(ServerSettings(tmp_path, FREE, FREE, threads=1))
+    services.start()
+    assert len(set(threading.enumerate()) - before) >= 3
+    services.stop()
+    eventually(lambda: set(threading.enumerate()) <= before, "a thread runs on", 5)
+
+
+@pytest.mark.parametrize("broker", ["embedded:0.0.0.0:0", "mqtt://broker.example"])
+@pytest.mark.parametrize("http", ["0.0.0.0:0", "192.0.2.1:8000", "127.0.0.1:0"])
+def test_nothing_listens_off_loopback_in_the_clear(tmp_path: Path, http: str, broker: str) -> None:
+    def settings(*, insecure: bool = False) -> ServerSettings:
+        parts = Address.parse(http, "--http"), parse_broker(broker)
+        return ServerSettings(tmp_path, *parts, insecure=insecure)
+
+    if http == "127.0.0.1:0" and broker == "mqtt://broker.example":
+        services = Services(settings())  # listens nowhere, but would log in there in the clear
+        with pytest.raises(ConfigurationError, match="in the clear; use mqtts"):
+            services.start()
+        services.stop()
+    else:
+        with pytest.raises(ConfigurationError, match=r"in the clear; give --tls-cert"):
+            settings()
+        assert settings(insecure=True).insecure
