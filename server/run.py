@@ -55,9 +55,9 @@ def serve(settings: ServerSettings, announce: Callable[[str, str], None]) -> Non
         the state folder.
     """
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listen(settings.http))
-        settings.state.mkdir(parents=True, exist_ok=True)
+        # first: a second server on this state would find the port taken, and blame the port
         stack.callback(StateLock(settings.state, "server").release)
+        listener = stack.enter_context(_listen(settings.http))
         services = Services(settings)
         stack.callback(services.stop)
         services.start()

@@ -61,6 +61,7 @@ class BrokerChild:
         self._listening = False
         self._stopping = False
         self._error = ""
+        self._started = False
         self._asked = 0
         self._done = 0
         self._watcher = threading.Thread(target=self._watch, name="broker-child", daemon=True)
@@ -96,6 +97,7 @@ class BrokerChild:
         with self._changed:
             self._changed.wait_for(lambda: self._listening or self._error, _START_S)
             up, error = self._listening, self._error
+            self._started = up
         if not up:
             self.stop()
             if error:
@@ -230,7 +232,7 @@ class BrokerChild:
                     self._error = answer.get("error", "")
                     self._done = max(self._done, answer.get("done", 0))
                     self._changed.notify_all()
-                if self._error:
+                if self._error and self._started:  # `start` raises it
                     logger.error("%s", self._error)
 
 

@@ -1,0 +1,211 @@
+"""`splitedge server run` as people run it: how it starts, refuses to, restarts and ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+import urllib3
+
+from edge_sdk.wire.messages import Query
+from profiles import load_reference
+
+if TYPE_CHECKING:
+    from tests.serving.conftest import Device, Exported, ServerRun
+
+pytestmark = pytest.mark.broker
+
+FREE = ("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0")
+
+
+def error_line(server: ServerRun) -> str:
+    """The one line that a server which does not start must say; its exit status is 1."""
+    assert server.end(signal.SIGCONT) == 1  # SIGCONT: let it end by itself
+    (line,) = [line for line in server.said.splitlines() if " INFO " not in line]
+    assert line.startswith("error: "), line
+    return line
+
+
+def gone(family: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(family, timeout=5)
+    return not alive
+
+
+def test_restart_keeps_ports_models_and_devices_and_sigterm_leaves_nothing(
+    run_server: Callable[..., ServerRun],
+    exported: Exported,
+    tmp_path: Path,
+    device: Callable[..., Device],
+) -> None:
+    state = tmp_path / "state"
+    server = run_server(state).wait_ready()
+    assert server.call("GET", "/v2/health/live").status == 200
+    assert server.call("GET", "/v2/health/ready").status == 503
+    exported.install(state / "models")
+    token = _token(state)
+    body = {
+        "token": token.split(".")[0],
+        "name": "pi-1",
+        "profile": load_reference("raspberry-pi-4").to_dict(),
+    }
+    enrolled = server.call("POST", "/api/v1/enroll", json=body)
+    assert enrolled.status == 201, enrolled.data
+    pi = device(server.mqtt, "pi-1", enrolled.json()["credential"])
+    deadline = time.monotonic() + 5
+    while server.call("GET", "/v2/health/ready").status != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    answer = pi.ask(exported.query(0, exported.x[:1], id="before"))
+    assert answer.problem is None
+
+    http, mqtt, family = server.http, server.mqtt, server.family
+    assert len(family) == 2  # itself and the broker
+    began = time.monotonic()
+    assert server.end(signal.SIGTERM) in (0, -signal.SIGTERM)
+    assert time.monotonic() - began < 5
+    assert gone(family)
+    assert server.said == "" or "Traceback" not in server.said
+
+    again = run_server(state, ()).wait_ready()
+    assert (again.http, again.mqtt) == (http, mqtt)
+    pi.link.wait_connected(10)
+    answer = pi.ask(exported.query(0, exported.x[:1], id="after"))
+    assert answer.tensors["logits"].argmax() == exported.logits(exported.x[:1]).argmax()
+
+    family = again.family
+    assert again.end(signal.SIGKILL) == -signal.SIGKILL
+    assert gone(family)  # the broker went with it
+    killed = run_server(state, ()).wait_ready()
+    assert (killed.http, killed.mqtt) == (http, mqtt)
+    pi.link.wait_connected(10)
+    assert pi.ask(Query("probe", None, None, None)).problem is None
+    assert killed.end(signal.SIGINT) in (0, 130, -signal.SIGINT)
+    assert "Traceback" not in killed.said
+
+
+def test_a_taken_port_is_one_clear_line(
+    run_server: Callable[..., ServerRun], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ("--http", f"127.0.0.1:{port}", "--mqtt", "embedded:127.0.0.1:0")
+        http = run_server(tmp_path / "one", options)
+        options = ("--http", "127.0.0.1:0", "--mqtt", f"embedded:127.0.0.1:{port}")
+        mqtt = run_server(tmp_path / "two", options)
+        assert f"--http 127.0.0.1:{port}: cannot listen there" in error_line(http)
+        line = error_line(mqtt)
+    assert str(port) in line
+    assert "port" in line
+
+
+def test_a_second_server_on_one_state_is_told_of_the_first(
+    run_server: Callable[..., ServerRun], tmp_path: Path
+) -> None:
+    first = run_server(tmp_path / "state").wait_ready()
+    on_others, on_the_same = run_server(tmp_path / "state"), run_server(tmp_path / "state", ())
+    for second in (on_others, on_the_same):
+        assert f"process {first.process.pid} already runs as server" in error_line(second)
+    assert first.call("GET", "/v2/health/live").status == 200
+    assert first.end(signal.SIGTERM) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    "options", [("--http", "0.0.0.0:0"), ("--mqtt", "embedded:0.0.0.0:0"), ("--mqtt", "http://h")]
+)
+def test_settings_that_cannot_work_are_one_line(
+    run_server: Callable[..., ServerRun], tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    line = error_line(run_server(tmp_path / "state", (*FREE, *options)))
+    assert "in the clear" in line or "expected mqtt://" in line
+
+
+def test_a_broker_that_is_away_is_one_line(
+    run_server: Callable[..., ServerRun], tmp_path: Path, free_port: int
+) -> None:
+    url = f"mqtt://127.0.0.1:{free_port}"
+    server = run_server(tmp_path / "state", ("--http", "127.0.0.1:0", "--mqtt", url))
+    server.process.wait(30)
+    assert f"no broker at {url}" in server.said.splitlines()[-1]
+    assert server.process.returncode == 1
+    assert "Traceback" not in server.said
+
+
+def test_a_broker_that_crashes_is_started_again(
+    run_server: Callable[..., ServerRun], exported: Exported, tmp_path: Path
+) -> None:
+    server = run_server(tmp_path / "state").wait_ready()
+    broker = server.family[1]
+    broker.kill()
+    deadline = time.monotonic() + 15
+    while True:
+        family = server.family
+        if len(family) == 2 and family[1].pid != broker.pid:
+            try:
+                socket.create_connection((server.mqtt.host, server.mqtt.port), 1).close()
+                break
+            except OSError:
+                pass
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert server.call("GET", "/v2/health/live").status == 200
+
+
+def test_sigterm_while_queries_run_ends_it_all_the_same(
+    run_server: Callable[..., ServerRun], exported: Exported, tmp_path: Path
+) -> None:
+    exported.install(tmp_path / "state" / "models")
+    server = run_server(tmp_path / "state").wait_ready()
+    body = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "x",
+                    "shape": [32, 1, 8, 8],
+                    "datatype": "UINT8",
+                    "data": exported.x[:32].ravel().tolist(),
+                }
+            ]
+        }
+    ).encode()
+    statuses: list[int] = []
+
+    def flood() -> None:
+        while True:
+            try:
+                answer = server.call("POST", "/v2/models/digits/infer", body=body)
+            except urllib3.exceptions.HTTPError:  # the server has gone
+                return
+            statuses.append(answer.status)
+
+    threads = [threading.Thread(target=flood) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    family = server.family
+    began = time.monotonic()
+    assert server.end(signal.SIGTERM) in (0, -signal.SIGTERM)
+    assert time.monotonic() - began < 6
+    assert gone(family)
+    for thread in threads:
+        thread.join(15)
+    assert set(statuses) <= {200, 429, 503}
+    assert 200 in statuses
+    assert "Traceback" not in server.said
+
+
+def _token(state: Path) -> str:
+    command = [sys.executable, "-P", "-m", "edge_sdk.cli", "server", "token", "create"]
+    done = subprocess.run(
+        [*command, "--state", str(state)], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
