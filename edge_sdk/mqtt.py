@@ -16,6 +16,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -112,6 +113,7 @@ class MqttLink:
     Args:
         username: the client id unless given.
         ca: PEM file to verify a TLS broker against; the system's store without it.
+        pinned: PEM file of the certificate the broker must show, whatever names are in it.
         max_packet_bytes: larger payloads are refused before they are sent: a broker would cut
             the connection and paho would send them again for ever.
         on_state: called with True/False in the network thread, each time the connection is there
@@ -127,6 +129,7 @@ class MqttLink:
         password: str | None = None,
         will: Will | None = None,
         ca: str | None = None,
+        pinned: str | None = None,
         keepalive_s: int = 30,
         max_packet_bytes: int = 2_000_000,
         max_in_flight: int = 256,
@@ -138,6 +141,7 @@ class MqttLink:
         self._password = password
         self._will = will
         self._ca = ca
+        self._pinned = pinned
         self._keepalive_s = keepalive_s
         self._max_packet_bytes = max_packet_bytes
         self._max_in_flight = max_in_flight
@@ -240,7 +244,8 @@ class MqttLink:
         if self._will is not None:
             client.will_set(self._will.topic, self._will.payload, qos=1, retain=True)
         if self.address.tls:
-            client.tls_set_context(ssl.create_default_context(cafile=self._ca))
+            client.tls_set_context(_tls_context(self._ca, self._pinned))
+            client.tls_insecure_set(self._pinned is not None)  # checks no name, but all else
         client.max_queued_messages_set(4 * self._max_in_flight)
         client.max_inflight_messages_set(self._max_in_flight)
         client.on_socket_open = _no_delay
@@ -335,6 +340,16 @@ class MqttLink:
         bound = min(RECONNECT_FIRST_S * 2 ** min(self._failures, 10), RECONNECT_LAST_S)
         delay_s = random.uniform(bound / 2, bound)  # noqa: S311 - jitter, not a secret
         client.reconnect_delay_set(delay_s, delay_s)  # type: ignore[arg-type]  # paho means seconds
+
+
+def _tls_context(ca: str | None, pinned: str | None) -> ssl.SSLContext:
+    if pinned is None:
+        return ssl.create_default_context(cafile=ca)
+    # the first of the file is the broker's own; those of its issuers may follow
+    first, end, _ = Path(pinned).read_text().partition(ssl.PEM_FOOTER)
+    context = ssl.create_default_context(cadata=first + end)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
 
 
 def loopback(address: BrokerAddress) -> bool:

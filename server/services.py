@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import orjson
@@ -199,7 +200,8 @@ class Services:
         self._broker.start()
         host = "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host  # noqa: S104
         local = BrokerAddress(host, self._broker.port, settings.tls)
-        return self._backend_link(local, BACKEND, password)
+        # its certificate names this host as devices know it, not as loopback
+        return self._backend_link(local, BACKEND, password, pinned=settings.tls_cert)
 
     def _join_broker(self, address: BrokerAddress) -> MqttLink:
         if not loopback(address) and not address.tls and not self.settings.insecure:
@@ -219,15 +221,19 @@ class Services:
             self._admin.start()
         return self._backend_link(address, address.username, address.password)
 
-    def _backend_link(self, address: BrokerAddress, username: str, password: str) -> MqttLink:
+    def _backend_link(
+        self, address: BrokerAddress, username: str, password: str, *, pinned: Path | None = None
+    ) -> MqttLink:
         return MqttLink(
             address,
             client_id=f"{username}-{secrets.token_hex(4)}",
             username=username,
             password=password,
             ca=None if self.settings.tls_cert is None else str(self.settings.tls_cert),
+            pinned=None if pinned is None else str(pinned),
             max_packet_bytes=self.settings.max_packet_bytes,
             max_in_flight=1000,
+            mqtt5=False,
         )
 
     def _sync_devices(self) -> None:

@@ -219,7 +219,7 @@ class Refuser:
 
 
 def test_a_fleet_comes_back_within_seconds_and_not_all_in_one_instant() -> None:
-    refusers = [Refuser() for _ in range(8)]
+    refusers = [Refuser() for _ in range(5)]
     links = [MqttLink(refuser.address, client_id="pi-1") for refuser in refusers]
     for link in links:
         link.start()

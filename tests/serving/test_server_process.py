@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import signal
 import socket
@@ -10,13 +11,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 import urllib3
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
+from edge_sdk.errors import LinkError
+from edge_sdk.mqtt import MqttLink
 from edge_sdk.wire.messages import Query
 from profiles import load_reference
 
@@ -209,3 +217,73 @@ def _token(state: Path) -> str:
         [*command, "--state", str(state)], capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
+
+
+def test_a_certificate_for_another_name_serves_devices_and_the_server_itself(
+    run_server: Callable[..., ServerRun], tmp_path: Path
+) -> None:
+    """As an authority issues it: for the name that devices use, in a file with its chain."""
+    authority, leaf, key = _certificates(tmp_path, "edge")
+    _, another, _ = _certificates(tmp_path, "another")
+    tls = ("--tls-cert", str(leaf), "--tls-key", str(key))
+    server = run_server(tmp_path / "state", (*FREE, *tls)).wait_ready()
+    port = server.http.rsplit(":", 1)[1]
+    live = urllib3.PoolManager(ca_certs=str(authority)).request(
+        "GET", f"https://localhost:{port}/v2/health/live"
+    )
+    assert live.status == 200
+
+    by_name, by_address = replace(server.mqtt, host="localhost"), server.mqtt
+    for address, ca, pinned, reached in (
+        (by_name, authority, None, True),
+        (by_address, authority, None, False),
+        (by_address, None, leaf, True),
+        (by_address, None, another, False),
+    ):
+        link = MqttLink(
+            address,
+            client_id="pi-1",
+            password="wrong",
+            ca=None if ca is None else str(ca),
+            pinned=None if pinned is None else str(pinned),
+        )
+        link.start()
+        with pytest.raises(LinkError) as err:
+            link.wait_connected(1)
+        # whom it trusts it asks, and is refused by
+        assert ("Not authorized" in str(err.value)) is reached, err.value
+        link.stop()
+
+
+def _certificates(folder: Path, common_name: str) -> tuple[Path, Path, Path]:
+    """An authority, a certificate for localhost that it issued (with its chain), and the key."""
+    now = dt.datetime.now(dt.UTC)
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
+    certificates = []
+    for name, key, is_authority in (("authority", keys[0], True), (common_name, keys[1], False)):
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(issuer)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(days=1))
+            .not_valid_after(now + dt.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        )
+        signed = builder.sign(keys[0], hashes.SHA256())
+        certificates.append(signed.public_bytes(serialization.Encoding.PEM))
+    ends = "authority.pem", "leaf.pem", "key.pem"
+    paths = tuple(folder / f"{common_name}-{end}" for end in ends)
+    paths[0].write_bytes(certificates[0])
+    paths[1].write_bytes(certificates[1] + certificates[0])
+    paths[2].write_bytes(
+        keys[1].private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return paths[0], paths[1], paths[2]
