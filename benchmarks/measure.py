@@ -38,23 +38,33 @@ def at_least(name: str, value: float, unit: str, limit: float, reference: float)
 
 
 def take_turns(
-    candidates: Sequence[Callable[[], object]], *, rounds: int, calls: int
+    candidates: Sequence[Callable[[], object]],
+    *,
+    rounds: int,
+    calls: int,
+    pause_s: float = 0.0,
 ) -> list[float]:
     """Median seconds of one call of each candidate.
 
     Every round runs each candidate `calls` times in a row; a round's figure is the median of its
     calls, and the result the median of the rounds, so that a neighbour's burst touches all alike.
+
+    Args:
+        pause_s: sleep before each call, not counted. What runs once a millisecond finds colder
+            caches than what runs in a loop, and takes two to four times as long.
     """
     figures: list[list[float]] = [[] for _ in candidates]
     for _ in range(rounds):
         for candidate, kept in zip(candidates, figures, strict=True):
-            kept.append(_median_call(candidate, calls))
+            kept.append(_median_call(candidate, calls, pause_s))
     return [statistics.median(kept) for kept in figures]
 
 
-def _median_call(candidate: Callable[[], object], calls: int) -> float:
+def _median_call(candidate: Callable[[], object], calls: int, pause_s: float) -> float:
     times = []
     for _ in range(calls):
+        if pause_s:
+            time.sleep(pause_s)
         start = time.perf_counter()
         candidate()
         times.append(time.perf_counter() - start)

@@ -36,6 +36,7 @@ from server.tokens import create_token
 
 NEVER = -1.0  # below every uncertainty: nothing exits
 GOAL = 1.5
+PACE_S = 1e-3
 
 
 def run(work: Path, *, quick: bool) -> list[Row]:
@@ -100,13 +101,16 @@ def _agent(work: Path, state: Path, mqtt: str) -> Iterator[_Agent]:
 
 
 def _model_time(folder: Path, manifest: ModelManifest, device_folder: Path, x: Array) -> float:
-    """Seconds of the two halves alone: the device's run and the server's."""
+    """Seconds of the two halves alone, at the pace of an offload: the device's and the server's."""
     engine = LadderEngine(folder, manifest, threads=1)
     shapes = {segment.entry: segment.input.shape for segment in manifest.segments}
     entry = Entry(2, np.zeros((1, *shapes[2]), np.float32))
     with EdgeAgent.from_bundle(device_folder) as alone:
         device_s, server_s = take_turns(
-            [lambda: alone.predict(x), lambda: engine.run([entry])], rounds=7, calls=100
+            [lambda: alone.predict(x), lambda: engine.run([entry])],
+            rounds=7,
+            calls=100,
+            pause_s=PACE_S,
         )
     return device_s + server_s
 

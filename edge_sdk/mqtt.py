@@ -9,6 +9,7 @@ paho's network thread stops here: handlers run in it and must hand work on, neve
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import socket
@@ -17,12 +18,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import unquote, urlsplit
 
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
-from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
@@ -35,6 +35,9 @@ DEFAULT_PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 # drawn from [half, whole] of a bound that doubles up to the last figure.
 RECONNECT_FIRST_S: Final = 0.25
 RECONNECT_LAST_S: Final = 2.0
+# How long what was sent may stay unacknowledged by the peer's TCP.
+SILENCE_S: Final = 10.0
+CUT_AFTER_S: Final = 1.0
 UNSUPPORTED_PROTOCOL: Final = "Unsupported protocol version"
 
 
@@ -116,6 +119,8 @@ class MqttLink:
         pinned: PEM file of the certificate the broker must show, whatever names are in it.
         max_packet_bytes: larger payloads are refused before they are sent: a broker would cut
             the connection and paho would send them again for ever.
+        mqtt5: False speaks 3.1.1 at once: for who needs none of 5, its properties cost 35 us a
+            message to read.
         on_state: called with True/False in the network thread, each time the connection is there
             with its subscriptions sent, or gone.
     """
@@ -134,6 +139,7 @@ class MqttLink:
         max_packet_bytes: int = 2_000_000,
         max_in_flight: int = 256,
         on_state: Callable[[bool], None] | None = None,
+        mqtt5: bool = True,
     ) -> None:
         self.address = address
         self._client_id = client_id
@@ -153,7 +159,7 @@ class MqttLink:
         self._stopped = False
         self._failures = 0
         self._last_error = "no connection was tried yet"
-        self._protocol = MQTTProtocolVersion.MQTTv5
+        self._protocol = MQTTProtocolVersion.MQTTv5 if mqtt5 else MQTTProtocolVersion.MQTTv311
         self._client: paho.Client | None = None
 
     @property
@@ -231,7 +237,12 @@ class MqttLink:
             except (RuntimeError, ValueError):
                 logger.debug("%s: broker gone before the last words", self._client_id)
         client.disconnect()
+        # paho's thread ends once all is written, which a peer that reads nothing prevents
+        cut = threading.Timer(CUT_AFTER_S, _cut, (client,))
+        cut.start()
         client.loop_stop()
+        cut.cancel()
+        cut.join()
         self._up.clear()
 
     def _start_client(self) -> None:
@@ -248,7 +259,7 @@ class MqttLink:
             client.tls_insecure_set(self._pinned is not None)  # checks no name, but all else
         client.max_queued_messages_set(4 * self._max_in_flight)
         client.max_inflight_messages_set(self._max_in_flight)
-        client.on_socket_open = _no_delay
+        client.on_socket_open = _tune
         client.on_connect = self._connected
         client.on_connect_fail = self._connect_failed
         client.on_disconnect = self._disconnected
@@ -273,11 +284,7 @@ class MqttLink:
     def _properties(self, rpc: Rpc | None) -> Properties | None:
         if rpc is None or self._protocol != MQTTProtocolVersion.MQTTv5:
             return None
-        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]  # paho's is untyped
-        properties.ResponseTopic = rpc.response_topic
-        properties.CorrelationData = rpc.correlation
-        properties.MessageExpiryInterval = rpc.expiry_s
-        return properties
+        return cast("Properties", _RpcProperties(rpc))  # all that paho asks of them is `pack`
 
     def _connected(
         self,
@@ -342,6 +349,28 @@ class MqttLink:
         client.reconnect_delay_set(delay_s, delay_s)  # type: ignore[arg-type]  # paho means seconds
 
 
+class _RpcProperties:
+    """A query's properties, packed by hand: paho's own packing takes 35 us of an offload's 500."""
+
+    def __init__(self, rpc: Rpc) -> None:
+        topic = rpc.response_topic.encode()
+        packed = b"".join(
+            (
+                b"\x02" + rpc.expiry_s.to_bytes(4, "big"),  # message expiry interval
+                b"\x08" + len(topic).to_bytes(2, "big") + topic,  # response topic
+                b"\x09" + len(rpc.correlation).to_bytes(2, "big") + rpc.correlation,
+            )
+        )
+        # a length above 127 takes a second byte, seven bits in each (MQTT 5, 1.5.5)
+        size = len(packed)
+        length = bytes([size]) if size < 128 else bytes([size % 128 | 128, size // 128])
+        self._packed = length + packed
+
+    def pack(self) -> bytes:
+        """What paho puts into the packet."""
+        return self._packed
+
+
 def _tls_context(ca: str | None, pinned: str | None) -> ssl.SSLContext:
     if pinned is None:
         return ssl.create_default_context(cafile=ca)
@@ -362,6 +391,16 @@ def with_login(address: BrokerAddress, username: str, password: str) -> BrokerAd
     return replace(address, username=username, password=password)
 
 
-def _no_delay(_client: paho.Client, _userdata: object, sock: Any) -> None:
+def _tune(_client: paho.Client, _userdata: object, sock: Any) -> None:
     # loopback, QoS 1: round trip 44 ms without, 0.9 ms with
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # a path that drops everything: else found by the keep-alive, after up to twice its length
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * SILENCE_S))
+
+
+def _cut(client: paho.Client) -> None:
+    sock: Any = client.socket()
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)

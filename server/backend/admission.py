@@ -46,8 +46,9 @@ class Inference:
         """A model is loaded and the queue takes queries."""
         return self.models.ready and not self.batcher.full
 
-    def submit(self, query: Query, done: Done) -> Model:
-        """Queue a query; `done` is called in the engine's thread.
+    def submit(self, query: Query, done: Done, *, may_run_here: bool = False) -> Model:
+        """Queue a query; `done` is called in the engine's thread, or here where that is quicker
+        and the caller allows it.
 
         Returns: the model that answers it.
         Raises: ServerError at once for what will not be run.
@@ -63,7 +64,8 @@ class Inference:
         deadline = None
         if query.deadline_ms is not None:
             deadline = time.monotonic() + query.deadline_ms / 1e3
-        self.batcher.submit(Job(model.engine, entry, deadline, done))
+        job = Job(model.engine, entry, deadline, done)
+        self.batcher.submit(job, may_run_here=may_run_here)
         return model
 
 

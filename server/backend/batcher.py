@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from server.backend.ladder import Entry, LadderEngine
 from server.errors import BadRequestError, ExpiredError, OverloadedError, ServerError
 
 logger = logging.getLogger(__name__)
+
+# On two cores a condition takes 50 to 100 us to wake a thread, and its reply as long to leave.
+HANDOVER_S: Final = 5e-4
 
 Done = Callable[[Array | ServerError], None]
 
@@ -64,7 +68,8 @@ class Batcher:
         self._queue: deque[Job] = deque()
         self._filled = threading.Condition()
         self._stopping = False
-        self._batch_s = 0.0
+        self._busy = False
+        self._batch_s: float | None = None
         self._thread = threading.Thread(target=self._work, name="splitedge-engine", daemon=True)
         self._thread.start()
 
@@ -78,9 +83,12 @@ class Batcher:
         """Whether the next query would be refused."""
         return len(self._queue) >= self._queue_max
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job, *, may_run_here: bool = False) -> None:
         """Take a job, or refuse it at once.
 
+        Args:
+            may_run_here: the caller's own thread may compute. It does when nobody else does and
+                batches take less than HANDOVER_S: waking the engine's thread would take as long.
         Raises: OverloadedError saying when to come back.
         """
         with self._filled:
@@ -90,8 +98,13 @@ class Batcher:
                     f"{self._queue_max} queries are waiting; answer locally",
                     retry_after_s=self._drain_s(),
                 )
-            self._queue.append(job)
-            self._filled.notify()
+            quick = self._batch_s is not None and self._batch_s < HANDOVER_S
+            if self._queue or self._busy or not (may_run_here and quick):
+                self._queue.append(job)
+                self._filled.notify()
+                return
+            self._busy = True
+        self._process([job])
 
     def stop(self) -> None:
         """Refuse what waits and end the thread."""
@@ -106,21 +119,30 @@ class Batcher:
 
     def _drain_s(self) -> float:
         batches = max(1, len(self._queue) // self._batch_max)
-        return round(min(max(batches * self._batch_s, 0.05), 10.0), 3)
+        return round(min(max(batches * (self._batch_s or 0.0), 0.05), 10.0), 3)
 
     def _work(self) -> None:
         while True:
             with self._filled:
-                while not self._queue and not self._stopping:
+                while (self._busy or not self._queue) and not self._stopping:
                     self._filled.wait()
                 if self._stopping:
                     return
                 batch = self._take()
-            start = time.monotonic()
-            alive = self._drop_expired(batch, start)
-            if alive:
-                self._run(alive)
-                self._batch_s = 0.8 * self._batch_s + 0.2 * (time.monotonic() - start)
+                self._busy = True
+            self._process(batch)
+
+    def _process(self, batch: Sequence[Job]) -> None:
+        """Run a batch; `_busy` is this thread's."""
+        start = time.monotonic()
+        alive = self._drop_expired(batch, start)
+        if alive:
+            self._run(alive)
+            took = time.monotonic() - start
+            self._batch_s = took if self._batch_s is None else 0.8 * self._batch_s + 0.2 * took
+        with self._filled:
+            self._busy = False
+            self._filled.notify()
 
     def _take(self) -> list[Job]:
         """The longest run of waiting jobs for one engine, up to the batch size."""

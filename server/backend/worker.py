@@ -1,6 +1,7 @@
 """The MQTT worker: queries from every device's topic, replies back to each.
 
-Decoding happens in the link's network thread, which never waits; computing in the batcher's.
+Decoding happens in the link's network thread, which never waits; computing in the batcher's,
+unless a run is shorter than handing it over.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class MqttWorker:
         try:
             model = self._inference.models.get(query.model, query.version)
             name, version, output = model.manifest.name, model.manifest.version, model.engine.output
-            self._inference.submit(query, done)
+            self._inference.submit(query, done, may_run_here=True)
         except ServerError as err:
             self._refuse(query, topic, err)
 
