@@ -75,7 +75,7 @@ class Identity:
             raw = path.read_bytes()
         except FileNotFoundError:
             raise EnrolmentError(
-                f"{path}: not there, this device is not enrolled; run `splitedge agent enrol`"
+                f"{path}: not there, this device is not enrolled; run `splitedge agent enroll`"
             ) from None
         except OSError as err:
             raise ConfigurationError(f"{path}: cannot be read ({err.strerror})") from err

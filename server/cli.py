@@ -6,20 +6,33 @@ What is heavy is imported by the command that needs it, so that `--help` is quic
 from __future__ import annotations
 
 import logging
+import shlex
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from server.registry.database import Registry
+from edge_sdk.cli.output import print_json
 
-app = typer.Typer(help="The server: API, models, broker.", no_args_is_help=True)
-token_app = typer.Typer(help="One-time tokens that enrol a device.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from edge_sdk.mqtt import BrokerAddress
+    from server.registry.database import Registry
+    from server.settings import Address
+
+app = typer.Typer(
+    help="The server: API, models, broker.",
+    epilog="Example: splitedge server run --state ./server",
+    no_args_is_help=True,
+)
+token_app = typer.Typer(
+    help="One-time tokens that enrol a device.",
+    epilog="Example: splitedge server token create --state ./server",
+    no_args_is_help=True,
+)
 app.add_typer(token_app, name="token")
 
 State = Annotated[Path, typer.Option("--state", help="Folder of everything the server keeps.")]
@@ -36,8 +49,16 @@ def run(
     mqtt: Annotated[
         str | None,
         typer.Option(
-            help="embedded[:HOST:PORT], or mqtt://[USER:PASSWORD@]HOST:PORT of your own broker; "
-            "default the last one, or embedded:127.0.0.1:1883."
+            help="embedded[:HOST:PORT], or mqtt[s]://[USER@]HOST:PORT of your own broker; "
+            "default the last one, or embedded:127.0.0.1:1883. mqtt://USER:PASSWORD@... works "
+            "too, but other users of this machine can read it with ps."
+        ),
+    ] = None,
+    mqtt_password_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SPLITEDGE_MQTT_PASSWORD_FILE",
+            help="File with the password of the user in --mqtt, on a line of its own.",
         ),
     ] = None,
     state: State = STATE_DEFAULT,
@@ -66,7 +87,9 @@ def run(
     settings = ServerSettings(
         state=state,
         http=Address.parse(http or (last.http if last else HTTP_DEFAULT), "--http"),
-        broker=parse_broker(mqtt or (last.mqtt if last else EMBEDDED)),
+        broker=_with_password(
+            parse_broker(mqtt or (last.mqtt if last else EMBEDDED)), mqtt_password_file
+        ),
         batch_max=batch,
         queue_max=queue,
         allocation=allocation,
@@ -97,7 +120,7 @@ def token_create(
 
     token = create_token(state, fleet=fleet, ttl_s=60 * minutes, note=note)
     if as_json:
-        _print_json({"token": token, "fleet": fleet, "expires_in_s": 60 * minutes})
+        print_json({"token": token, "fleet": fleet, "expires_in_s": 60 * minutes})
     else:
         typer.echo(token)
 
@@ -118,7 +141,7 @@ def devices(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
             for device in registry.devices()
         ]
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     if not rows:
         typer.echo("no devices yet; make a token with `splitedge server token create`")
@@ -137,6 +160,63 @@ def revoke(device: str, state: State = STATE_DEFAULT) -> None:
     typer.echo(f"{device} is revoked")
 
 
+@app.command("broker-config", epilog="Example: splitedge server broker-config --out ./mosquitto")
+def broker_config(
+    out: Annotated[Path, typer.Option(help="Folder of the configuration, Mosquitto's own later.")],
+    host: Annotated[str, typer.Option(help="Where Mosquitto shall listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65_535)] = 1883,
+    cert: Annotated[Path | None, typer.Option(help="PEM certificate: MQTTS.")] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
+    password_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="The server's password on the broker; default OUT/backend.password, made if new."
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen off loopback in the clear all the same.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a Mosquitto configuration that keeps devices apart.
+
+    It needs Mosquitto 2.0 or newer with its dynamic security plugin. The server adds and removes
+    devices on it while it runs; writing it again keeps them.
+    """
+    from server.broker.config import write_broker
+
+    written = write_broker(
+        out,
+        host=host,
+        port=port,
+        certificate=cert,
+        key=key,
+        insecure=insecure,
+        password_file=password_file,
+    )
+    broker = ["mosquitto", "-c", str(written.config)]
+    server = ["splitedge", "server", "run", "--mqtt", written.url]
+    server += ["--mqtt-password-file", str(written.password_file)]
+    if as_json:
+        print_json({"config": str(written.config), "broker": broker, "server": server})
+    else:
+        typer.echo(f"{shlex.join(broker)}\n{shlex.join(server)}")
+
+
+def _with_password(broker: Address | BrokerAddress, file: Path | None) -> Address | BrokerAddress:
+    from edge_sdk.errors import ConfigurationError
+    from edge_sdk.mqtt import BrokerAddress
+    from server.broker.config import read_password
+
+    if file is None:
+        return broker
+    if not isinstance(broker, BrokerAddress) or broker.username is None or broker.password:
+        raise ConfigurationError(
+            "--mqtt-password-file goes with --mqtt mqtt://USER@HOST:PORT; give that, or leave it"
+        )
+    return replace(broker, password=read_password(file))
+
+
 def _registry(state: Path) -> closing[Registry]:
     from edge_sdk.errors import ConfigurationError
     from server.registry.database import Registry
@@ -144,7 +224,3 @@ def _registry(state: Path) -> closing[Registry]:
     if not (state / "registry.db").is_file():
         raise ConfigurationError(f"{state}: no server has kept its state there; check --state")
     return closing(Registry.open(f"sqlite:///{state / 'registry.db'}"))
-
-
-def _print_json(value: object) -> None:
-    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
-import numpy as np
-import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from edge_sdk.cli.output import print_json
+
 if TYPE_CHECKING:
     from edge_sdk.prediction import Prediction
-    from edge_sdk.session import Array
     from profiles import DeviceProfile
 
-app = typer.Typer(help="The device: enrol it, run it, classify with it.", no_args_is_help=True)
+app = typer.Typer(
+    help="The device: enrol it, run it, classify with it.",
+    epilog="Example: splitedge agent status --state ./pi",
+    no_args_is_help=True,
+)
 
 State = Annotated[Path, typer.Option("--state", help="Folder of everything the device keeps.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -54,6 +58,10 @@ def enroll(
         raise ConfigurationError(
             f"{state}: a device is enrolled there already; give another --state, or remove it"
         )
+    url = urlsplit(server)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        # asked anyhow, the server would take the token, and the identity be refused for its URL
+        raise ConfigurationError(f"--server: expected http(s)://HOST[:PORT], got {server!r}")
     console = Console(stderr=True)
     with console.status("measuring this device"):
         found = _profile(profile)
@@ -69,7 +77,7 @@ def enroll(
         bundle = None
     said = {"device": identity.device, "fleet": identity.fleet, "bundle": bundle}
     if as_json:
-        _print_json(said)
+        print_json(said)
     else:
         what = bundle or "no bundle yet: the server has no model"
         typer.echo(f"enrolled as {identity.device} in fleet {identity.fleet}: {what}")
@@ -86,7 +94,8 @@ def run(
 
     logging.getLogger("edge_sdk").setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with EdgeAgent.open(state) as agent:
+    # Ctrl-C is how it is meant to end
+    with contextlib.suppress(KeyboardInterrupt), EdgeAgent.open(state) as agent:
         typer.echo(f"splitedge agent: {agent.status().device} runs {agent.status().bundle}")
         while True:
             time.sleep(60 * update_minutes)
@@ -98,7 +107,10 @@ def run(
 
 @app.command(epilog="Example: splitedge agent predict image.png samples.npy --state ./pi --json")
 def predict(
-    files: Annotated[list[Path], typer.Argument(help=".npy arrays (one sample or many), images.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help=".npy arrays (one sample or many); images, whose pixels are 0..255."),
+    ],
     state: State = STATE_DEFAULT,
     deadline: Annotated[float, typer.Option(help="Seconds an offload may take.")] = 1.0,
     threshold: Annotated[
@@ -109,19 +121,15 @@ def predict(
 ) -> None:
     """Classify files: on the device where it is sure, by the server where it is not."""
     from edge_sdk import AgentSettings, EdgeAgent
+    from edge_sdk.cli.inputs import read_samples
 
     settings = AgentSettings(deadline_s=deadline, threshold=threshold, offload=not local)
     with EdgeAgent.open(state, settings) as agent:
-        manifest = agent.manifest
-        named = [
-            (name, sample)
-            for file in files
-            for name, sample in _samples(file, manifest.input.shape, manifest.input.dtype)
-        ]
+        named = [named for file in files for named in read_samples(file, agent.manifest.input)]
         answers = agent.predict_many(sample for _, sample in named)
         rows = [_row(name, answer) for (name, _), answer in zip(named, answers, strict=True)]
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     table = Table("input", "label", "class", "source", "uncertainty", "threshold", "ms", "reason")
     for row in rows:
@@ -196,66 +204,15 @@ def _measure_link(identity: Any) -> Any:
     return measure_link(lambda payload: echo(identity, payload))
 
 
-def _samples(file: Path, shape: tuple[int, ...], dtype: str) -> Iterator[tuple[str, Array]]:
-    """The samples a file holds, named for the user."""
-    if file.suffix == ".npy":
-        array = _load_npy(file)
-        if array.shape == shape[1:] and shape[0] == 1:
-            array = array[None]  # a single channel is often left out
-        if array.shape == shape:
-            yield str(file), array
-            return
-        if array.shape[1:] == shape[1:] and shape[0] == 1 and array.ndim == len(shape):
-            array = array[:, None]
-        for index, sample in enumerate(array):
-            yield f"{file}[{index}]", sample
-    else:
-        yield str(file), _load_image(file, shape, dtype)
-
-
-def _load_npy(file: Path) -> Array:
-    from edge_sdk.errors import InputError
-
-    try:
-        array: Array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as err:
-        raise InputError(f"{file}: not a readable .npy file ({err})") from err
-    if not isinstance(array, np.ndarray) or array.ndim == 0:
-        raise InputError(f"{file}: expected an array of samples, got {type(array).__name__}")
-    return array
-
-
-def _load_image(file: Path, shape: tuple[int, ...], dtype: str) -> Array:
-    from PIL import Image, UnidentifiedImageError
-
-    from edge_sdk.errors import InputError
-
-    if len(shape) != 3 or shape[0] not in (1, 3):
-        raise InputError(f"{file}: this bundle takes arrays of {shape}, not images; give .npy")
-    channels, height, width = shape
-    try:
-        with Image.open(file) as image:
-            converted = image.convert("L" if channels == 1 else "RGB")
-            pixels = np.asarray(converted.resize((width, height), Image.Resampling.BILINEAR))
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as err:
-        raise InputError(f"{file}: not a readable image ({err})") from err
-    planes = pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
-    return np.ascontiguousarray(planes).astype(dtype)
-
-
 def _row(name: str, answer: Prediction) -> dict[str, Any]:
     return {"input": name, **asdict(answer), "probabilities": answer.probabilities.tolist()}
 
 
 def _show(said: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        _print_json(said)
+        print_json(said)
         return
     table = Table(show_header=False)
     for key, value in said.items():
         table.add_row(key.replace("_", " "), "none" if value is None else str(value))
     Console().print(table)
-
-
-def _print_json(value: object) -> None:
-    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())

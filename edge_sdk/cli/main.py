@@ -14,7 +14,11 @@ from edge_sdk.errors import SplitedgeError
 from profiles.errors import ProfileError
 
 GROUP: Final = "splitedge.commands"
-EXTRAS: Final = {"fastapi", "torch", "onnx", "sqlalchemy", "sklearn", "uvicorn", "alembic", "amqtt"}
+EXTRAS: Final = {  # modules that the base install does not bring
+    "alembic", "amqtt", "fastapi", "fsspec", "matplotlib", "onnx", "onnxscript",
+    "prometheus_client", "pydantic", "safetensors", "sklearn", "sqlalchemy", "torch", "uvicorn",
+}  # fmt: skip
+DEBUG: Final = "--debug"
 HELP: Final = (
     "Run the front of a neural network on a small device and the rest on a server.\n\n"
     "Example: splitedge demo"
@@ -23,9 +27,12 @@ HELP: Final = (
 
 def main() -> None:
     """Run the command line."""
-    debug = "--debug" in sys.argv[1:]
+    arguments = sys.argv[1:]
+    debug = DEBUG in arguments
+    if debug:  # an option of the whole command, wherever it was put
+        arguments = [DEBUG, *(word for word in arguments if word != DEBUG)]
     try:
-        _app(sys.argv[1:])()
+        _app(arguments)(arguments)
     except (SplitedgeError, ProfileError) as err:
         if debug:
             raise
@@ -38,6 +45,11 @@ def main() -> None:
         # the reader of a pipe went away, `| head` say; nothing of ours went wrong
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as err:
+        if debug:
+            raise
+        where = "" if err.filename is None else f"{err.filename}: "
+        _fail(f"{where}{err.strerror or err}; --debug shows where this came from")
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -67,7 +79,7 @@ def _mount(app: typer.Typer, entry: EntryPoint) -> None:
 
 def _options(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks and the log in full.")
+        bool, typer.Option(DEBUG, help="Show tracebacks and the log in full.")
     ] = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
 ) -> None:

@@ -1,0 +1,79 @@
+"""`splitedge server broker-config`: files for a Mosquitto of one's own, and what to run then."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edge_sdk.durable import make_folder, write_atomic
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.mqtt import BrokerAddress
+from server.broker.mosquitto import BACKEND, write_config
+
+BACKEND_FILE: Final = "backend.password"
+ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - read from the user, not bound
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFiles:
+    """What was written, and the URL for `splitedge server run --mqtt`.
+
+    Attributes:
+        config: for `mosquitto -c`.
+        password_file: of the server's own user; `url` names that user and not the password.
+    """
+
+    config: Path
+    password_file: Path
+    url: str
+
+
+def write_broker(
+    folder: Path,
+    *,
+    host: str,
+    port: int,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    insecure: bool = False,
+    password_file: Path | None = None,
+) -> BrokerFiles:
+    """Write a Mosquitto configuration into `folder`, with a password made where there is none.
+
+    Args:
+        password_file: of the server's own user; default one in `folder`.
+    Raises: ConfigurationError as `write_config`; StorageError.
+    """
+    password_file = password_file or folder / BACKEND_FILE
+    if not password_file.exists():
+        make_folder(folder, mode=0o700)
+        # first: a configuration whose password nobody knows would lock the server out
+        write_atomic(password_file, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
+    config = write_config(
+        folder,
+        credential=read_password(password_file),
+        host=host,
+        port=port,
+        certificate=certificate,
+        key=key,
+        insecure=insecure,
+    )
+    reached = "HOST" if host in ANYWHERE else host
+    address = BrokerAddress(reached, port, certificate is not None)
+    return BrokerFiles(config, password_file, address.url.replace("://", f"://{BACKEND}@"))
+
+
+def read_password(file: Path) -> str:
+    """The first line of a file that holds nothing else.
+
+    Raises: ConfigurationError.
+    """
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigurationError(f"{file}: no password can be read there ({err})") from err
+    if not text or "\n" in text:
+        raise ConfigurationError(f"{file}: expected one line, a password; got another text")
+    return text

@@ -1,0 +1,407 @@
+"""`splitedge agent …` against a real server, with the files that people have."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.models import export_random
+from edge_sdk.cli.inputs import read_samples
+from edge_sdk.cli.main import main
+from edge_sdk.errors import InputError
+from edge_sdk.manifest import TensorSpec
+from edge_sdk.nets import build
+from edge_sdk.session import Array
+from server.demo.processes import ServerProcess
+from server.tokens import create_token
+
+SPEC = TensorSpec("float32", (1, 8, 8))
+SAMPLES: Array = np.random.default_rng(7).integers(0, 17, (5, 1, 8, 8)).astype(np.float32)
+NEVER = ("--threshold", "-1")  # below every entropy: nothing exits on the device
+PROFILE = ("--profile", "raspberry-pi-4")  # measuring takes seconds
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def refusal(self) -> str:
+        """Its one line on stderr."""
+        assert (self.status, self.out) == (1, "")
+        assert self.err.startswith("error: ")
+        assert self.err.endswith("\n")
+        assert self.err.count("\n") == 1
+        return self.err
+
+    @property
+    def json(self) -> Any:
+        """Its stdout, which is JSON and nothing else."""
+        assert self.status == 0, self.err
+        return json.loads(self.out)
+
+
+Splitedge = Callable[..., Called]
+
+
+@pytest.fixture
+def splitedge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Splitedge:
+    """Runs the command line in this process: `splitedge("agent", "status", "--json")`."""
+
+    def call(*words: object) -> Called:
+        monkeypatch.setattr(sys, "argv", ["splitedge", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        code = left.value.code
+        return Called(code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """URL and state folder of a server with one model, of random weights."""
+    torch.set_num_threads(1)
+    state = tmp_path_factory.mktemp("served") / "server"
+    export_random("tiny", SPEC.shape, (2,), state / "models")
+    process = ServerProcess(state)
+    process.start(("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0"))
+    yield process.http, state
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def enrolment(
+    server: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any], str]:
+    """An enrolled state folder, what enrolling printed, and its token."""
+    http, state = server
+    pi, token = tmp_path_factory.mktemp("devices") / "pi", create_token(state)
+    command = [sys.executable, "-P", "-m", "edge_sdk.cli", "agent", "enroll", "--server", http]
+    command += ["--token", token, "--state", str(pi), "--name", "pi-1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return pi, json.loads(done.stdout), token
+
+
+@pytest.fixture(scope="module")
+def pi(enrolment: tuple[Path, dict[str, Any], str]) -> Path:
+    """The state folder of an enrolled device."""
+    return enrolment[0]
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[list[int], list[int]]:
+    """Labels of SAMPLES by torch: the exit head's and the whole network's."""
+    net = build("tiny", input_shape=SPEC.shape, classes=10, seed=0).eval()
+    with torch.inference_mode():
+        exits, final = net.forward_exits(torch.from_numpy(SAMPLES))
+    return exits[2].argmax(1).tolist(), final.argmax(1).tolist()
+
+
+def test_enrolling_measures_the_device_and_fetches_its_bundle(
+    enrolment: tuple[Path, dict[str, Any], str], server: tuple[str, Path], splitedge: Splitedge
+) -> None:
+    pi, said, _ = enrolment
+    assert said == {"device": "pi-1", "fleet": "default", "bundle": "bench-tiny/1/d2"}
+    status = splitedge("agent", "status", "--state", pi, "--json").json
+    assert (status["device"], status["server"], status["depth"]) == ("pi-1", server[0], 2)
+    assert status["server_answers"] is True
+    (listed,) = splitedge("server", "devices", "--state", server[1], "--json").json
+    assert (listed["device"], listed["bundle"]) == ("pi-1", "bench-tiny/1/d2")
+
+
+@pytest.mark.parametrize(
+    ("array", "names"),
+    [
+        (SAMPLES[0], [""]),
+        (SAMPLES[0, 0], [""]),  # without the channel axis
+        (SAMPLES, ["[0]", "[1]", "[2]", "[3]", "[4]"]),
+        (SAMPLES[:, 0], ["[0]", "[1]", "[2]", "[3]", "[4]"]),
+        (SAMPLES[:1], ["[0]"]),
+        (SAMPLES.astype(np.float64), ["[0]", "[1]", "[2]", "[3]", "[4]"]),
+        (SAMPLES.astype(np.uint8), ["[0]", "[1]", "[2]", "[3]", "[4]"]),
+    ],
+)
+def test_arrays_are_classified_as_torch_does(
+    array: Array,
+    names: list[str],
+    pi: Path,
+    tmp_path: Path,
+    expected: tuple[list[int], list[int]],
+    splitedge: Splitedge,
+) -> None:
+    file = tmp_path / "x.npy"
+    np.save(file, array)
+    rows = splitedge("agent", "predict", file, "--state", pi, "--local", "--json").json
+    assert [row["input"] for row in rows] == [f"{file}{name}" for name in names]
+    assert [row["label"] for row in rows] == expected[0][: len(names)]
+    assert {row["source"] for row in rows} == {"device"}
+    assert sum(rows[0]["probabilities"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_server_answers_what_the_device_is_not_sure_of(
+    pi: Path, tmp_path: Path, expected: tuple[list[int], list[int]], splitedge: Splitedge
+) -> None:
+    one, many = tmp_path / "one.npy", tmp_path / "many.npy"
+    np.save(one, SAMPLES[0])
+    np.save(many, SAMPLES[1:])
+    rows = splitedge("agent", "predict", one, many, "--state", pi, *NEVER, "--json").json
+    assert [row["source"] for row in rows] == ["server"] * 5
+    assert [row["label"] for row in rows] == expected[1]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_image_is_taken_at_its_own_values(
+    channels: int, pi: Path, tmp_path: Path, splitedge: Splitedge
+) -> None:
+    pixels = SAMPLES[0, 0].astype(np.uint8)
+    png, npy = tmp_path / "x.png", tmp_path / "x.npy"
+    # grey in three channels is the same grey: 0.299 + 0.587 + 0.114 = 1
+    Image.fromarray(pixels if channels == 1 else np.stack([pixels] * 3, -1)).save(png)
+    np.save(npy, SAMPLES[0])
+    rows = splitedge("agent", "predict", png, npy, "--state", pi, "--local", "--json").json
+    assert rows[0]["probabilities"] == rows[1]["probabilities"]
+
+
+def test_image_of_another_size_is_resized(pi: Path, tmp_path: Path, splitedge: Splitedge) -> None:
+    file = tmp_path / "photo.jpg"
+    Image.effect_noise((120, 80), 50).save(file)
+    (row,) = splitedge("agent", "predict", file, "--state", pi, "--local", "--json").json
+    assert row["class_name"] == str(row["label"])
+
+
+def test_table_names_each_sample(pi: Path, tmp_path: Path, splitedge: Splitedge) -> None:
+    file = tmp_path / "x.npy"
+    np.save(file, SAMPLES[:2])
+    shown = splitedge("agent", "predict", file, "--state", pi, "--local")
+    assert shown.status == 0
+    assert shown.out.count("device") == 2
+
+
+class Canary:
+    """Unpickling it would leave a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+def saved(array: Any) -> bytes:
+    raw = io.BytesIO()
+    np.save(raw, array)
+    return raw.getvalue()
+
+
+def zipped() -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as archive:
+        archive.writestr("x.npy", saved(SAMPLES))
+    return raw.getvalue()
+
+
+# a header that declares 8 TB, and nothing behind it
+HUGE = saved(np.zeros(1, np.float64)).replace(b"(1,), ", b"(1000000000000,), ", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("junk.npy", b"junk", "not a readable .npy file"),
+        ("empty.npy", b"", "not a readable .npy file"),
+        ("short.npy", saved(SAMPLES)[:-1], "not a readable .npy file"),
+        ("huge.npy", HUGE, "not a readable .npy file"),
+        ("archive.npy", zipped(), "expected one array, got NpzFile"),
+        ("wrong.npy", saved(np.zeros((3, 28, 28))), "got (3, 28, 28)"),
+        ("number.npy", saved(np.float32(1)), "got ()"),
+        ("none.npy", saved(SAMPLES[:0]), "expected at least one sample"),
+        ("nan.npy", saved(SAMPLES * np.nan), "expected finite values"),
+        ("big.npy", saved(np.full((8, 8), 1e300)), "expected finite values"),
+        ("words.npy", saved(np.full((8, 8), "a")), "expected numbers"),
+        ("junk.png", b"junk", "not a readable image"),
+        ("notes.txt", b"seven", "not a readable image"),
+    ],
+)
+def test_file_that_is_no_input_is_refused_in_one_line(
+    name: str, content: bytes, said: str, pi: Path, tmp_path: Path, splitedge: Splitedge
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    refusal = splitedge("agent", "predict", file, "--state", pi, "--json").refusal
+    assert str(file) in refusal
+    assert said in refusal
+
+
+@pytest.mark.parametrize("name", ["missing.npy", "missing.png", "folder.npy", "folder"])
+def test_no_file_is_refused_in_one_line(
+    name: str, pi: Path, tmp_path: Path, splitedge: Splitedge
+) -> None:
+    if name.startswith("folder"):
+        (tmp_path / name).mkdir()
+    assert name in splitedge("agent", "predict", tmp_path / name, "--state", pi).refusal
+
+
+def test_pickle_is_refused_and_never_run(pi: Path, tmp_path: Path, splitedge: Splitedge) -> None:
+    touched = tmp_path / "touched"
+    objects = np.empty(1, object)
+    objects[0] = Canary(touched)
+    files = [tmp_path / "bare.npy", tmp_path / "objects.npy"]
+    files[0].write_bytes(pickle.dumps(Canary(touched)))
+    np.save(files[1], objects, allow_pickle=True)
+    for file in files:
+        refusal = splitedge("agent", "predict", file, "--state", pi).refusal
+        assert "not a readable .npy file" in refusal
+    assert not touched.exists()
+
+
+def test_no_damage_to_a_file_escapes_as_another_error(tmp_path: Path) -> None:
+    png = io.BytesIO()
+    Image.fromarray(SAMPLES[0, 0].astype(np.uint8)).save(png, "png")
+    for name, good in (("x.npy", saved(SAMPLES[0])), ("x.png", png.getvalue())):
+        file = tmp_path / name
+        refusals = []
+        for at in range(min(len(good), 140)):
+            for flip in (0x01, 0x20, 0x80):
+                file.write_bytes(good[:at] + bytes((good[at] ^ flip,)) + good[at + 1 :])
+                try:
+                    list(read_samples(file, SPEC))
+                except InputError as err:
+                    refusals.append(str(err))
+        assert len(refusals) > 50
+        assert all(text.startswith(f"{file}: ") and "\n" not in text for text in refusals)
+
+
+def test_unknown_and_used_tokens_are_refused(
+    enrolment: tuple[Path, dict[str, Any], str],
+    server: tuple[str, Path],
+    tmp_path: Path,
+    splitedge: Splitedge,
+) -> None:
+    enroll = ("agent", "enroll", "--server", server[0], "--state", tmp_path / "pi", *PROFILE)
+    for token in ("nonsense", enrolment[2]):
+        assert "token" in splitedge(*enroll, "--token", token).refusal
+    assert not (tmp_path / "pi").exists()
+
+
+def test_token_of_another_fleet_is_refused_and_leaves_nothing(
+    server: tuple[str, Path], tmp_path: Path, splitedge: Splitedge
+) -> None:
+    token, _, root = create_token(server[1]).partition(".")
+    other = f"{token}.{root[::-1]}"
+    enroll = ("agent", "enroll", "--server", server[0], "--state", tmp_path / "pi", *PROFILE)
+    assert "root key" in splitedge(*enroll, "--token", other).refusal
+    assert not (tmp_path / "pi" / "agent.json").exists()
+
+
+def test_server_that_is_not_there_is_told(
+    free_port: int, tmp_path: Path, splitedge: Splitedge
+) -> None:
+    url = f"http://127.0.0.1:{free_port}"
+    enroll = ("agent", "enroll", "--token", "t", "--state", tmp_path / "pi", *PROFILE)
+    refusal = splitedge(*enroll, "--server", url).refusal
+    assert url in refusal
+    assert "is the server running?" in refusal
+    assert not (tmp_path / "pi").exists()
+
+
+def test_address_without_a_scheme_is_refused_before_the_token_is_spent(
+    server: tuple[str, Path], tmp_path: Path, splitedge: Splitedge
+) -> None:
+    http, state = server
+    token = create_token(state)
+    enroll = ("agent", "enroll", "--token", token, "--state", tmp_path / "pi", *PROFILE, "--json")
+    for wrong in (http.removeprefix("http://"), "pi-server", http.replace("http", "ftp")):
+        refusal = splitedge(*enroll, "--server", wrong).refusal
+        assert "expected http(s)://HOST[:PORT]" in refusal
+    assert splitedge(*enroll, "--server", http).json["bundle"] == "bench-tiny/1/d2"
+
+
+@pytest.mark.parametrize("command", [("predict", "x.npy"), ("run",), ("status",)])
+def test_device_that_is_not_enrolled_is_told_how(
+    command: tuple[str, ...], tmp_path: Path, splitedge: Splitedge
+) -> None:
+    refusal = splitedge("agent", *command, "--state", tmp_path / "pi").refusal
+    assert "`splitedge agent enroll`" in refusal
+    assert not (tmp_path / "pi").exists()
+
+
+def test_device_is_enrolled_once(pi: Path, server: tuple[str, Path], splitedge: Splitedge) -> None:
+    before = (pi / "agent.json").read_bytes()
+    enroll = ("agent", "enroll", "--server", server[0], "--token", "t", "--state", pi)
+    assert "enrolled there already" in splitedge(*enroll).refusal
+    assert (pi / "agent.json").read_bytes() == before
+
+
+def test_running_agent_keeps_its_state_to_itself_and_ends_well(
+    pi: Path, tmp_path: Path, splitedge: Splitedge
+) -> None:
+    file = tmp_path / "x.npy"
+    np.save(file, SAMPLES)
+    command = [sys.executable, "-P", "-m", "edge_sdk.cli", "agent", "run", "--state", str(pi)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        assert "pi-1 runs bench-tiny/1/d2" in run.stdout.readline()
+        refusal = splitedge("agent", "predict", file, "--state", pi).refusal
+        assert f"process {run.pid} already runs as agent here" in refusal
+        run.send_signal(signal.SIGTERM)
+        _, err = run.communicate(timeout=20)
+    assert run.returncode == 0
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("place", [0, 4])
+def test_debug_shows_the_traceback_wherever_it_is_put(
+    place: int, tmp_path: Path, splitedge: Splitedge
+) -> None:
+    words: list[object] = ["agent", "status", "--state", tmp_path]
+    command = [sys.executable, "-P", "-m", "edge_sdk.cli", *map(str, words)]
+    command.insert(4 + place, "--debug")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "EnrolmentError" in done.stderr
+    assert "Traceback" not in splitedge(*words).refusal
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("agent", "predict"),
+        ("agent", "enroll", "--server", "http://127.0.0.1:1"),
+        ("agent", "predict", "x.npy", "--threshold", "low"),
+        ("agent", "dance"),
+        ("dance",),
+    ],
+)
+def test_wrong_use_exits_with_2(words: tuple[str, ...], splitedge: Splitedge) -> None:
+    called = splitedge(*words)
+    assert (called.status, called.out) == (2, "")
+    assert "--help" in called.err
+
+
+def test_profile_of_a_catalogue_device_is_json(splitedge: Splitedge) -> None:
+    profile = splitedge("agent", "profile", "--reference", "raspberry-pi-5", "--json").json
+    assert profile["name"] == "raspberry-pi-5"
+    refusal = splitedge("agent", "profile", "--reference", "toaster").refusal
+    assert "raspberry-pi-5" in refusal  # one of those there are

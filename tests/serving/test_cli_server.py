@@ -1,0 +1,313 @@
+"""`splitedge server …`, and what every command has: help with an example, errors as one line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+import urllib3
+
+from edge_sdk.cli.main import main
+
+SECRET = "a secret of the operator's own"
+PROFILE = ("--profile", "raspberry-pi-4")  # measuring takes seconds
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def refusal(self) -> str:
+        """Its one line on stderr; a server that was starting has logged before."""
+        assert (self.status, self.out) == (1, "")
+        *logged, last = self.err.splitlines()
+        assert last.startswith("error: ")
+        assert all(" INFO server." in line for line in logged)
+        return last
+
+
+Splitedge = Callable[..., Called]
+
+
+@pytest.fixture
+def splitedge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Splitedge:
+    """Runs the command line in this process: `splitedge("server", "devices", "--json")`."""
+
+    def call(*words: object) -> Called:
+        monkeypatch.setattr(sys, "argv", ["splitedge", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        code = left.value.code
+        return Called(code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    return call
+
+
+def process(*words: object) -> Called:
+    """Runs the command as a process."""
+    command = [sys.executable, "-P", "-m", "edge_sdk.cli", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return Called(done.returncode, done.stdout, done.stderr)
+
+
+def commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, member in getattr(command, "commands", {}).items():
+        yield from commands(member, (*words, name))
+
+
+def every_command() -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = [()]
+    for entry in entry_points(group="splitedge.commands"):
+        found += commands(typer.main.get_command(entry.load()), (entry.name,))
+    return found
+
+
+@pytest.mark.parametrize("words", every_command(), ids=" ".join)
+def test_help_shows_an_example(words: tuple[str, ...], splitedge: Splitedge) -> None:
+    shown = splitedge(*words, "--help")
+    assert (shown.status, shown.err) == (0, "")
+    example = " ".join(shown.out.split()).partition("Example: ")[2]
+    assert example.startswith(" ".join(("splitedge", *words)))
+
+
+def test_every_promised_command_is_there() -> None:
+    promised = (
+        "demo", "bench", "export", "server run", "server token create", "server devices",
+        "server revoke", "server broker-config", "agent enroll", "agent run", "agent predict",
+        "agent status", "agent profile",
+    )  # fmt: skip
+    assert {tuple(line.split()) for line in promised} <= set(every_command())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("server", "run", "--http", "here"), "--http: expected HOST:PORT, got 'here'"),
+        (("server", "run", "--mqtt", "here"), "--mqtt: expected embedded"),
+        (("server", "run", "--mqtt", "http://here"), "expected mqtt://HOST:PORT"),
+        (("server", "run", "--http", "0.0.0.0:0"), "--insecure"),
+        (("server", "run", "--mqtt", "embedded:0.0.0.0:0"), "--insecure"),
+        (("server", "run", "--tls-cert", "x.pem"), "TLS needs both"),
+        (("server", "run", "--mqtt-password-file", "nowhere"), "goes with --mqtt mqtt://USER@"),
+        (("server", "run", "--batch", "0"), "batch_max: expected at least 1"),
+        (("server", "devices"), "no server has kept its state there"),
+        (("server", "revoke", "pi-1"), "no server has kept its state there"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    words: tuple[str, ...], said: str, tmp_path: Path, splitedge: Splitedge
+) -> None:
+    assert said in splitedge(*words, "--state", tmp_path / "server").refusal
+
+
+@pytest.mark.parametrize("words", [("export",), ("server", "revoke"), ("demo", "--dataset", "x")])
+def test_wrong_use_exits_with_2(words: tuple[str, ...], splitedge: Splitedge) -> None:
+    called = splitedge(*words)
+    assert (called.status, called.out) == (2, "")
+
+
+def test_export_shows_its_errors_as_all_commands_do(tmp_path: Path, splitedge: Splitedge) -> None:
+    words = ("export", "--backbone", "tiny", "--weights", tmp_path / "none.safetensors")
+    words += ("--data", "digits", "--out", tmp_path, "--name", "digits")
+    assert "none.safetensors: expected a .safetensors file there" in splitedge(*words).refusal
+
+
+def test_login_is_not_sent_over_the_network_in_the_clear(tmp_path: Path) -> None:
+    words = ("server", "run", "--state", tmp_path / "server", "--http", "127.0.0.1:0")
+    assert "--insecure" in process(*words, "--mqtt", "mqtt://192.0.2.1").refusal
+
+
+def test_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "edge_sdk.cli", "server", "token", "create"]
+    command += ["--state", str(tmp_path / "server"), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        words = ("server", "run", "--state", tmp_path / "server", "--http", address)
+        assert f"--http {address}: cannot listen there" in process(*words).refusal
+
+
+def test_server_lists_and_revokes_what_enrolled(
+    exported: Any, run_server: Callable[..., Any], tmp_path: Path, splitedge: Splitedge
+) -> None:
+    state, pi = tmp_path / "server", tmp_path / "pi"
+    exported.install(state / "models")
+    server = run_server(state).wait_ready()
+    index = urllib3.request("POST", f"{server.http}/v2/repository/index").json()
+    assert [(model["name"], model["version"], model["state"]) for model in index] == [
+        ("digits", "1", "READY")
+    ]
+    made = json.loads(splitedge("server", "token", "create", "--state", state, "--json").out)
+    assert (made["fleet"], made["expires_in_s"]) == ("default", 3600)
+    enroll = ("agent", "enroll", "--server", server.http, "--state", pi, "--name", "pi-1")
+    assert splitedge(*enroll, "--token", made["token"], *PROFILE).status == 0
+    listed = json.loads(splitedge("server", "devices", "--state", state, "--json").out)
+    assert [(row["device"], row["revoked"]) for row in listed] == [("pi-1", False)]
+    assert "pi-1" in splitedge("server", "devices", "--state", state).out
+    assert "already runs as server" in process("server", "run", "--state", state).refusal
+    assert splitedge("server", "revoke", "pi-1", "--state", state).out == "pi-1 is revoked\n"
+    assert "pi-2" in splitedge("server", "revoke", "pi-2", "--state", state).refusal
+    status = json.loads(splitedge("agent", "status", "--state", pi, "--json").out)
+    assert status["server_answers"] is False
+
+
+def test_device_of_a_server_without_a_model_enrols_and_waits(
+    run_server: Callable[..., Any], tmp_path: Path, splitedge: Splitedge
+) -> None:
+    state, pi = tmp_path / "server", tmp_path / "pi"
+    server = run_server(state).wait_ready()
+    token = splitedge("server", "token", "create", "--state", state).out.strip()
+    enroll = ("agent", "enroll", "--server", server.http, "--token", token, "--state", pi)
+    assert "no bundle yet: the server has no model" in splitedge(*enroll, *PROFILE).out
+    assert "no bundle" in splitedge("agent", "predict", "x.npy", "--state", pi).refusal
+
+
+@contextmanager
+def mosquitto_running(words: list[str], port: int) -> Iterator[None]:
+    """What `broker-config` says to start."""
+    program = shutil.which(words[0]) or shutil.which(words[0], path="/usr/sbin:/usr/local/sbin")
+    assert program is not None, "install Mosquitto 2.0 or newer to run the broker tests"
+    with subprocess.Popen([program, *words[1:]], stderr=subprocess.PIPE, text=True) as broker:
+        try:
+            deadline = time.monotonic() + 10
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                except OSError:
+                    assert time.monotonic() < deadline
+                    assert broker.poll() is None, broker.communicate()[1]
+                    time.sleep(0.02)
+                else:
+                    break
+            yield
+        finally:
+            broker.terminate()
+            broker.communicate(timeout=10)
+
+
+@pytest.mark.broker
+def test_own_mosquitto_end_to_end(
+    exported: Any,
+    run_server: Callable[..., Any],
+    free_port: int,
+    tmp_path: Path,
+    splitedge: Splitedge,
+) -> None:
+    out, state = tmp_path / "mosquitto", tmp_path / "server"
+    exported.install(state / "models")
+    written = splitedge("server", "broker-config", "--out", out, "--port", free_port)
+    assert (written.status, written.err) == (0, "")
+    broker, server = (shlex.split(line) for line in written.out.splitlines())
+    password = (out / "backend.password").read_text().strip()
+    assert len(password) >= 43  # 256 bits in base64
+    assert stat.S_IMODE((out / "backend.password").stat().st_mode) == 0o600
+    assert password not in written.out
+    assert server[:3] == ["splitedge", "server", "run"]
+    with mosquitto_running(broker, free_port):
+        served = run_server(state, (*server[3:], "--http", "127.0.0.1:0")).wait_ready()
+        assert served.mqtt.port == free_port
+        states = [tmp_path / "pi-1", tmp_path / "pi-2"]
+        for pi in states:
+            token = splitedge("server", "token", "create", "--state", state).out.strip()
+            enroll = ("agent", "enroll", "--server", served.http, "--token", token, "--state", pi)
+            enrolled = splitedge(*enroll, "--name", pi.name, *PROFILE)
+            assert enrolled.status == 0, enrolled.err
+        file = tmp_path / "x.npy"
+        np.save(file, exported.x[:3])
+        predict = ("agent", "predict", file, "--state", states[0], "--threshold", "-1", "--json")
+        rows = json.loads(splitedge(*predict, "--deadline", "5").out)
+        assert [row["source"] for row in rows] == ["server"] * 3
+        assert [row["label"] for row in rows] == exported.logits(exported.x[:3]).argmax(1).tolist()
+        _hears_nothing_of_the_other(free_port, states)
+    # written again, it keeps password and devices
+    again = splitedge("server", "broker-config", "--out", out, "--port", free_port)
+    assert again.out == written.out
+    assert (out / "backend.password").read_text().strip() == password
+    clients = json.loads((out / "dynamic-security.json").read_text())["clients"]
+    assert {client["username"] for client in clients} == {"backend", "pi-1", "pi-2"}
+
+
+def _hears_nothing_of_the_other(port: int, states: list[Path]) -> None:
+    """pi-2's credential, asked for pi-1's replies with a client that is not ours."""
+    credential = json.loads((states[1] / "agent.json").read_text())["credential"]
+    with socket.create_connection(("127.0.0.1", port), 10) as client:
+        name, secret = b"pi-2", credential.encode()
+        body = b"\x00\x04MQTT\x04\xc2\x00\x3c" + b"".join(
+            len(part).to_bytes(2, "big") + part for part in (name, name, secret)
+        )
+        client.sendall(bytes((0x10, len(body))) + body)
+        assert client.recv(4) == b"\x20\x02\x00\x00"  # let in
+        granted = []
+        for device in (b"pi-1", b"pi-2"):
+            topic = b"splitedge/v1/default/" + device + b"/reply"
+            body = b"\x00\x01" + len(topic).to_bytes(2, "big") + topic + b"\x01"
+            client.sendall(bytes((0x82, len(body))) + body)
+            granted.append(client.recv(5)[-1])
+        assert granted == [0x80, 1]
+
+
+def test_password_of_ones_own_is_taken_and_a_wrong_one_refused(
+    tmp_path: Path, splitedge: Splitedge
+) -> None:
+    out, given = tmp_path / "mosquitto", tmp_path / "password"
+    config = ("server", "broker-config", "--out", out, "--password-file", given)
+    given.write_text(f"{SECRET}\n")
+    assert str(given) in splitedge(*config, "--json").out
+    assert not (out / "backend.password").exists()
+    assert SECRET not in (out / "dynamic-security.json").read_text()
+    given.write_text("another\n")
+    assert "another credential" in splitedge(*config).refusal
+    given.write_text("two\nlines\n")
+    assert "expected one line" in splitedge(*config).refusal
+
+
+def test_password_file_may_be_named_by_the_environment(
+    tmp_path: Path, splitedge: Splitedge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPLITEDGE_MQTT_PASSWORD_FILE", str(tmp_path / "none"))
+    run = ("server", "run", "--state", tmp_path / "server", "--mqtt")
+    refusal = splitedge(*run, "mqtt://backend@127.0.0.1").refusal
+    assert f"{tmp_path / 'none'}: no password can be read there" in refusal
+    # two passwords: which one is meant?
+    refusal = splitedge(*run, "mqtt://backend:secret@127.0.0.1").refusal
+    assert "--mqtt-password-file goes with" in refusal
+
+
+def test_listener_in_the_clear_off_loopback_must_be_asked_for(
+    tmp_path: Path, splitedge: Splitedge
+) -> None:
+    config = ("server", "broker-config", "--out", tmp_path / "mosquitto", "--host", "0.0.0.0")
+    assert "--insecure" in splitedge(*config).refusal
+    said = json.loads(splitedge(*config, "--insecure", "--json").out)
+    # nobody can connect to "anywhere": the reader puts a name there
+    assert "mqtt://backend@HOST:1883" in said["server"]
