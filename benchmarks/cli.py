@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from edge_sdk.cli.output import check_report
+
 if TYPE_CHECKING:
     from benchmarks.measure import Row
 
@@ -28,6 +30,7 @@ def bench(
     from benchmarks import device, ladder, offload, throughput
     from benchmarks.brokers import find_mosquitto
 
+    check_report(report)
     console = Console()
     parts: dict[str, Callable[..., list[Row]]] = {
         "predict on the device": device.run,

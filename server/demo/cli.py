@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from edge_sdk.cli.output import check_report
 
 if TYPE_CHECKING:
     from server.demo.run import Report
@@ -29,6 +33,9 @@ def demo(
     state: Annotated[
         Path, typer.Option(help="Folder for the server and the devices; left for you to use on.")
     ] = Path("splitedge-demo"),
+    samples: Annotated[
+        int | None, typer.Option(min=100, help="Train on so many samples at most; fewer is faster.")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
 ) -> None:
     """Train a small network, export it, run a server and three devices, and stop the server.
@@ -38,8 +45,12 @@ def demo(
     """
     from server.demo.run import PLANS, run_demo
 
+    check_report(report)
+    plan = PLANS[dataset]
+    if samples is not None:
+        plan = replace(plan, train_max=min(plan.train_max, samples))
     console = Console()
-    result = run_demo(PLANS[dataset], data, state, _progress(console))
+    result = run_demo(plan, data, state, _progress(console))
     if report is not None:
         report.write_bytes(result.to_json())
     _show(console, result, state)
@@ -84,11 +95,15 @@ def _show(console: Console, report: Report, state: Path) -> None:
         f"{_percent(report.accuracy_all_on_server)} all on the server\n"
         f"outage: {away.predictions} predictions while the server was away, {away.errors} errors, "
         f"{away.late} late; the server was asked again after {back}\n"
-        f"whole demo: {report.seconds:.0f} s. Go on with it:\n"
-        f"  splitedge server run --state {state / 'server'}\n"
-        f"  splitedge agent predict {state / 'samples.npy'} "
-        f"--state {state / 'devices' / report.devices[0].name}"
+        f"whole demo: {report.seconds:.0f} s. Go on with it:"
     )
+    # as they are: a console would break them where it ends
+    used = state / "devices" / report.devices[0].name
+    for words in (
+        ["server", "run", "--state", str(state / "server")],
+        ["agent", "predict", str(state / "samples.npy"), "--state", str(used)],
+    ):
+        typer.echo(f"  {shlex.join(['splitedge', *words])}")
 
 
 def _percent(value: float | None) -> str:
