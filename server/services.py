@@ -32,7 +32,7 @@ from server.broker.mosquitto import MosquittoAdmin
 from server.broker.policy import Principal, credential_sha256
 from server.errors import BadRequestError, NotReadyError, UnknownModelError
 from server.registry.artifacts import ArtifactRepository
-from server.registry.database import Registry
+from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
 from server.registry.records import Device
 from server.settings import Address, ServerSettings
@@ -56,7 +56,7 @@ class Services:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         make_folder(settings.state, mode=0o700)
-        self.registry = Registry.open(f"sqlite:///{settings.state / 'registry.db'}")
+        self.registry = open_registry(settings.state)
         self.artifacts = ArtifactRepository(settings.state)
         self.models = ModelStore(settings.state / "models", threads=settings.threads)
         self.batcher = Batcher(batch_max=settings.batch_max, queue_max=settings.queue_max)
@@ -148,8 +148,9 @@ class Services:
                 continue
             try:
                 self.artifacts.publish_bundles(model.folder)
-                self.registry.publish_model(*key)
-                self.registry.activate_model(*key)
+                if key not in {(record.name, record.version) for record in self.registry.models()}:
+                    self.registry.publish_model(*key)
+                    self.registry.activate_model(*key)
             except (BundleError, BadRequestError) as err:
                 if self._unpublished.get(key) != str(err):
                     logger.error("model=%s version=%d bundles are not published: %s", *key, err)  # noqa: TRY400 - no traceback for a bad file

@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, Self
 
 import orjson
@@ -400,6 +401,19 @@ def _need_model(connection: Connection, name: str, version: int) -> Model:
             return model
     known = ", ".join(f"{model.name}/{model.version}" for model in there) or "none"
     raise UnknownModelError(f"model {name[:MAX_ID]}/{version}: not published; there are: {known}")
+
+
+def registry_file(state: Path) -> Path:
+    """Where a server keeps its registry in its state folder."""
+    return state / "registry.db"
+
+
+def open_registry(state: Path) -> Registry:
+    """The registry of the server that keeps its state in `state`.
+
+    Raises: RegistryError if it cannot be opened or is newer than this program.
+    """
+    return Registry.open(f"sqlite:///{registry_file(state)}")
 
 
 def _one(connection: Connection, query: Select[Any]) -> Mapping[str, Any] | None:

@@ -1,0 +1,50 @@
+"""Signed files for devices: `/tuf/metadata/…` and `/tuf/targets/…`. Ranges are honoured, so a
+download resumes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import FileResponse
+
+from server.registry.artifacts import ArtifactRepository
+from server.routes.authentication import Keys, authenticate
+from server.routes.errors import error_response
+
+
+class Shelf(Keys, Protocol):
+    """What these routes ask of the server."""
+
+    @property
+    def artifacts(self) -> ArtifactRepository:
+        """The signed bundles."""
+
+
+def router(shelf: Shelf) -> APIRouter:
+    """The routes over `shelf`; only devices and the operator are served."""
+    routes = APIRouter()
+    folders = {
+        "metadata": shelf.artifacts.metadata_folder,
+        "targets": shelf.artifacts.targets_folder,
+    }
+
+    @routes.get("/tuf/{part}/{path:path}", response_model=None)
+    def signed_file(request: Request, part: str, path: str) -> Response:
+        authenticate(shelf, request)
+        file = _inside(folders.get(part), path)
+        if file is None:
+            return error_response(404, f"{part}/{path}: not there")
+        return FileResponse(file, media_type="application/octet-stream")
+
+    return routes
+
+
+def _inside(folder: Path | None, path: str) -> Path | None:
+    """The file, if it is one and lies in the folder; links and `..` included."""
+    if folder is None or "\0" in path:
+        return None
+    file = (folder / path).resolve()
+    return file if file.is_relative_to(folder.resolve()) and file.is_file() else None
