@@ -411,6 +411,8 @@ class EdgeAgent:
             threading.Thread(target=self._refresh_quietly, daemon=True).start()
 
     def _refresh_quietly(self) -> None:
+        if self._closed:
+            return
         try:
             self.refresh()
         except SplitedgeError as err:

@@ -355,9 +355,17 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
     data = load_dataset("digits").head(600, 200)
     shape = data.x_train.shape[1:]
     net: Any = build("tiny", classes=10, input_shape=shape, mean=data.mean, std=data.std, seed=0)
-    train_multi_exit(net, data.x_train, data.y_train, epochs=4)
-    extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.ReLU())
+    train_multi_exit(net, data.x_train, data.y_train, epochs=10, learning_rate=1e-2)
+    layers = torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.ReLU()
+    extractor = torch.nn.Sequential(net.normalise, *layers)
     head = torch.nn.Linear(16, 10)
+    optimiser = torch.optim.Adam([*layers[1].parameters(), *head.parameters()], 0.02)
+    for _ in range(60):
+        optimiser.zero_grad()
+        logits = head(extractor(torch.from_numpy(data.x_train)))
+        loss: Any = torch.nn.functional.cross_entropy(logits, torch.from_numpy(data.y_train))
+        loss.backward()
+        optimiser.step()
 
     export_model(
         net,
@@ -620,3 +628,9 @@ def make_proxy() -> Iterator[Callable[[int], FaultProxy]]:
     yield make
     for proxy in made:
         proxy.close()
+
+
+@pytest.fixture(name="copy_version")
+def _copy_version() -> Callable[..., None]:
+    """Copies an export to another name and version."""
+    return copy_version

@@ -1,0 +1,58 @@
+"""What an agent's process holds: nothing that only a server, a trainer or an updater needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tests.edge.conftest import Digits, Fleet
+
+HEAVY = "torch fastapi sqlalchemy tuf cryptography typer rich onnx pydantic"
+
+IMPORT = f"""
+import sys
+import edge_sdk
+assert edge_sdk.__version__
+from edge_sdk import AgentSettings, Agreement, Budget, EdgeAgent, LateAnswer, Prediction
+print([name for name in {HEAVY.split()} if name in sys.modules])
+"""
+
+RUN = f"""
+import sys
+from pathlib import Path
+import numpy as np
+from edge_sdk import AgentSettings, Agreement, EdgeAgent
+
+x = np.load(sys.argv[2])
+settings = AgentSettings(controller=Agreement(0.3), late_answers=True, deadline_s=5.0)
+with EdgeAgent.open(Path(sys.argv[1]), settings) as agent:
+    sources = {{agent.predict(one).source for one in x[:50]}}
+    agent.refresh()
+    print(sorted(sources), agent.late_answers())
+print([name for name in {HEAVY.split()} if name in sys.modules])
+"""
+
+
+def fresh(*arguments: str) -> list[str]:
+    """The lines that a fresh interpreter prints."""
+    command = [sys.executable, "-P", "-c", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_importing_the_sdk_brings_nothing_heavy() -> None:
+    assert fresh(IMPORT) == ["[]"]
+
+
+def test_a_running_agent_brings_nothing_heavy(fleet: Fleet, digits: Digits, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", digits.x)
+    # a message limit below every query: the HTTP path is loaded too
+    state = fleet.device("lean", max_packet_bytes=200)
+    lines = fresh(RUN, str(state), str(tmp_path / "x.npy"))
+    assert lines == ["['server'] []", "[]"]
