@@ -25,7 +25,7 @@ _REMEDY: Final = "put uci_har.npz in it, or the published folder 'UCI HAR Datase
 def uci_har(folder: Path | None) -> Dataset:
     """7,352 + 2,947 windows of 9 x 128, float32, in 6 activities; groups are the 30 subjects.
 
-    From `uci_har.npz`, or from the published text files (`train/Inertial Signals/...`, about 8 s).
+    From `uci_har.npz`, or from the published text files (`train/Inertial Signals/...`, about 3 s).
     The published split is by subject. Neighbouring windows of one recording overlap by half:
     never split them at random between training and test.
     """
