@@ -42,7 +42,7 @@ def partition(
     """Deal the samples out by the rule of that name.
 
     Args:
-        name: `iid`, `shard`, `dirichlet`, `dirichlet-client`, `dirichlet-equal`, `quantity`,
+        name: `iid`, `shards`, `dirichlet`, `dirichlet-client`, `dirichlet-equal`, `quantity`,
             `udd`, `uds`, `udds` or `natural`.
         y: (n,) labels.
         groups: (n,) whose sample it is; only for `natural`.
@@ -75,26 +75,26 @@ def iid(y: Labels, clients: int, seed: int) -> Parts:
     return np.array_split(_stream(seed).permutation(len(y)), clients)
 
 
-def shard(y: Labels, clients: int, seed: int, *, per_client: int = 2, shards: int = 100) -> Parts:
+def shards(y: Labels, clients: int, seed: int, *, per_client: int = 2, total: int = 100) -> Parts:
     """Sort by label, cut into equal shards, give each client `per_client` of them at random.
 
-    Shard-s of HARMONY and SplitGP. What is left when clients * per_client < shards is nobody's, so
+    Shard-s of HARMONY and SplitGP. What is left when clients * per_client < total is nobody's, so
     all samples are dealt out only when the two are equal.
     """
-    _check("shard", y, clients)
-    _whole("shard", "per_client", per_client, 1)
-    _whole("shard", "shards", shards, 1)
-    if shards > len(y):
+    _check("shards", y, clients)
+    _whole("shards", "per_client", per_client, 1)
+    _whole("shards", "total", total, 1)
+    if total > len(y):
         raise ConfigurationError(
-            f"partition shard: expected at most {len(y)} shards, one a sample, got {shards}"
+            f"partition shards: expected at most {len(y)} shards, one a sample, got {total}"
         )
-    if clients * per_client > shards:
+    if clients * per_client > total:
         raise ConfigurationError(
-            f"partition shard: expected at most {shards} shards in all, got {clients} clients"
-            f" with {per_client} each; set shards = {clients * per_client}"
+            f"partition shards: expected at most {total} shards in all, got {clients} clients"
+            f" with {per_client} each; set total = {clients * per_client}"
         )
-    pieces = np.array_split(np.argsort(y, kind="stable"), shards)
-    order = _stream(seed).permutation(shards)[: clients * per_client]
+    pieces = np.array_split(np.argsort(y, kind="stable"), total)
+    order = _stream(seed).permutation(total)[: clients * per_client]
     return [
         np.concatenate([pieces[piece] for piece in mine])
         for mine in order.reshape(clients, per_client)
@@ -116,7 +116,7 @@ def dirichlet(
     def draw(rng: np.random.Generator) -> NDArray[np.float64]:
         return rng.dirichlet(np.full(clients, concentration), len(pools)).T
 
-    return _by_shares("dirichlet", pools, clients, seed, least, draw)
+    return _by_shares("dirichlet", pools, clients=clients, seed=seed, least=least, draw=draw)
 
 
 def dirichlet_client(
@@ -137,7 +137,7 @@ def dirichlet_client(
         # a class that nobody drew (tiny concentrations underflow) is shared equally
         return np.where(sums > 0, shares / np.where(sums > 0, sums, 1), 1 / clients)
 
-    return _by_shares("dirichlet-client", pools, clients, seed, least, draw)
+    return _by_shares("dirichlet-client", pools, clients=clients, seed=seed, least=least, draw=draw)
 
 
 def dirichlet_equal(y: Labels, clients: int, seed: int, *, concentration: float = 0.1) -> Parts:
@@ -267,7 +267,7 @@ def natural(groups: NDArray[Any] | None, clients: int) -> Parts:
 
 RULES: Final[dict[str, Callable[..., Parts]]] = {
     "iid": iid,
-    "shard": shard,
+    "shards": shards,
     "dirichlet": dirichlet,
     "dirichlet-client": dirichlet_client,
     "dirichlet-equal": dirichlet_equal,
@@ -354,7 +354,7 @@ def local_splits(
 
     Raises: ConfigurationError if shares or parts leave nothing to train, validate or test on.
     """
-    if not (0 < validation and 0 < test and validation + test < 1):
+    if min(validation, test) <= 0 or validation + test >= 1:
         raise ConfigurationError(
             f"local split: expected shares above 0 that leave some to train on, got {validation}"
             f" to validate and {test} to test"
@@ -382,6 +382,7 @@ def local_splits(
 def _by_shares(
     rule: str,
     pools: Sequence[Indices],
+    *,
     clients: int,
     seed: int,
     least: int,
@@ -410,10 +411,9 @@ def _by_shares(
 
 def _deal(rng: np.random.Generator, pools: Sequence[Indices], counts: NDArray[np.int64]) -> Parts:
     """Deal every class out at random, `counts` (clients, classes) of it."""
+    # the piece after the last client's is nobody's
     piles = [
-        np.split(rng.permutation(pool), np.cumsum(counts[:, c])[:-1])
-        if counts[:, c].sum() == len(pool)
-        else np.split(rng.permutation(pool), np.cumsum(counts[:, c]))[:-1]
+        np.split(rng.permutation(pool), np.cumsum(counts[:, c]))[:-1]
         for c, pool in enumerate(pools)
     ]
     return [np.concatenate([pile[client] for pile in piles]) for client in range(len(counts))]
@@ -422,8 +422,9 @@ def _deal(rng: np.random.Generator, pools: Sequence[Indices], counts: NDArray[np
 def _open(wish: NDArray[np.float64], left: NDArray[np.int64]) -> NDArray[np.float64]:
     """`wish` among the classes that have samples left; what is left where it wishes for none."""
     masked = np.where(left > 0, wish, 0.0)
-    shares = masked if masked.sum() > 0 else left.astype(np.float64)
-    return shares / shares.sum()
+    shares: NDArray[np.float64] = masked if masked.sum() > 0 else left.astype(np.float64)
+    shares /= shares.sum()
+    return shares
 
 
 def _classes(y: Labels) -> list[Indices]:
@@ -456,9 +457,9 @@ def _whole(rule: str, field: str, value: object, least: int) -> None:
         )
 
 
-def _positive(rule: str, concentration: object) -> None:
-    fits = isinstance(concentration, int | float) and not isinstance(concentration, bool)
-    if not (fits and 0 < float(str(concentration)) < math.inf):
+def _positive(rule: str, concentration: float) -> None:
+    number = isinstance(concentration, int | float) and not isinstance(concentration, bool)
+    if not number or not 0 < concentration < math.inf:
         raise ConfigurationError(
             f"partition {rule}: concentration: expected a finite number above 0,"
             f" got {concentration!r}"
