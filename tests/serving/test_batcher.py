@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import server.backend.batcher
 from server.backend.batcher import Batcher, Job
 from server.backend.ladder import Entry, LadderEngine
 from server.errors import BadRequestError, ExpiredError, OverloadedError, ServerError
@@ -25,7 +26,7 @@ Array = NDArray[Any]
 class GatedEngine(LadderEngine):
     """The real engine, held at a gate that a test opens, and counting what it is given.
 
-    It fails on any batch that holds a sample of nothing but 16s.
+    It fails on any batch that holds a sample of nothing but 16s, and where two threads run it.
     """
 
     def __init__(self, exported: Exported) -> None:
@@ -34,14 +35,21 @@ class GatedEngine(LadderEngine):
         self.gate.set()
         self.entered = threading.Event()
         self.batches: list[int] = []
+        self.threads: list[str] = []
+        self._running = threading.Lock()
 
     def run(self, entries: Sequence[Entry]) -> list[Array]:
-        self.batches.append(len(entries))
-        self.entered.set()
-        assert self.gate.wait(20)
-        if any((entry.array == 16).all() for entry in entries):
-            raise ValueError("all white")
-        return super().run(entries)
+        assert self._running.acquire(blocking=False), "two batches at once"
+        try:
+            self.batches.append(len(entries))
+            self.threads.append(threading.current_thread().name)
+            self.entered.set()
+            assert self.gate.wait(20)
+            if any((entry.array == 16).all() for entry in entries):
+                raise ValueError("all white")
+            return super().run(entries)
+        finally:
+            self._running.release()
 
 
 class Asked:
@@ -51,7 +59,8 @@ class Asked:
         self._settled = threading.Event()
         self.outcomes: list[Array | ServerError] = []
         entry = Entry(more.get("depth", 0), x)
-        batcher.submit(Job(engine, entry, more.get("deadline"), self._done))
+        job = Job(engine, entry, more.get("deadline"), self._done)
+        batcher.submit(job, may_run_here=more.get("may_run_here", False))
 
     @property
     def outcome(self) -> Array | ServerError:
@@ -77,6 +86,7 @@ def shared_engine(exported: Exported) -> GatedEngine:
 def engine(shared_engine: GatedEngine) -> Iterator[GatedEngine]:
     shared_engine.batches.clear()
     shared_engine.entered.clear()
+    shared_engine.threads.clear()
     yield shared_engine
     shared_engine.gate.set()
 
@@ -123,6 +133,46 @@ def test_a_lone_query_starts_at_once(
         queued.append(time.perf_counter() - began)
     # two changes of thread; a batching window of 5 ms, say, would show at once
     assert sorted(queued)[25] < sorted(direct)[25] + 0.003
+
+
+def test_a_quick_model_runs_where_its_query_arrives_if_nobody_waits(
+    start: Callable[..., Batcher],
+    engine: GatedEngine,
+    exported: Exported,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server.backend.batcher, "HANDOVER_S", 10.0)  # quick on any machine
+    batcher, x = start(), sample(exported, 0)
+    here = threading.current_thread().name
+    first = Asked(batcher, engine, x, may_run_here=True)  # how quick it is, nobody knows yet
+    assert first.answer.shape == (1, 10)
+    while batcher._busy:  # its answer is out before the engine's thread has done its books
+        time.sleep(0.001)
+    assert engine.threads == ["splitedge-engine"]
+
+    asked = Asked(batcher, engine, x, may_run_here=True)
+
+    assert len(asked.outcomes) == 1  # by the time submit is back
+    assert engine.threads[-1] == here
+    hold(batcher, engine, x)
+    waiting = Asked(batcher, engine, x, may_run_here=True)  # and does not wait for the gate
+    assert waiting.outcomes == []
+    engine.gate.set()
+    assert waiting.answer.shape == (1, 10)
+    assert engine.threads[-2:] == ["splitedge-engine"] * 2
+
+
+def test_a_slow_model_never_holds_up_who_brings_a_query(
+    start: Callable[..., Batcher],
+    engine: GatedEngine,
+    exported: Exported,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server.backend.batcher, "HANDOVER_S", 0.0)  # slow on any machine
+    batcher, x = start(), sample(exported, 0)
+    for _ in range(3):
+        assert Asked(batcher, engine, x, may_run_here=True).answer.shape == (1, 10)
+    assert engine.threads == ["splitedge-engine"] * 3
 
 
 def test_what_piles_up_while_the_engine_is_busy_is_one_batch(
@@ -309,7 +359,8 @@ def test_every_query_gets_exactly_one_outcome(
             deadline = time.monotonic() + rng.choice((-1, 0.002, 5)) if i % 3 else None
             x = bad if rng.random() < 0.05 else sample(exported, which)
             try:
-                asked = Asked(batcher, engine, x, deadline=deadline)
+                here = rng.random() < 0.5
+                asked = Asked(batcher, engine, x, deadline=deadline, may_run_here=here)
             except OverloadedError:
                 refused.append(which)
                 time.sleep(0.001)
