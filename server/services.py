@@ -134,6 +134,13 @@ class Services:
         self.registry.assign(device.id, depth, bundle)
         return bundle
 
+    def command(self, device: Device, command: Mapping[str, Any]) -> bool:
+        """Hand a device a command; whether the link to the broker took it."""
+        if self._link is None:
+            return False
+        topic = str(Topic(device.fleet, device.id, Kind.COMMAND))
+        return self._link.publish(topic, orjson.dumps(command))
+
     # models
 
     def publish_models(self) -> None:
@@ -269,11 +276,8 @@ class Services:
         self._seen.add(device_id)
 
     def _tell_devices(self, command: Mapping[str, Any]) -> None:
-        if self._link is None:
-            return
         for device in self._known.values():
-            topic = str(Topic(device.fleet, device.id, Kind.COMMAND))
-            self._link.publish(topic, orjson.dumps(command))
+            self.command(device, command)
 
     def _keep_house(self) -> None:
         next_timestamp = time.monotonic() + TIMESTAMP_S

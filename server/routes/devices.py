@@ -15,7 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from edge_sdk.wire.topics import ID_PATTERN
 from profiles.device import DeviceProfile
 from profiles.errors import InvalidProfileError
-from server.errors import BadRequestError, ForbiddenError, TokenError, UnknownModelError
+from server.errors import (
+    BadRequestError,
+    ForbiddenError,
+    NotReadyError,
+    TokenError,
+    UnknownModelError,
+)
 from server.registry.credentials import token_secret, token_text
 from server.registry.database import MAX_NOTE, MAX_TOKEN_TTL_S, Registry
 from server.registry.records import Device
@@ -55,6 +61,9 @@ class Services(Protocol):
 
     def assign(self, device: Device) -> str | None:
         """Decide which bundle the device is to run; None if there is none for it."""
+
+    def command(self, device: Device, command: Mapping[str, Any]) -> bool:
+        """Hand the device a command by the broker; whether the broker's link took it."""
 
 
 class Enrolment(BaseModel):
@@ -115,6 +124,14 @@ class DeviceList(BaseModel):
     """Devices by id."""
 
     devices: list[DeviceView]
+
+
+class Command(BaseModel):
+    """What a device is told: what to do, and what that needs."""
+
+    model_config = ConfigDict(extra="allow")
+
+    op: str = Field(pattern="^[a-z-]{1,32}$")
 
 
 class Assignment(BaseModel):
@@ -217,6 +234,16 @@ def _add_operator_routes(api: APIRouter, services: Services, door: _Door) -> Non
         device = services.registry.revoke(device_id)
         services.revoked(device)
         logger.info("device=%s revoked", device.id)
+        return _view(device)
+
+    @api.post("/devices/{device_id}/command", status_code=202, dependencies=operator)
+    def command(device_id: str, body: Command) -> DeviceView:
+        """Tell a device something over MQTT; one that is not connected does not hear of it."""
+        device = services.registry.device(device_id)
+        if device.revoked_at is not None:
+            raise ForbiddenError(f"device {device_id} is revoked: it is told nothing")
+        if not services.command(device, body.model_dump()):
+            raise NotReadyError("the broker takes nothing now: it is away, or its queue is full")
         return _view(device)
 
     @api.post("/tokens", status_code=201, dependencies=operator)

@@ -49,6 +49,7 @@ class World:
         self.broker_is_down = False
         self.let_in: list[str] = []
         self.cut_off: list[str] = []
+        self.told: list[tuple[str, Mapping[str, Any]]] = []
         self.app = FastAPI()
         errors.install(self.app)
         self.app.include_router(devices.router(self))
@@ -70,6 +71,11 @@ class World:
 
     def assign(self, device: Device) -> str | None:
         return self.bundle
+
+    def command(self, device: Device, command: Mapping[str, Any]) -> bool:
+        if not self.broker_is_down:
+            self.told.append((device.id, command))
+        return not self.broker_is_down
 
     def call(
         self,
@@ -425,3 +431,19 @@ def test_the_limit_forgets_the_sources_longest_quiet() -> None:
     limit.check("10.0.0.0")
     with pytest.raises(OverloadedError):
         limit.check("10.0.0.1")
+
+
+def test_operator_tells_a_device_what_to_do(world: World) -> None:
+    login = world.enrol("pi")
+    command = {"op": "train", "url": "http://127.0.0.1:8100"}
+    reply = world.call("POST", "/devices/pi/command", command, OPERATOR)
+    assert reply.status_code == 202, reply.text
+    assert world.told == [("pi", command)]
+    refused(world.call("POST", "/devices/pi/command", command, login), 403)
+    refused(world.call("POST", "/devices/nobody/command", command, OPERATOR), 404)
+    refused(world.call("POST", "/devices/pi/command", {"op": "Rm -rf"}, OPERATOR), 400)
+    world.broker_is_down = True
+    assert "broker" in refused(world.call("POST", "/devices/pi/command", command, OPERATOR), 503)
+    world.registry.revoke("pi")
+    assert "revoked" in refused(world.call("POST", "/devices/pi/command", command, OPERATOR), 403)
+    assert world.told == [("pi", command)]
