@@ -62,11 +62,10 @@ class Engine:
         if x.dtype != self._dtype:
             hint = f"convert it with x.astype({str(self._dtype)!r})"
             raise InputError(f"input: expected dtype {self._dtype}, got {x.dtype}; {hint}")
-        if self._floating:
-            # one fused pass: a sum of squares is finite unless something in it is not, or is huge;
-            # vdot, because dot warns of an overflow
-            if not math.isfinite(np.vdot(x, x)) and not np.isfinite(x).all():
-                raise InputError("input: expected finite values, got NaN or infinity")
+        # one fused pass: a sum of squares is finite unless something in it is not, or is huge;
+        # vdot, because dot warns of an overflow
+        if self._floating and not math.isfinite(np.vdot(x, x)) and not np.isfinite(x).all():
+            raise InputError("input: expected finite values, got NaN or infinity")
         return x
 
     def exit(self, x: Array) -> tuple[Verdict, Array | None, bool]:

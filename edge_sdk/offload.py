@@ -274,8 +274,10 @@ class Offloader:
         try:
             reply = read_reply(unpack(message.payload))
         except FrameError as err:
+            # counted all, told once: a peer that sends nonsense sends a lot of it
+            level = logging.DEBUG if self.refused_replies else logging.WARNING
             self.refused_replies += 1
-            logger.warning("reply refused: %s", err)
+            logger.log(level, "reply refused: %s", err)
             return
         if reply.id in self._probes:
             if reply.problem is None and time.monotonic() >= self._doubt_until:

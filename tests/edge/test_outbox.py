@@ -347,12 +347,12 @@ def test_kills_of_agent_and_broker_lose_nothing_and_double_nothing(
     said: list[list[str]] = []
     moments = random.Random(1)
     for turn in range(kills):
-        if turn % 3 == 0:
+        if turn % 4 == 0:
             fleet.kill_broker()  # some agents start while there is none
         agent = Agent(state, samples, "ask")
         until(lambda agent=agent: len(agent.words) > 5, 20.0)
         time.sleep(moments.uniform(0.0, 0.3))
-        if turn % 3 == 1:
+        if turn % 4 == 2:
             fleet.kill_broker()
             time.sleep(moments.uniform(0.0, 0.3))
         said += agent.kill()
