@@ -25,6 +25,8 @@ from edge_sdk.manifest import GateSpec
 Floats = NDArray[np.float32]
 Policy = Callable[[Floats], tuple[int, Floats, float]]
 
+_sum = np.add.reduce  # what ndarray.sum calls, without the 0.7 us on the way
+
 
 @dataclass(slots=True, eq=False)
 class Verdict:
@@ -66,7 +68,7 @@ def entropy(logits: Floats) -> tuple[int, Floats, float]:
     shifted = logits.astype(np.float64)
     shifted -= peak
     weights = np.exp(shifted)
-    total = float(weights.sum())
+    total = float(_sum(weights))
     value = math.log(total) - float(weights.dot(shifted)) / total
     weights /= total
     return label, weights.astype(np.float32), value

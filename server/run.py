@@ -95,6 +95,7 @@ def _listen(address: Address) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((address.host, address.port))
+        listener.listen()  # two servers can bind one port; only one can listen there
     except OSError as err:
         listener.close()
         raise ConfigurationError(

@@ -205,6 +205,7 @@ class Services:
         )
         password = secrets.token_urlsafe(32)
         self._broker.set_principal(Principal(BACKEND, "backend", None, credential_sha256(password)))
+        self._sync_devices()  # before it listens: a device that is back at once shall be let in
         self._broker.start()
         host = "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host  # noqa: S104
         local = BrokerAddress(host, self._broker.port, settings.tls)
