@@ -122,7 +122,7 @@ class MqttLink:
         mqtt5: False speaks 3.1.1 at once: for who needs none of 5, its properties cost 35 us a
             message to read.
         on_state: called with True/False in the network thread, each time the connection is there
-            with its subscriptions sent, or gone.
+            with its subscriptions in force, or gone.
     """
 
     def __init__(
@@ -156,6 +156,7 @@ class MqttLink:
         self._lock = threading.Lock()
         self._changing = threading.Lock()  # a fall-back in the network thread may meet `stop`
         self._up = threading.Event()
+        self._subscribing: int | None = None  # the packet whose answer makes the link up
         self._stopped = False
         self._failures = 0
         self._last_error = "no connection was tried yet"
@@ -179,7 +180,7 @@ class MqttLink:
             client = self._client
         if client is not None:
             self._attach(client, topic_filter, handler)
-            if self.connected:
+            if client.is_connected():
                 client.subscribe(topic_filter, qos)
 
     def start(self) -> None:
@@ -261,6 +262,7 @@ class MqttLink:
         client.max_inflight_messages_set(self._max_in_flight)
         client.on_socket_open = _tune
         client.on_connect = self._connected
+        client.on_subscribe = self._subscribed
         client.on_connect_fail = self._connect_failed
         client.on_disconnect = self._disconnected
         with self._lock:
@@ -306,7 +308,26 @@ class MqttLink:
         with self._lock:
             wanted = [(topic_filter, qos) for topic_filter, (_, qos) in self._handlers.items()]
         if wanted:
-            client.subscribe(wanted)
+            self._subscribing = client.subscribe(wanted)[1]
+        else:
+            self._come_up()
+
+    def _subscribed(
+        self,
+        _client: paho.Client,
+        _userdata: object,
+        number: int,
+        reasons: list[ReasonCode],
+        _properties: object,
+    ) -> None:
+        refused = [str(reason) for reason in reasons if reason.is_failure]
+        if refused:
+            logger.warning("%s: a subscription was refused: %s", self._client_id, refused[0])
+        if number == self._subscribing:
+            self._come_up()
+
+    def _come_up(self) -> None:
+        """Only now: an answer to what is sent without the subscriptions may go unheard."""
         self._up.set()
         logger.debug("%s: connected to %s", self._client_id, self.address.url)
         if self._on_state is not None:
