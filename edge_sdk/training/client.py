@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
-from edge_sdk.training.codec import through_codec
+from edge_sdk.training.codec import encode_batch
 from edge_sdk.training.fusion import clip_l2, fuse, own_weight
 from edge_sdk.training.messages import (
     EndRound,
     Features,
     Feedback,
+    NoReply,
     Ready,
     Reply,
     Request,
@@ -41,21 +43,26 @@ class TrainingClient:
 
     Args:
         name: unique among the clients; random streams are keyed by it.
-        x: (n, ...) raw inputs. y: (n,) int64 labels.
+        x: (n, ...) raw inputs. y: (n,) labels, whole numbers.
+        device: where it trains.
     """
 
-    def __init__(self, name: str, x: Array, y: NDArray[np.int64]) -> None:
+    def __init__(
+        self, name: str, x: Array, y: NDArray[np.int64], device: torch.device | str = "cpu"
+    ) -> None:
         self.name = name
+        self.device = torch.device(device)
         self.x = x
-        self.y = y
+        self.y = np.asarray(y, np.int64)
         # exit heads by depth and, for personal methods, the last weights of all this client trains
         self.personal: Weights = {}
         self._round: _Round | None = None
 
-    def handle(self, message: Request) -> Reply:
-        """Do what the server asks.
+    def handle(self, message: Request | NoReply) -> Reply:
+        """Do what the server asks, or go on without it.
 
-        Raises: FrameError for a message that does not belong to the round under way.
+        Raises: FrameError for a message that does not belong to the round under way, and for
+            NoReply where there is no exit head to learn by.
         """
         if isinstance(message, StartRound):
             self._round = _Round(self, message)
@@ -69,6 +76,9 @@ class TrainingClient:
                 update = self._round.end(message)
                 self._round = None
                 return update
+            case NoReply():
+                current, self._round = self._round, None
+                return current.alone()
 
     @property
     def samples(self) -> int:
@@ -81,9 +91,8 @@ class _Open:
     """A batch between its forward and its backward half."""
 
     z: Tensor
-    sent: Tensor
-    own: list[Tensor] | None
-    loss: float | None
+    own: Tensor | None  # dLc/dz, through the exit head as it was before its step
+    loss: float
     samples: int
 
 
@@ -94,13 +103,19 @@ class _Round:
         self.number = start.round
         self.client = client
         plan = self.plan = start.plan
+        _check_data(client, plan)
+        # JSON has no infinity: no limit is one thing, in a simulation and over a network
+        self.clip = None if plan.clip in {None, math.inf} else plan.clip
         template = network_of(plan)
         self.stages = template.L
         if plan.whole:
             self.prefix: nn.Module = deepcopy(template.segment(0, None))
         else:
             self.prefix = deepcopy(template.prefix(plan.depth))
-        self.head = deepcopy(template.exit_head(plan.depth)) if plan.exit_head else None
+        self.prefix.to(client.device)
+        self.head = None
+        if plan.exit_head:
+            self.head = deepcopy(template.exit_head(plan.depth)).to(client.device)
         self._take(start.weights)
         self.prefix.train()
         self.parameters = list(self.prefix.parameters())
@@ -112,6 +127,7 @@ class _Round:
         self.anchor = [p.detach().clone() for p in self.parameters] if plan.prox_mu else None
         self.batches = self._order()
         self.open: _Open | None = None
+        self.opened = 0  # batches up to the last one that was opened
         self.loss_sum = 0.0
         self.seen = self.done = self.supervised = 0
 
@@ -130,8 +146,16 @@ class _Round:
             raise FrameError(f"client {self.client.name}: no step {message.step}")
         x, y = self._batch(message.step)
         self.open = self._forward(x, y)
-        labels = y if self.plan.send_labels else None
-        return Features(self.number, message.step, self.open.sent, labels, self.open.loss)
+        self.opened = message.step + 1
+        values, ranges = encode_batch(self.open.z.detach(), self.plan.codec)
+        return Features(
+            self.number,
+            message.step,
+            values,
+            y if self.plan.send_labels else None,
+            None if self.head is None else self.open.loss,
+            ranges,
+        )
 
     def end(self, message: EndRound) -> Update:
         """Close the last batch and hand over what was learnt."""
@@ -149,6 +173,19 @@ class _Round:
         return Update(
             self.number, weights, self.client.samples, mean_loss, self.done, self.supervised
         )
+
+    def alone(self) -> Update:
+        """The open batch and those left by the exit head alone    SuperSFL, Alg. 3."""
+        if self.head is None:
+            raise FrameError(
+                f"client {self.client.name}: round {self.number} is given up: without an exit head"
+                " there is nothing to learn by while the server is silent"
+            )
+        self._close(None)
+        for step in range(self.opened, len(self.batches)):
+            self.open = self._forward(*self._batch(step))
+            self._close(None)
+        return self.end(EndRound(self.number))
 
     def _take(self, weights: Weights) -> None:
         """Start from the average, from what is personal, or from a mixture of the two."""
@@ -173,61 +210,95 @@ class _Round:
         batches: list[NDArray[np.int64]] = []
         for _ in range(self.plan.epochs):
             order = generator.permutation(n)
-            batches += [order[at : at + batch] for at in range(0, n, batch)]
+            # a last batch of one sample joins the one before it: BatchNorm cannot train on it
+            ends = [at for at in range(batch, n, batch) if n - at > 1 or batch == 1]
+            batches += np.split(order, ends)
         return batches
 
     def _batch(self, step: int) -> tuple[Tensor, Tensor]:
         rows = self.batches[step]
         x = torch.from_numpy(np.ascontiguousarray(self.client.x[rows]))
-        return x, torch.from_numpy(self.client.y[rows])
+        device = self.client.device
+        return x.to(device), torch.from_numpy(self.client.y[rows]).to(device)
 
     def _forward(self, x: Tensor, y: Tensor) -> _Open:
-        """The forward half: features to send and, with an exit head, the client's own gradient.
+        """The forward half and, with an exit head, one step of that head.
 
-        SuperSFL, Alg. 2, phase 1: the gradient passes through the head as it was before its step,
-        and is clipped over the whole prefix.
+        SuperSFL, Alg. 2, phase 1. Of the client's own gradient the part at the cut is kept: the
+        way back through the prefix is taken once it is known whether the server answers.
         """
-        z = self.prefix(x)
-        own, loss = None, None
+        z = self._run(x)
+        own, loss = None, 0.0
         if self.head is not None and self.head_optimiser is not None:
             own_loss = nn.functional.cross_entropy(self.head(z), y)
             heads = list(self.head.parameters())
-            gradients = torch.autograd.grad(own_loss, [*self.parameters, *heads], retain_graph=True)
-            own = clip_l2(gradients[: len(self.parameters)], self.plan.clip)
-            _apply(self.head_optimiser, heads, gradients[len(self.parameters) :])
+            own, *gradients = torch.autograd.grad(own_loss, [z, *heads])
+            _apply(self.head_optimiser, heads, gradients)
             loss = float(own_loss.detach())
-        sent = through_codec(z.detach(), self.plan.codec)
-        return _Open(z, sent, own, loss, len(y))
+        return _Open(z, own, loss, len(y))
 
     def _close(self, feedback: Feedback | None) -> None:
-        """The backward half, with the server's feedback or without it (SuperSFL, Alg. 3)."""
+        """The backward half, with the server's feedback or without it (SuperSFL, Alg. 3).
+
+        Without feedback and without an exit head there is nothing to learn from.
+        """
         batch, self.open = self.open, None
-        if batch is None:
+        if batch is None or (feedback is None and batch.own is None):
             return
-        self.done += 1
+        self._step_prefix(self._gradient(batch, feedback))
+        loss = batch.loss
+        if feedback is not None:
+            share = self._own_weight(batch, feedback)
+            loss = share * batch.loss + (1 - share) * feedback.loss
+            self.supervised += 1
+        self._count(loss, batch.samples)
+
+    def _gradient(self, batch: _Open, feedback: Feedback | None) -> list[Tensor]:
+        """Of the prefix: g_c alone, g_s alone, or the two joined (SuperSFL, Eq. 2-4)."""
         if feedback is None:
-            if batch.own is not None and batch.loss is not None:
-                self._step_prefix(batch.own)
-                self._count(batch.loss, batch.samples)
-            return
-        self.supervised += 1
-        servers = torch.autograd.grad(batch.z, self.parameters, feedback.gradient)
-        if batch.own is None or batch.loss is None:
-            self._step_prefix(servers)
-            self._count(feedback.loss, batch.samples)
-            return
-        share = own_weight(self.plan, self.stages, batch.loss, feedback.loss)
-        self._step_prefix(fuse(batch.own, servers, share))
-        self._count(share * batch.loss + (1 - share) * feedback.loss, batch.samples)
+            assert batch.own is not None
+            return clip_l2(self._pull(batch.z, batch.own), self.clip)
+        gradient = feedback.gradient
+        if gradient.shape != batch.z.shape or not torch.isfinite(gradient).all():
+            raise FrameError(
+                f"client {self.client.name}: feedback: expected a finite gradient of shape"
+                f" {tuple(batch.z.shape)}, got shape {tuple(gradient.shape)}"
+            )
+        if batch.own is None:
+            return self._pull(batch.z, gradient)
+        share = self._own_weight(batch, feedback)
+        if self.clip is None:
+            # both ways back are linear, so without a limit in between one does for the two
+            return self._pull(batch.z, torch.lerp(gradient, batch.own, share))
+        own = self._pull(batch.z, batch.own, keep=True)
+        return fuse(clip_l2(own, self.clip), self._pull(batch.z, gradient), share)
+
+    def _own_weight(self, batch: _Open, feedback: Feedback) -> float:
+        if batch.own is None:
+            return 0.0
+        return own_weight(self.plan, self.stages, batch.loss, feedback.loss)
+
+    def _pull(self, z: Tensor, gradient: Tensor, *, keep: bool = False) -> list[Tensor]:
+        """A gradient at the cut, taken back to the prefix's parameters."""
+        return list(torch.autograd.grad(z, self.parameters, gradient, retain_graph=keep))
 
     def _train_whole(self) -> None:
         """Every batch of a client that holds the whole network."""
         for step in range(len(self.batches)):
             x, y = self._batch(step)
-            loss = nn.functional.cross_entropy(self.prefix(x), y)
-            self._step_prefix(torch.autograd.grad(loss, self.parameters))
+            loss = nn.functional.cross_entropy(self._run(x), y)
+            self._step_prefix(list(torch.autograd.grad(loss, self.parameters)))
             self._count(float(loss.detach()), len(y))
-            self.done += 1
+
+    def _run(self, x: Tensor) -> Tensor:
+        try:
+            z: Tensor = self.prefix(x)
+        except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
+            raise FrameError(
+                f"client {self.client.name}: a batch of {len(x)} cannot be trained: {err};"
+                ' give it more samples or build the network with norm = "group"'
+            ) from err
+        return z
 
     def _step_prefix(self, gradients: Sequence[Tensor]) -> None:
         if self.anchor is not None:
@@ -243,6 +314,26 @@ class _Round:
     def _count(self, loss: float, samples: int) -> None:
         self.loss_sum += loss * samples
         self.seen += samples
+        self.done += 1
+
+
+def _check_data(client: TrainingClient, plan: Plan) -> None:
+    if len(client.x) != len(client.y) or not len(client.y):
+        raise FrameError(
+            f"client {client.name}: expected a label for each of one or more inputs,"
+            f" got {len(client.x)} inputs and {len(client.y)} labels"
+        )
+    if client.x.shape[1:] != plan.input_shape:
+        raise FrameError(
+            f"client {client.name}: the plan is for inputs {plan.input_shape},"
+            f" the data here are {client.x.shape[1:]}"
+        )
+    low, high = int(client.y.min()), int(client.y.max())
+    if low < 0 or high >= plan.classes:
+        raise FrameError(
+            f"client {client.name}: the plan is for labels 0 to {plan.classes - 1},"
+            f" the data here have {low} to {high}"
+        )
 
 
 def _sgd(parameters: list[nn.Parameter], plan: Plan) -> torch.optim.SGD:

@@ -1,21 +1,58 @@
-"""The wire's codecs on torch tensors, sample by sample."""
+"""The wire's codecs on a batch of features, sample by sample.
+
+A sample is a tensor of its own, so its range does not depend on its neighbours.
+"""
 
 from __future__ import annotations
+
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from edge_sdk.errors import FrameError
 from edge_sdk.manifest import Codec
 from edge_sdk.wire.codecs import decode, encode
 
+_TYPES: Final = (torch.float32, torch.float16, torch.uint8)
 
-def through_codec(z: Tensor, codec: Codec) -> Tensor:
-    """What the receiver sees of `z` (B, ...): the same in a simulation as over a network.
 
-    A sample is a tensor of its own, so its range does not depend on its neighbours.
+def encode_batch(z: Tensor, codec: Codec) -> tuple[Tensor, Tensor | None]:
+    """A batch as it travels.
+
+    Args:
+        z: (B, ...) float32.
+    Returns: (B, ...) float32, float16 or uint8, contiguous; and for int8 (B, 2) float32, each
+        sample's scale and zero point, else None.
+    Raises: InputError if z holds NaN, infinity or a magnitude that no codec takes.
     """
+    z = z.contiguous()  # as bytes are once read; the order in memory changes the last bits
     if codec == "fp32":
-        return z
-    rows = [decode(*encode(row, codec)) for row in z.numpy()]
-    return torch.from_numpy(np.stack(rows))
+        return z, None
+    rows = [encode(row, codec) for row in z.cpu().numpy()]
+    values = torch.from_numpy(np.stack([values for values, _ in rows])).to(z.device)
+    if codec == "fp16":
+        return values, None
+    ranges = [(numbers["scale"], numbers["zero_point"]) for _, numbers in rows]
+    return values, torch.tensor(ranges, dtype=torch.float32, device=z.device)
+
+
+def decode_batch(values: Tensor, ranges: Tensor | None) -> Tensor:
+    """What the receiver computes with: (B, ...) float32.
+
+    Raises: FrameError for what `encode_batch` does not give.
+    """
+    if values.dtype not in _TYPES:
+        raise FrameError(f"features: expected float32, float16 or uint8, got {values.dtype}")
+    if values.dtype != torch.uint8:
+        return values.to(torch.float32)
+    if ranges is None or ranges.shape != (len(values), 2) or ranges.dtype != torch.float32:
+        raise FrameError(f"features: expected a scale and a zero point for {len(values)} samples")
+    if not torch.isfinite(ranges).all():
+        raise FrameError("features: expected finite scales and zero points")
+    rows = [
+        decode(row, {"scale": scale, "zero_point": int(zero_point)})
+        for row, (scale, zero_point) in zip(values.cpu().numpy(), ranges.tolist(), strict=True)
+    ]
+    return torch.from_numpy(np.stack(rows)).to(values.device)

@@ -6,7 +6,7 @@ metadata. Nothing is pickled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from edge_sdk.errors import FrameError, FrameTooLargeError
+from edge_sdk.errors import ConfigurationError, FrameError, FrameTooLargeError, shown
 from edge_sdk.training.plan import Plan
 
 Weights = dict[str, Tensor]
@@ -61,6 +61,13 @@ class EndRound:
     feedback: Feedback | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class NoReply:
+    """The server is silent: finish the round alone. Said by the device's own timer; never sent."""
+
+    round: int
+
+
 Request = StartRound | Step | EndRound
 
 
@@ -82,8 +89,9 @@ class Ready:
 class Features:
     """One batch at the cut.
 
-    features: (B, ...) as they travelled, decoded. labels: (B,) int64, None where they stay on the
-        client. loss: Lc of the exit head, None without one.
+    features: (B, ...) as they travel: float32, float16 or, for int8, uint8. labels: (B,) int64,
+        None where they stay on the client. loss: Lc of the exit head, None without one.
+    ranges: (B, 2), what the int8 codec needs to decode (edge_sdk.training.codec).
     """
 
     round: int
@@ -91,6 +99,7 @@ class Features:
     features: Tensor
     labels: Tensor | None
     loss: float | None
+    ranges: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,28 +158,91 @@ def from_bytes(raw: bytes) -> Request | Reply:
         header_bytes = int.from_bytes(raw[:8], "little")
         header = orjson.loads(raw[8 : 8 + header_bytes])
         said = orjson.loads(header["__metadata__"]["message"])
-        tensors = load(raw)
-        return _build(_KINDS[said.pop("kind")], said, tensors)
-    except (SafetensorError, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as err:
-        raise FrameError(f"message: {type(err).__name__}: {err}") from err
+        # copies, so that tensors lie in memory as torch lays them out, not as the file came in
+        tensors = {name: tensor.clone() for name, tensor in load(raw).items()}
+        return _build(_KINDS[said["kind"]], said, tensors)
+    except ConfigurationError as err:
+        raise FrameError(f"message: {str(err)[:200]}") from err
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as err:
+        raise FrameError(f"message: {type(err).__name__}: {str(err)[:200]}") from err
 
 
 def _build(
-    kind: type[Request | Reply], said: dict[str, Any], tensors: Mapping[str, Tensor]
+    kind: type[Request | Reply], said: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Request | Reply:
-    fields: dict[str, Any] = dict(said)
-    if fields.get("feedback") is not None:
-        fields["feedback"] = Feedback(tensors["feedback.gradient"], float(fields["feedback"]))
-    if "plan" in fields:
-        fields["plan"] = Plan.from_dict(fields["plan"])
-    if "label_counts" in fields:
-        fields["label_counts"] = tuple(int(count) for count in fields["label_counts"])
-    if "weights" in kind.__dataclass_fields__:
-        start = len("weights/")
-        fields["weights"] = {
-            key[start:]: tensor for key, tensor in tensors.items() if key.startswith("weights/")
-        }
-    for name in ("features", "labels"):
-        if name in tensors:
-            fields[name] = tensors[name]
+    """A message of that kind out of what was said; every field as its type has it.
+
+    Raises: KeyError, TypeError or ConfigurationError.
+    """
+    expected = set(kind.__dataclass_fields__)
+    unknown = sorted(said.keys() - expected - {"kind"})
+    if unknown:
+        raise TypeError(f"{kind.__name__} has no {', '.join(map(shown, unknown))}")
+    fields = {name: _FIELDS[name](name, said, tensors) for name in expected}
+    if kind is Update:
+        fields["loss"] = _number("loss", fields["loss"])
     return kind(**fields)
+
+
+def _whole(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> int:
+    value = said[name]
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{name}: expected a whole number from 0 up, got {shown(value)}")
+    return value
+
+
+def _loss(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> float | None:
+    return None if said[name] is None else _number(name, said[name])
+
+
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name}: expected a number, got {shown(value)}")
+    return float(value)
+
+
+def _counts(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+    value = said[name]
+    if not isinstance(value, list) or not all(type(count) is int and count >= 0 for count in value):
+        raise TypeError(f"{name}: expected counts, got {shown(value)}")
+    return tuple(value)
+
+
+def _tensor(name: str, _said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
+    return tensors[name]
+
+
+def _optional(name: str, _said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor | None:
+    return tensors.get(name)
+
+
+def _weights(name: str, _said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Weights:
+    start = f"{name}/"
+    return {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+
+
+def _feedback(name: str, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Feedback | None:
+    if said[name] is None:
+        return None
+    return Feedback(tensors[f"{name}.gradient"], _number(name, said[name]))
+
+
+def _plan(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> Plan:
+    return Plan.from_dict(said[name])
+
+
+_FIELDS: Final[Mapping[str, Callable[[str, Mapping[str, Any], Mapping[str, Tensor]], Any]]] = {
+    "round": _whole,
+    "step": _whole,
+    "samples": _whole,
+    "steps": _whole,
+    "supervised": _whole,
+    "label_counts": _counts,
+    "loss": _loss,
+    "features": _tensor,
+    "labels": _optional,
+    "ranges": _optional,
+    "weights": _weights,
+    "feedback": _feedback,
+    "plan": _plan,
+}

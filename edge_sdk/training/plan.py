@@ -61,16 +61,27 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("depth", "batch", "epochs", "classes"):
-            _need(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+            value = getattr(self, name)
+            _need(_is_whole(value) and value >= 1, name, "a whole number of at least 1", value)
+        _need(
+            _is_whole(self.seed) and self.seed >= 0, "seed", "a whole number from 0 up", self.seed
+        )
         for name in ("momentum", "weight_decay", "prox_mu"):
             value = getattr(self, name)
-            _need(math.isfinite(value) and value >= 0, name, "at least 0", value)
+            _need(_is_number(value) and value >= 0, name, "at least 0", value)
         for name in ("exit_share", "personal_share"):
             value = getattr(self, name)
-            _need(0 <= value <= 1, name, "0 to 1", value)
+            _need(_is_number(value) and 0 <= value <= 1, name, "0 to 1", value)
+        for name in ("whole", "exit_head", "send_labels"):
+            value = getattr(self, name)
+            _need(isinstance(value, bool), name, "true or false", value)
         rate = self.learning_rate
-        _need(math.isfinite(rate) and rate > 0, "learning_rate", "more than 0", rate)
+        _need(_is_number(rate) and rate > 0, "learning_rate", "more than 0", rate)
         _need(self.clip is None or self.clip > 0, "clip", "more than 0", self.clip)
+        _need(all(map(_is_whole, self.input_shape)), "input_shape", "sizes", self.input_shape)
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            _need(all(map(_is_number, value)), name, "numbers", value)
         _need(self.fusion in FUSIONS, "fusion", f"one of {', '.join(FUSIONS)}", self.fusion)
         _need(self.codec in CODECS, "codec", f"one of {', '.join(CODECS)}", self.codec)
         needs_exit = self.fusion != "server"
@@ -79,6 +90,12 @@ class Plan:
             "fusion",
             "server where there is no exit head",
             self.fusion,
+        )
+        _need(
+            not (self.whole and self.exit_head),
+            "exit_head",
+            "none where the client trains the whole network",
+            self.exit_head,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,12 +120,13 @@ class Plan:
 
 
 def network_of(plan: Plan) -> Supernet:
-    """The plan's network with the weights of seed 0, to copy parts of: it is built once a process,
-    which takes longer than a client's round.
+    """The plan's network with the weights of its seed, to copy parts of: built once a process,
+    since that takes longer than a client's round.
     """
     norms = {} if plan.norm is None else {"norm": plan.norm}
     return _network(
         plan.backbone,
+        plan.seed,
         tuple(norms.items()),
         input_shape=plan.input_shape,
         classes=plan.classes,
@@ -118,8 +136,18 @@ def network_of(plan: Plan) -> Supernet:
 
 
 @lru_cache(maxsize=8)
-def _network(backbone: str, norms: tuple[tuple[str, Any], ...], **shape: Any) -> Supernet:
-    return build(backbone, seed=0, **shape, **dict(norms))
+def _network(
+    backbone: str, seed: int, norms: tuple[tuple[str, Any], ...], **shape: Any
+) -> Supernet:
+    return build(backbone, seed=seed, **shape, **dict(norms))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _need(condition: bool, field: str, expected: str, got: object) -> None:

@@ -26,7 +26,8 @@ def read_weights(module: nn.Module) -> dict[str, Tensor]:
 def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
     """Set the tensors of `module` in place.
 
-    Raises: FrameError naming a tensor that is missing, unknown, of another shape or not finite.
+    Raises: FrameError naming a tensor that is missing, unknown, of another shape or type, or not
+        finite.
     """
     own = {name: t for name, t in module.state_dict().items() if travels(name, t)}
     check_weights(weights, own)
@@ -36,7 +37,7 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
 
 
 def check_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """See that `weights` has the names and shapes of `expected`, and only finite values.
+    """See that `weights` has the names, shapes and types of `expected`, and only finite values.
 
     Raises: FrameError naming the first that does not fit.
     """
@@ -48,6 +49,9 @@ def check_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> No
         if tensor.shape != expected[name].shape:
             got, want = tuple(tensor.shape), tuple(expected[name].shape)
             raise FrameError(f"weights: {name}: expected shape {want}, got {got}")
+        if tensor.dtype != expected[name].dtype:
+            want_type = expected[name].dtype
+            raise FrameError(f"weights: {name}: expected {want_type}, got {tensor.dtype}")
         if not torch.isfinite(tensor).all():
             raise FrameError(f"weights: {name}: expected finite values, got NaN or infinity")
 

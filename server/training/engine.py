@@ -6,12 +6,18 @@
 
 Participants advance in lockstep, because a server step sees all of them at once; methods whose
 clients do not meet there may be run in cohorts, so that memory does not grow with participants.
+Everyone starts from the weights of the round's start, whatever the cohort.
+
+A client whose reply is not sound is out for the rest of the round and named in the result. What it
+sent is not used; a server with one model for all may have stepped on its earlier, sound batches.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -19,6 +25,7 @@ from typing import TypeVar
 import numpy as np
 
 from edge_sdk.errors import ConfigurationError, FrameError
+from edge_sdk.training.codec import decode_batch
 from edge_sdk.training.messages import (
     EndRound,
     Features,
@@ -32,7 +39,7 @@ from edge_sdk.training.messages import (
     Weights,
 )
 from edge_sdk.training.plan import Plan
-from edge_sdk.training.weights import check_weights
+from server.training.admission import features_fault, ready_fault, update_fault
 from server.training.aggregation import Contribution, merge
 from server.training.ledger import Ledger
 from server.training.method import Method
@@ -54,9 +61,11 @@ class RoundSettings:
         availability: share of rounds in which the server supervises; in the others clients train
             by themselves and the server only merges.
         cohort: clients that advance together; None for all participants.
-        quorum: share of the participants whose updates must come for the round to count.
+        quorum: share of the participants whose updates must come for the round to count; below it
+            the server's weights stay as they were before the round.
         step_deadline_s, round_deadline_s: what a client may take for one message.
         norm_bound: largest L2 norm of an update's change; None for no bound.
+        staleness_max: rounds by which an update may be late and still count; 0 drops late ones.
     """
 
     participation: float = 1.0
@@ -66,6 +75,7 @@ class RoundSettings:
     step_deadline_s: float = 5.0
     round_deadline_s: float = 600.0
     norm_bound: float | None = None
+    staleness_max: int = 0
 
     def __post_init__(self) -> None:
         for name in ("participation", "availability", "quorum"):
@@ -74,6 +84,8 @@ class RoundSettings:
                 raise ConfigurationError(f"{name}: expected 0 to 1, got {value}")
         if self.cohort is not None and self.cohort < 1:
             raise ConfigurationError(f"cohort: expected at least 1, got {self.cohort}")
+        if self.staleness_max < 0:
+            raise ConfigurationError(f"staleness_max: expected 0 or more, got {self.staleness_max}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +94,11 @@ class RoundResult:
 
     Attributes:
         loss: mean of the participants' losses by samples; None where nobody took part.
-        participants: those whose update was merged; missing: those asked in vain;
-        refused: reasons by client.
-        merged: whether the quorum was reached.
+        participants: those whose update was sound, and merged if the round counts;
+            missing: those asked in vain; refused: reasons by client.
+        merged: whether the quorum was reached, so that the round counts.
+        missed_steps: batches asked for in vain, by client.
+        stale: updates of earlier rounds that count in this one: rounds late, by client.
     """
 
     round: int
@@ -97,6 +111,29 @@ class RoundResult:
     bytes_down: int
     seconds: float
     bytes_by_kind: Mapping[str, int] = field(default_factory=dict)
+    missed_steps: Mapping[str, int] = field(default_factory=dict)
+    stale: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Round:
+    """One round under way.
+
+    sent: every weight as it was at the start. samples: n_k by client, as said at the start.
+    """
+
+    number: int
+    supervised: bool
+    sent: Weights
+    ledger: Ledger = field(default_factory=Ledger)
+    samples: dict[str, int] = field(default_factory=dict)
+    contributions: dict[str, Contribution] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    missed: Counter[str] = field(default_factory=Counter)
+
+    def refuse(self, client: str, reason: str) -> None:
+        self.refused[client] = reason
+        logger.warning("round=%d client=%s refused: %s", self.number, client, reason)
 
 
 class Engine:
@@ -123,46 +160,48 @@ class Engine:
         self._transport = transport
         self._settings = settings or RoundSettings()
 
-    def run_round(self, number: int, seed: int) -> RoundResult:
-        """One round; the same number and seed give the same weights."""
+    def run_round(
+        self, number: int, seed: int, late: Mapping[str, Update] | None = None
+    ) -> RoundResult:
+        """One round; the same number and seed give the same weights.
+
+        Args:
+            late: updates of earlier rounds that came since the last one; a client that gives one
+                of this round too is heard with that.
+        """
         start = time.perf_counter()
         asked = self._choose(number, seed)
-        supervised = self._supervises(number, seed)
-        ledger = Ledger()
-        contributions: dict[str, Contribution] = {}
-        refused: dict[str, str] = {}
+        now = _Round(number, self._supervises(number, seed), self._state.read())
+        momentum = {key: tensor.clone() for key, tensor in self._state.momentum().items()}
         size = self._settings.cohort or len(asked)
         for at in range(0, len(asked), size):
-            updates = self._train(number, asked[at : at + size], supervised, ledger)
-            self._state.fold_copies({name: u.samples for name, u in updates.items()})
-            for name, update in updates.items():
-                reason = self._refusal(name, update)
-                if reason is None:
-                    contributions[name] = Contribution(self._plans[name].depth, update)
-                else:
-                    refused[name] = reason
-                    logger.warning("round=%d client=%s update refused: %s", number, name, reason)
-        enough = len(contributions) >= max(1, self._settings.quorum * len(asked))
+            accepted = self._accept(now, self._train(now, asked[at : at + size]))
+            self._state.fold_copies({name: c.update.samples for name, c in accepted.items()})
+            now.contributions |= accepted
+        stale = self._take_late(now, late or {})
+        enough = self._enough(len(now.contributions), len(asked))
         if enough:
-            self._merge(contributions)
+            self._merge(now.contributions)
         else:
-            logger.warning(
-                "round=%d not merged: %d of %d updates", number, len(contributions), len(asked)
-            )
+            count = len(now.contributions)
+            logger.warning("round=%d not merged: %d of %d updates", number, count, len(asked))
+            self._state.write(now.sent)
+            self._state.set_momentum(momentum)
         self._state.drop_copies()
+        heard = now.contributions.keys() | now.refused.keys()
         return RoundResult(
             round=number,
-            loss=_mean_loss(contributions),
-            participants=tuple(contributions),
-            missing=tuple(
-                name for name in asked if name not in contributions and name not in refused
-            ),
-            refused=refused,
+            loss=_mean_loss(now.contributions),
+            participants=tuple(now.contributions),
+            missing=tuple(name for name in asked if name not in heard),
+            refused=now.refused,
             merged=enough,
-            bytes_up=ledger.up,
-            bytes_down=ledger.down,
+            bytes_up=now.ledger.up,
+            bytes_down=now.ledger.down,
             seconds=time.perf_counter() - start,
-            bytes_by_kind=ledger.by_kind,
+            bytes_by_kind=now.ledger.by_kind,
+            missed_steps=now.missed,
+            stale=stale,
         )
 
     def _choose(self, number: int, seed: int) -> list[str]:
@@ -179,32 +218,74 @@ class Engine:
         draw = np.random.default_rng([seed, number, 2]).random()
         return bool(draw < self._settings.availability)
 
-    def _train(
-        self, number: int, names: Sequence[str], supervised: bool, ledger: Ledger
-    ) -> dict[str, Update]:
+    def _enough(self, updates: int, asked: int) -> bool:
+        # 0.07 * 100 is a little more than 7
+        return updates >= max(1, math.ceil(self._settings.quorum * asked - 1e-9))
+
+    def _train(self, now: _Round, names: Sequence[str]) -> dict[str, Update]:
         """One cohort from its weights to its updates."""
-        requests: dict[str, Request] = {name: self._start(number, name) for name in names}
-        ready = _only(Ready, self._exchange(requests, self._settings.round_deadline_s, ledger))
+        requests: dict[str, Request] = {name: self._start(now, name) for name in names}
+        ready = self._ready(now, requests)
         feedback: dict[str, Feedback] = {}
         for step in range(max((reply.steps for reply in ready.values()), default=0)):
-            going = [name for name in ready if step < ready[name].steps]
             orders: dict[str, Request] = {
-                name: Step(number, step, feedback.get(name)) for name in going
+                name: Step(now.number, step, feedback.get(name))
+                for name, reply in ready.items()
+                if step < reply.steps and name not in now.refused
             }
             left = {name: kept for name, kept in feedback.items() if name not in orders}
-            replies = self._exchange(orders, self._settings.step_deadline_s, ledger)
-            features = _only(Features, replies)
+            features = self._features(now, step, orders)
             # a client that ran out of batches gets its last feedback with the end of its round
-            feedback = left | (self._answer(features) if supervised else {})
-        ends: dict[str, Request] = {name: EndRound(number, feedback.get(name)) for name in ready}
-        return _only(Update, self._exchange(ends, self._settings.round_deadline_s, ledger))
+            feedback = left | (self._answer(features) if now.supervised else {})
+        ends: dict[str, Request] = {
+            name: EndRound(now.number, feedback.get(name))
+            for name in ready
+            if name not in now.refused
+        }
+        replies = self._exchange(now, ends, self._settings.round_deadline_s)
+        return _only(Update, replies, now.number)
 
-    def _start(self, number: int, name: str) -> StartRound:
+    def _start(self, now: _Round, name: str) -> StartRound:
         plan = self._plans[name]
-        weights = self._state.weights(
-            plan.depth, whole=plan.whole, exit_head=plan.exit_head and self._method.share_exits
-        )
-        return StartRound(number, plan, weights)
+        exit_head = plan.exit_head and self._method.share_exits
+        return StartRound(now.number, plan, _part(now.sent, plan, exit_head=exit_head))
+
+    def _ready(self, now: _Round, requests: Mapping[str, Request]) -> dict[str, Ready]:
+        replies = self._exchange(now, requests, self._settings.round_deadline_s)
+        ready = {}
+        for name, reply in _only(Ready, replies, now.number).items():
+            fault = ready_fault(reply, self._plans[name])
+            if fault is not None:
+                now.refuse(name, fault)
+                continue
+            now.samples[name] = reply.samples
+            ready[name] = reply
+        return ready
+
+    def _features(
+        self, now: _Round, step: int, orders: Mapping[str, Request]
+    ) -> dict[str, Features]:
+        """Features of the step, decoded and found sound."""
+        replies = self._exchange(now, orders, self._settings.step_deadline_s)
+        found = _only(Features, replies, now.number)
+        features = {}
+        for name in orders:
+            if name not in found or found[name].step != step:
+                now.missed[name] += 1
+                continue
+            plan = self._plans[name]
+            try:
+                z = decode_batch(found[name].features, found[name].ranges)
+            except FrameError as err:
+                now.refuse(name, str(err))
+                continue
+            decoded = replace(found[name], features=z, ranges=None)
+            fault = features_fault(decoded, plan, self._state.shape_at(plan.depth))
+            if fault is not None:
+                now.refuse(name, fault)
+                continue
+            features[name] = decoded
+        return features
 
     def _answer(self, features: Mapping[str, Features]) -> dict[str, Feedback]:
         if self._method.server_step is None or not features:
@@ -212,38 +293,53 @@ class Engine:
         arrivals = {name: Arrival(self._plans[name].depth, f) for name, f in features.items()}
         return self._method.server_step(self._state, arrivals)
 
+    def _accept(self, now: _Round, updates: Mapping[str, Update]) -> dict[str, Contribution]:
+        """The updates that are sound; one that learnt from no batch has nothing to say."""
+        accepted = {}
+        for name, update in updates.items():
+            plan = self._plans[name]
+            sent = _part(now.sent, plan, exit_head=plan.exit_head)
+            fault = update_fault(update, sent, now.samples[name], self._settings.norm_bound)
+            if fault is not None:
+                now.refuse(name, fault)
+            elif update.steps:
+                accepted[name] = Contribution(plan.depth, update)
+        return accepted
+
+    def _take_late(self, now: _Round, late: Mapping[str, Update]) -> dict[str, int]:
+        """Add what earlier rounds still owe, within the limit; by client, how many rounds late."""
+        stale = {}
+        for name, update in late.items():
+            if name not in self._plans or name in now.contributions or name in now.refused:
+                continue
+            rounds = now.number - update.round
+            if rounds > self._settings.staleness_max:
+                most = self._settings.staleness_max
+                now.refuse(name, f"an update {rounds} rounds late: expected at most {most}")
+                continue
+            now.samples[name] = update.samples
+            accepted = self._accept(now, {name: update})
+            if accepted:
+                logger.info("round=%d client=%s update merged %d late", now.number, name, rounds)
+                self._state.fold_copies({name: update.samples})
+                now.contributions |= accepted
+                stale[name] = rounds
+        # in client order, as floats are added
+        now.contributions = {
+            name: now.contributions[name] for name in self._plans if name in now.contributions
+        }
+        return stale
+
     def _exchange(
-        self, requests: Mapping[str, Request], deadline_s: float, ledger: Ledger
+        self, now: _Round, requests: Mapping[str, Request], deadline_s: float
     ) -> dict[str, Reply]:
-        for name, request in requests.items():
-            ledger.sent(request, self._plans[name].codec)
+        for request in requests.values():
+            now.ledger.sent(request)
         replies = self._transport.exchange(requests, deadline_s) if requests else {}
         in_order = {name: replies[name] for name in requests if name in replies}
-        for name, reply in in_order.items():
-            ledger.received(reply, self._plans[name].codec)
+        for reply in in_order.values():
+            now.ledger.received(reply)
         return in_order
-
-    def _refusal(self, name: str, update: Update) -> str | None:
-        """Why an update is not merged: checked whole, before any of it is added."""
-        plan = self._plans[name]
-        expected = self._state.weights(plan.depth, whole=plan.whole, exit_head=plan.exit_head)
-        try:
-            check_weights(update.weights, expected)
-        except FrameError as err:
-            return str(err)
-        if update.samples < 1 or not np.isfinite(update.loss):
-            return f"samples {update.samples}, loss {update.loss}: expected at least 1 and finite"
-        bound = self._settings.norm_bound
-        if bound is not None:
-            change = [
-                float((tensor - expected[key]).norm())
-                for key, tensor in update.weights.items()
-                if not key.startswith("exit")
-            ]
-            norm = float(np.linalg.norm(change))
-            if norm > bound:
-                return f"change of norm {norm:.3g}: expected at most {bound:g}"
-        return None
 
     def _merge(self, contributions: Mapping[str, Contribution]) -> None:
         method = self._method
@@ -259,8 +355,22 @@ class Engine:
         self._state.write(merge(contributions, weights, own | folded, server_weight))
 
 
-def _only(kind: type[R], replies: Mapping[str, Reply]) -> dict[str, R]:
-    return {name: reply for name, reply in replies.items() if isinstance(reply, kind)}
+def _only(kind: type[R], replies: Mapping[str, Reply], number: int) -> dict[str, R]:
+    return {
+        name: reply
+        for name, reply in replies.items()
+        if isinstance(reply, kind) and reply.round == number
+    }
+
+
+def _part(weights: Weights, plan: Plan, *, exit_head: bool) -> Weights:
+    """Those of the stages a client trains, by its plan."""
+    starts = [f"stage{stage}." for stage in range(1, plan.depth + 1)]
+    if plan.whole:
+        starts += ["stage", "head."]
+    if exit_head:
+        starts.append(f"exit{plan.depth}.")
+    return {name: t for name, t in weights.items() if name.startswith(tuple(starts))}
 
 
 def _without_exits(update: Update) -> Weights:

@@ -6,7 +6,6 @@ from collections import Counter
 
 from torch import Tensor
 
-from edge_sdk.manifest import Codec
 from edge_sdk.training.messages import (
     EndRound,
     Features,
@@ -17,8 +16,6 @@ from edge_sdk.training.messages import (
     Update,
 )
 
-_BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
-
 
 class Ledger:
     """A round's account. Payloads only: headers depend on the transport."""
@@ -28,7 +25,7 @@ class Ledger:
         self.down = 0
         self.by_kind: Counter[str] = Counter()
 
-    def sent(self, request: Request, _codec: Codec) -> None:
+    def sent(self, request: Request) -> None:
         """Count what goes to a client."""
         match request:
             case StartRound():
@@ -38,11 +35,13 @@ class Ledger:
             case _:
                 pass
 
-    def received(self, reply: Reply, codec: Codec) -> None:
-        """Count what comes from a client; features count as their codec sends them."""
+    def received(self, reply: Reply) -> None:
+        """Count what comes from a client; features as their codec sends them."""
         match reply:
             case Features():
-                self._up("features", reply.features.numel() * _BYTES[codec])
+                self._up("features", _size(reply.features))
+                if reply.ranges is not None:
+                    self._up("features", _size(reply.ranges))
                 if reply.labels is not None:
                     self._up("labels", _size(reply.labels))
             case Update():

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from edge_sdk.errors import FrameError
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.messages import Weights
 from edge_sdk.training.weights import check_weights, load_weights, read_weights
@@ -36,8 +37,18 @@ class ServerState:
         self.training = training
         self._optimisers: dict[int, torch.optim.SGD] = {}
         self.copies: dict[str, Suffix] = {}
+        self._cuts: dict[int, tuple[int, ...]] = {}
         self._folded: dict[str, tuple[Tensor, int]] = {}
         self._samples = 0
+
+    def shape_at(self, depth: int) -> tuple[int, ...]:
+        """Of one sample's features after that many stages."""
+        if depth not in self._cuts:
+            with torch.no_grad():  # on no device: shapes alone, and no statistics are touched
+                prefix = deepcopy(self.net.prefix(depth)).to("meta").eval()
+                z = prefix(torch.empty(1, *self.net.input_shape, device="meta"))
+            self._cuts[depth] = tuple(z.shape[1:])
+        return self._cuts[depth]
 
     def weights(self, depth: int, *, whole: bool, exit_head: bool) -> Weights:
         """What a client of that depth starts from."""
@@ -78,15 +89,10 @@ class ServerState:
         Momentum is a stage's own: it does not depend on where a client is cut.
         """
         for stage in range(depth, self.net.L + 1):
-            optimiser = self._optimisers.get(stage)
-            if optimiser is None:
-                part = self.net.head if stage == self.net.L else self.net.stages[stage]
-                optimiser = self._sgd(part)
-                if optimiser is None:
-                    continue
-                self._optimisers[stage] = optimiser
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+            optimiser = self._optimiser(stage)
+            if optimiser is not None:
+                optimiser.step()
+                optimiser.zero_grad(set_to_none=True)
 
     def copy_for(self, client: str, depth: int) -> Suffix:
         """This client's own copy of the suffix, made when first asked for in a round."""
@@ -99,15 +105,16 @@ class ServerState:
         return self.copies[client]
 
     def fold_copies(self, samples: Mapping[str, int]) -> None:
-        """Add the copies of these clients, weighted by n_k, to the round's sum, and drop them.
+        """Add the copies of these clients, weighted by n_k, to the round's sum, and drop them all.
 
-        A copy whose client gave no update is dropped too: its half was trained in vain.
+        Args:
+            samples: n_k of those whose updates are merged, in client order: addition depends on
+                order. A copy whose client is not among them was trained in vain.
         """
-        for client, suffix in self.copies.items():
-            count = samples.get(client, 0)
-            if not count:
+        for client, count in samples.items():
+            if client not in self.copies:
                 continue
-            for name, tensor in read_weights(suffix.module).items():
+            for name, tensor in read_weights(self.copies[client].module).items():
                 total, weight = self._folded.get(name, (torch.zeros_like(tensor), 0))
                 self._folded[name] = (total + count * tensor, weight + count)
         self._samples += sum(samples.values())
@@ -129,9 +136,42 @@ class ServerState:
         self._folded.clear()
         self._samples = 0
 
-    def optimiser_states(self) -> dict[int, dict[str, object]]:
-        """For a checkpoint: momentum by stage."""
-        return {stage: optimiser.state_dict() for stage, optimiser in self._optimisers.items()}
+    def momentum(self) -> dict[tuple[int, int], Tensor]:
+        """For a checkpoint: the momentum of each stage's parameters that have been stepped, by
+        stage (L is the head's) and place of the parameter.
+        """
+        return {
+            (stage, place): optimiser.state[parameter]["momentum_buffer"]
+            for stage, optimiser in self._optimisers.items()
+            for place, parameter in enumerate(optimiser.param_groups[0]["params"])
+            if optimiser.state[parameter].get("momentum_buffer") is not None
+        }
+
+    def set_momentum(self, momentum: Mapping[tuple[int, int], Tensor]) -> None:
+        """Go on with the momentum of a checkpoint.
+
+        Raises: FrameError where it does not fit the network.
+        """
+        self._optimisers.clear()
+        for (stage, place), tensor in momentum.items():
+            optimiser = self._optimiser(stage) if 0 <= stage <= self.net.L else None
+            known = [] if optimiser is None else optimiser.param_groups[0]["params"]
+            if optimiser is None or place >= len(known) or known[place].shape != tensor.shape:
+                raise FrameError(
+                    f"momentum of stage {stage}, parameter {place}: the network has none of shape"
+                    f" {tuple(tensor.shape)}"
+                )
+            optimiser.state[known[place]]["momentum_buffer"] = tensor.to(known[place].device)
+
+    def _optimiser(self, stage: int) -> torch.optim.SGD | None:
+        """Of a stage, or of the head at L; None where there is nothing to learn."""
+        if stage not in self._optimisers:
+            part = self.net.head if stage == self.net.L else self.net.stages[stage]
+            optimiser = self._sgd(part)
+            if optimiser is None:
+                return None
+            self._optimisers[stage] = optimiser
+        return self._optimisers[stage]
 
     def _sgd(self, module: nn.Module) -> torch.optim.SGD | None:
         parameters = list(module.parameters())
