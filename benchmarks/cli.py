@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import orjson
 import typer
@@ -23,7 +24,13 @@ app = typer.Typer(add_completion=False)
 
 @app.command(epilog="Example: splitedge bench --quick --report bench.json")
 def bench(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds: about a minute.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer rounds: about two minutes.")
+    ] = False,
+    only: Annotated[
+        Literal["device", "offload", "ladder", "server"] | None,
+        typer.Option(help="Measure this part alone."),
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write the rows as JSON.")] = None,
 ) -> None:
     """Measure what splitedge adds: ratios to named references, medians of several rounds."""
@@ -31,19 +38,23 @@ def bench(
     from benchmarks.brokers import find_mosquitto
 
     check_report(report)
+    # an end from outside takes the processes along that were started, as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
-    parts: dict[str, Callable[..., list[Row]]] = {
-        "predict on the device": device.run,
-        "offload round trip": offload.run,
-        "ladder engine": ladder.run,
-        "server over MQTT": throughput.run,
+    parts: dict[str, tuple[str, Callable[..., list[Row]]]] = {
+        "device": ("predict on the device", device.run),
+        "offload": ("offload round trip", offload.run),
+        "ladder": ("ladder engine", ladder.run),
+        "server": ("server over MQTT", throughput.run),
     }
     rows: list[Row] = []
-    for title, run in parts.items():
+    for part, (title, run) in parts.items():
+        if only not in (None, part):
+            continue
         with console.status(title), tempfile.TemporaryDirectory(prefix="splitedge-bench-") as work:
             rows += run(Path(work), quick=quick)
         console.print(f"[green]✓[/] {title}")
-    if find_mosquitto() is None:
+    if only in (None, "offload", "server") and find_mosquitto() is None:
         console.print("not measured over Mosquitto: it is not installed (apt install mosquitto)")
     if report is not None:
         raw = orjson.dumps([asdict(row) for row in rows], option=orjson.OPT_INDENT_2)

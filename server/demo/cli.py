@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -46,6 +47,8 @@ def demo(
     from server.demo.run import PLANS, run_demo
 
     check_report(report)
+    # an end from outside takes the processes along that were started, as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     plan = PLANS[dataset]
     if samples is not None:
         plan = replace(plan, train_max=min(plan.train_max, samples))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -41,14 +42,13 @@ def splitedge(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 def of_session(session: int) -> list[psutil.Process]:
+    """The processes of a session that still run."""
     found = []
     for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and os.getsid(process.pid) == session:
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except ProcessLookupError:
-            continue
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+    return found
 
 
 def demo(dataset: str, state: Path, report: Path, *more: object) -> dict[str, Any]:

@@ -1,0 +1,157 @@
+"""What the README says to type, typed: only ports and paths are put in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import urllib3
+from safetensors.torch import save_file
+
+from edge_sdk.nets import build
+from edge_sdk.training.datasets import load_dataset
+from server.run import Addresses
+from server.training.multi_exit import train_multi_exit
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+TOKEN = re.compile(r"^\S+\.[0-9a-f]{32}$", re.MULTILINE)
+
+
+def snippet(name: str) -> str:
+    """The fenced block under the comment that names it."""
+    found = re.search(rf"<!-- snippet: {name} -->\n```\w+\n(.*?)```", README, re.DOTALL)
+    assert found is not None, f"README.md has no snippet {name}"
+    return found[1]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a reader of the README sits: a folder, and a server that was started from it."""
+
+    folder: Path
+    http: str
+    token: str
+
+    def shell(self, script: str) -> str:
+        """The stdout of a script of the README."""
+        done = subprocess.run(
+            ["bash", "-euc", script.replace("http://127.0.0.1:8000", self.http)],
+            cwd=self.folder,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def environment() -> dict[str, str]:
+    """With `splitedge` and `python` of this installation first, and torch on one thread."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """The server snippet, run in an empty folder that has trained weights."""
+    folder = tmp_path_factory.mktemp("readme")
+    _train(folder / "tiny.safetensors")
+    http, mqtt = (f"127.0.0.1:{port}" for port in _free_ports(2))
+    (folder / "server").mkdir()
+    Addresses(http, f"embedded:{mqtt}").save(folder / "server")  # as if it had run there before
+    with (folder / "said").open("w") as said:
+        shell = subprocess.Popen(
+            ["bash", "-euc", snippet("server")],
+            cwd=folder,
+            env=environment(),
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+    try:
+        assert shell.wait(120) == 0, (folder / "said").read_text()
+        _wait_ready(f"http://{http}", folder / "said")
+        (token,) = TOKEN.findall((folder / "said").read_text())
+        yield Place(folder, f"http://{http}", token)
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)  # the server that the shell left in the background
+
+
+def _train(weights: Path) -> None:
+    torch.set_num_threads(1)
+    data = load_dataset("digits")
+    net = build("tiny", mean=data.mean, std=data.std, seed=0)
+    train_multi_exit(net, data.x_train, data.y_train, epochs=5, learning_rate=5e-3)
+    save_file(net.state_dict(), weights)
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def _wait_ready(http: str, said: Path) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            if urllib3.request("GET", f"{http}/v2/health/ready", retries=False).status == 200:
+                return
+        except urllib3.exceptions.HTTPError:
+            pass
+        assert time.monotonic() < deadline, said.read_text()
+        time.sleep(0.05)
+
+
+def test_curl_is_answered_with_the_digit_that_is_drawn(place: Place) -> None:
+    answer = json.loads(place.shell(snippet("curl")))
+    label, probabilities = answer["outputs"]
+    assert (label["name"], label["data"]) == ("label", [0])
+    assert (probabilities["name"], probabilities["shape"]) == ("probabilities", [1, 10])
+    assert np.argmax(probabilities["data"]) == 0
+
+
+def test_device_enrols_and_classifies_that_digit(place: Place) -> None:
+    (enroll,) = re.findall(r"^    (splitedge agent enroll .*)$", README, re.MULTILINE)
+    said = place.shell(
+        enroll.replace("http://SERVER:8000", place.http).replace("TOKEN", place.token)
+    )
+    assert "digits/1/" in said
+    drawn = re.search(r'"data": \[(.*?)\]', snippet("curl"), re.DOTALL)
+    assert drawn is not None
+    pixels = np.array([float(value) for value in drawn[1].split(",")], np.float32)
+    np.save(place.folder / "digit.npy", pixels.reshape(1, 8, 8))
+    (place.folder / "classify.py").write_text(snippet("device"))
+    answer = place.shell("python classify.py")
+    assert re.fullmatch(r"0 (device|server|fallback) \d+\.\d\d ms\n", answer), answer
+
+
+def test_map_of_the_folders_is_that_of_the_repository() -> None:
+    named = re.findall(r"^\| `([a-z_/]+)/` \|", README, re.MULTILINE)
+    assert all((ROOT / folder).is_dir() for folder in named)
+    packages = {path.parent.name for path in ROOT.glob("*/py.typed")}
+    assert packages <= set(named)
+
+
+def test_commands_in_the_text_are_commands(place: Place) -> None:
+    commands = re.findall(r"`(splitedge [a-z -]*?)(?: --[^`]*)?`", README)
+    assert len(commands) >= 3
+    for command in commands:
+        assert "Usage: splitedge" in place.shell(f"{command} --help")
