@@ -19,9 +19,10 @@ rounds = 30
 from __future__ import annotations
 
 import inspect
+import math
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -52,6 +53,7 @@ class DataSettings:
     Attributes:
         partition: `iid`, `shards`, `dirichlet`, ... (server.training.partition).
         numbers: what that partition takes.
+        folder: where its files are, for a data set that has files.
         train_max, test_max: samples used; None for all.
     """
 
@@ -62,6 +64,14 @@ class DataSettings:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     train_max: int | None = None
     test_max: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "train_max", "test_max"):
+            value = getattr(self, name)
+            if value is not None:
+                _whole(name, value)
+        if not isinstance(self.numbers, Mapping):
+            raise ConfigurationError(f"numbers: expected a table, got {self.numbers!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,40 @@ class TrainSettings:
     codec: Codec = "fp32"
     norm: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("rounds", "batch", "epochs", "depth"):
+            value = getattr(self, name)
+            if value is not None:
+                _whole(name, value)
+        for name in ("memory_gb", "latency_ms"):
+            value = getattr(self, name)
+            if len(value) != 2 or not 0 < value[0] <= value[1]:
+                raise ConfigurationError(
+                    f"{name}: expected two numbers above 0, the smaller first, got {list(value)}"
+                )
+        for name in ("learning_rate", "server_learning_rate", "server_clip"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigurationError(f"{name}: expected a number above 0, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateSettings:
+    """How a run is judged.
+
+    Attributes:
+        every: rounds from one measurement of accuracy to the next; the last is always measured.
+        rho: test samples of classes a client has never seen, as a share of those of its own.
+    """
+
+    every: int = 1
+    rho: float = 0.4
+
+    def __post_init__(self) -> None:
+        _whole("every", self.every)
+        if not 0 <= self.rho < math.inf:
+            raise ConfigurationError(f"rho: expected a number of at least 0, got {self.rho}")
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -98,8 +142,18 @@ class Recipe:
     data: DataSettings
     train: TrainSettings
     round: RoundSettings = field(default_factory=RoundSettings)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     method_numbers: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _whole("seed", self.seed, least=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As TOML has it, defaults filled in."""
+        data = asdict(self)
+        data["data"]["folder"] = None if self.data.folder is None else str(self.data.folder)
+        return data
 
     def build_method(self) -> Method:
         """The method with this recipe's numbers.
@@ -142,13 +196,25 @@ def read_recipe(data: Mapping[str, Any]) -> Recipe:
 
     Raises: ConfigurationError.
     """
-    tables = {"data": DataSettings, "train": TrainSettings, "round": RoundSettings}
+    tables = {
+        "data": DataSettings,
+        "train": TrainSettings,
+        "round": RoundSettings,
+        "evaluate": EvaluateSettings,
+    }
     built: dict[str, Any] = {}
     for name, value in data.items():
         built[name] = _record(tables[name], value, name) if name in tables else value
     recipe: Recipe = _record(Recipe, built, "recipe")
     recipe.build_method()
     return recipe
+
+
+def _whole(name: str, value: object, least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigurationError(
+            f"{name}: expected a whole number of at least {least}, got {value!r}"
+        )
 
 
 def _record(kind: type[T], values: object, where: str) -> T:
@@ -160,15 +226,22 @@ def _record(kind: type[T], values: object, where: str) -> T:
         raise ConfigurationError(
             f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}"
         )
-    converted = {
-        name: tuple(value)
-        if isinstance(value, list)
-        else Path(value)
-        if name == "folder"
-        else value
-        for name, value in values.items()
-    }
+    missing = [
+        item.name
+        for item in fields(kind)  # type: ignore[arg-type]  # as above
+        if item.name not in values and item.default is item.default_factory is MISSING
+    ]
+    if missing:
+        raise ConfigurationError(f"{where}: expected also {', '.join(missing)}")
     try:
-        return kind(**converted)
-    except TypeError as err:
+        return kind(**{name: _converted(name, value) for name, value in values.items()})
+    except TypeError as err:  # a word where a number should be
         raise ConfigurationError(f"{where}: {err}") from err
+    except ConfigurationError as err:
+        raise ConfigurationError(f"{where}: {err}") from err
+
+
+def _converted(name: str, value: Any) -> Any:
+    if name == "folder":
+        return Path(value)
+    return tuple(value) if isinstance(value, list) else value
