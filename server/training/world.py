@@ -1,0 +1,212 @@
+"""From a recipe to everything a simulation runs on: data, clients, plans, the server, the engine.
+
+Samples are put into client order once; a client's data are two slices of that one array, so a
+thousand clients take no more memory than ten with the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.nets import build
+from edge_sdk.nets.supernet import Supernet
+from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.datasets import Array, Dataset, load_dataset
+from edge_sdk.training.plan import Plan
+from profiles.allocation import fit_to_cut, supersfl_depth
+from server.training.engine import Engine
+from server.training.method import Method
+from server.training.partition import partition
+from server.training.recipe import Recipe, TrainSettings
+from server.training.state import ServerState, ServerTraining
+from server.training.transports import LocalTransport
+
+# apart from every stream of training and of partitioning
+_PROFILES: Final = 0x70726F66
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A simulation, ready to run its first round.
+
+    Attributes:
+        x_test, y_test: the global test set, raw.
+        plans, clients: by client, in one order.
+        device: where networks and batches are.
+    """
+
+    recipe: Recipe
+    method: Method
+    dataset: str
+    x_test: Array
+    y_test: NDArray[np.int64]
+    plans: dict[str, Plan]
+    clients: dict[str, TrainingClient]
+    state: ServerState
+    engine: Engine
+    device: torch.device
+
+
+def build_world(recipe: Recipe, device: str = "cpu") -> World:
+    """Everything a recipe describes; the same recipe gives the same world.
+
+    Args:
+        device: `cpu` or `cuda`.
+    Raises: ConfigurationError, InputError or ProfileError saying what does not go together.
+    """
+    place = _device(device)
+    method = recipe.build_method()
+    dataset = _load(recipe)
+    net = _network(recipe, dataset)
+    parts = partition(
+        recipe.data.partition,
+        dataset.y_train,
+        recipe.data.clients,
+        recipe.seed,
+        groups=dataset.group_train,
+        **recipe.data.numbers,
+    )
+    names = client_names(len(parts))
+    depths = draw_depths(recipe.train, net, len(parts), recipe.seed)
+    plans = {
+        name: _plan(recipe, method, dataset, net.L if method.client.whole else depth)
+        for name, depth in zip(names, depths, strict=True)
+    }
+    clients = _clients(names, dataset, parts, place)
+    train = recipe.train
+    state = ServerState(
+        net.to(place),
+        ServerTraining(
+            train.server_learning_rate or train.learning_rate,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+            clip=train.server_clip,
+        ),
+    )
+    engine = Engine(method, plans, state, LocalTransport(clients), recipe.round)
+    return World(
+        recipe,
+        method,
+        dataset.name,
+        dataset.x_test,
+        dataset.y_test,
+        plans,
+        clients,
+        state,
+        engine,
+        place,
+    )
+
+
+def client_names(count: int) -> list[str]:
+    """`client-00`, `client-01`, ...: numbered so that names sort as they are counted."""
+    digits = len(str(count - 1))
+    return [f"client-{number:0{digits}}" for number in range(count)]
+
+
+def draw_depths(train: TrainSettings, net: Supernet, clients: int, seed: int) -> list[int]:
+    """Every client's depth: the recipe's own, or SuperSFL's Eq. 1 for a fleet drawn at random.
+
+    Memory and latency are uniform in the recipe's ranges; the depth is taken down to a cut.
+
+    Raises: ConfigurationError if the recipe's depth is no cut.
+    """
+    if train.depth is not None:
+        if train.depth not in net.cuts:
+            cuts = ", ".join(map(str, net.cuts))
+            raise ConfigurationError(
+                f"train: depth: expected one of {net.name}'s cuts, {cuts}; got {train.depth}"
+            )
+        return [train.depth] * clients
+    generator = np.random.default_rng((seed, _PROFILES))
+    memory_gb = generator.uniform(*train.memory_gb, clients)
+    latency_ms = generator.uniform(*train.latency_ms, clients)
+    low, high = float(latency_ms.min()), float(latency_ms.max())
+    return [
+        fit_to_cut(supersfl_depth(float(memory), float(latency), low, high, net.L), net.cuts)
+        for memory, latency in zip(memory_gb, latency_ms, strict=True)
+    ]
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError(
+            "--device cuda: expected a GPU that this torch can use, found none; use --device cpu,"
+            " or install a CUDA build of torch"
+        )
+    if name not in {"cpu", "cuda"}:
+        raise ConfigurationError(f"--device: expected cpu or cuda, got {name!r}")
+    return torch.device(name)
+
+
+def _load(recipe: Recipe) -> Dataset:
+    data = recipe.data
+    dataset = load_dataset(data.name, data.folder)
+    if data.train_max is None and data.test_max is None:
+        return dataset
+    train = data.train_max or len(dataset.y_train)
+    return dataset.head(train, data.test_max or len(dataset.y_test))
+
+
+def _network(recipe: Recipe, dataset: Dataset) -> Supernet:
+    norms: dict[str, Any] = {} if recipe.train.norm is None else {"norm": recipe.train.norm}
+    return build(
+        recipe.train.backbone,
+        classes=dataset.classes,
+        input_shape=dataset.x_train.shape[1:],
+        mean=dataset.mean,
+        std=dataset.std,
+        seed=recipe.seed,
+        **norms,
+    )
+
+
+def _plan(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Plan:
+    train, part = recipe.train, method.client
+    return Plan(
+        backbone=train.backbone,
+        input_shape=tuple(dataset.x_train.shape[1:]),
+        classes=dataset.classes,
+        mean=dataset.mean,
+        std=dataset.std,
+        depth=depth,
+        learning_rate=train.learning_rate,
+        batch=train.batch,
+        epochs=train.epochs,
+        norm=train.norm,
+        whole=part.whole,
+        exit_head=part.exit_head,
+        fusion=part.fusion,
+        exit_share=part.exit_share,
+        clip=part.clip,
+        personal_share=part.personal_share,
+        prox_mu=part.prox_mu,
+        momentum=train.momentum,
+        weight_decay=train.weight_decay,
+        codec=train.codec,
+        send_labels=method.labels == "sent",
+        seed=recipe.seed,
+    )
+
+
+def _clients(
+    names: Sequence[str],
+    dataset: Dataset,
+    parts: Sequence[NDArray[np.int64]],
+    device: torch.device,
+) -> dict[str, TrainingClient]:
+    order = np.concatenate(parts)
+    x, y = dataset.x_train[order], dataset.y_train[order]
+    bounds = pairwise(accumulate(map(len, parts), initial=0))
+    return {
+        name: TrainingClient(name, x[start:stop], y[start:stop], device)
+        for name, (start, stop) in zip(names, bounds, strict=True)
+    }
