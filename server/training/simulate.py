@@ -1,0 +1,191 @@
+"""A whole simulated run: rounds, checkpoints, a log, and what they amount to.
+
+OUT/checkpoints/    the last two rounds; --resume goes on from there
+OUT/log.jsonl       one line a round
+OUT/report.json     written at the end, with accuracy.png, loss.png and bytes.png beside it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import torch
+
+from edge_sdk.durable import make_folder, write_atomic
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.state import StateLock
+from server.training.checkpoint import (
+    Row,
+    check_same_recipe,
+    discard,
+    latest_checkpoint,
+    prune,
+    save_checkpoint,
+)
+from server.training.engine import RoundResult
+from server.training.evaluate import Evaluator
+from server.training.metrics import summarise_clients
+from server.training.plots import plot_rounds
+from server.training.recipe import Recipe
+from server.training.world import World, build_world
+
+Report = dict[str, Any]
+OnRound = Callable[[Row], None]
+
+REPORT: Final = "report.json"
+LOG: Final = "log.jsonl"
+
+
+def simulate(
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    device: str = "cpu",
+    on_round: OnRound | None = None,
+) -> Report:
+    """Run a recipe to its last round and write everything into `out`.
+
+    Args:
+        resume: go on after the last round in `out`; from the beginning where there is none. The
+            weights at the end are, bit for bit, those of a run that was never stopped, on the same
+            kind of machine and with the same number of torch threads.
+        on_round: called with each row of the report as it comes, those of an earlier run included.
+    Returns: what `report.json` holds.
+    Raises: ConfigurationError where recipe, data and `out` do not go together; StateInUseError if
+        another process runs there; StorageError.
+    """
+    with StateLock(out, "simulation"):
+        rows: list[Row] = []
+        checkpoint = latest_checkpoint(out)
+        if checkpoint is not None and not resume:
+            rounds = checkpoint.recipe["train"]["rounds"]
+            if checkpoint.round < rounds:
+                raise ConfigurationError(
+                    f"{out}: holds a run that stopped after round {checkpoint.round} of {rounds};"
+                    " add --resume to go on, or choose another --out"
+                )
+        world = build_world(recipe, device)
+        if checkpoint is not None and resume:
+            check_same_recipe(checkpoint, world)
+            checkpoint.restore(world)
+            rows = checkpoint.rows
+            prune(out)  # a kill may have come between writing one and removing another
+        else:
+            discard(out)
+        tell = on_round or _nothing
+        log = out / LOG
+        # the checkpoint is what counts: a line that was logged and not saved is logged again
+        write_atomic(log, b"".join(map(_line, rows)))
+        for row in rows:
+            tell(row)
+        for row in run_rounds(world, rows):
+            save_checkpoint(out, world, rows)
+            with log.open("ab") as file:
+                file.write(_line(row))
+            tell(row)
+        report = report_of(world, rows)
+        write_report(out / REPORT, report)
+        plot_rounds(rows, out)
+        return report
+
+
+def run_rounds(world: World, rows: list[Row]) -> Iterator[Row]:
+    """Run the rounds that are left, one an iteration, and append their rows to `rows`."""
+    evaluator = Evaluator(world)
+    recipe = world.recipe
+    last = recipe.train.rounds
+    for number in range(len(rows) + 1, last + 1):
+        result = world.engine.run_round(number, recipe.seed)
+        measured = number % recipe.evaluate.every == 0 or number == last
+        supervised = _supervised(result) or _ever_supervised(rows)
+        accuracy = evaluator.accuracy(supervised=supervised) if measured else None
+        rows.append(_row(result, accuracy, evaluator.path(supervised=supervised)))
+        yield rows[-1]
+
+
+def report_of(world: World, rows: list[Row]) -> Report:
+    """What a finished run amounts to.
+
+    `final.accuracy` is on the global test set, by the same path as the rounds'; the other figures
+    are over clients, each tested on samples of its own classes (ID) and of others (OOD) and
+    answered as `final.answers` says.
+    """
+    recipe = world.recipe
+    evaluator = Evaluator(world)
+    supervised = _ever_supervised(rows)
+    clients = evaluator.clients(supervised=supervised)
+    summary = summarise_clients([c.inside for c in clients], [c.outside for c in clients])
+    return {
+        "method": recipe.method,
+        "dataset": world.dataset,
+        "seed": recipe.seed,
+        "clients": len(world.clients),
+        "rounds": rows,
+        "final": {
+            "accuracy": evaluator.accuracy(supervised=supervised),
+            "accuracy_id": summary.accuracy_id,
+            "accuracy_ood": summary.accuracy_ood,
+            "jain": summary.jain,
+            "std": summary.std,
+            "accuracy_clients": summary.accuracy,
+            "path": evaluator.path(supervised=supervised),
+            "answers": evaluator.answers(supervised=supervised),
+            "exits": {str(depth): value for depth, value in evaluator.exits().items()},
+        },
+        "labels": world.method.labels,
+        "each_client": [client.to_dict() for client in clients],
+        "recipe": recipe.to_dict(),
+        "device": world.device.type,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def write_report(path: Path, report: Report) -> None:
+    """As JSON; figures that are not defined are null.
+
+    Raises: StorageError.
+    """
+    make_folder(path.parent)
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    write_atomic(path, orjson.dumps(report, option=options))
+
+
+def _row(result: RoundResult, accuracy: float | None, path: str) -> Row:
+    return {
+        "round": result.round,
+        "accuracy": accuracy,
+        "bytes_up": result.bytes_up,
+        "bytes_down": result.bytes_down,
+        "seconds": result.seconds,
+        "participants": list(result.participants),
+        "missing": list(result.missing),
+        "loss": result.loss,
+        "path": path,
+        "supervised": _supervised(result),
+        "merged": result.merged,
+        "refused": dict(result.refused),
+        "missed_steps": dict(result.missed_steps),
+        "bytes_by_kind": dict(result.bytes_by_kind),
+    }
+
+
+def _supervised(result: RoundResult) -> bool:
+    """Whether the server answered any client's features."""
+    return "down gradients" in result.bytes_by_kind
+
+
+def _ever_supervised(rows: list[Row]) -> bool:
+    return any(row["supervised"] for row in rows)
+
+
+def _line(row: Row) -> bytes:
+    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _nothing(_row: Row) -> None:
+    pass
