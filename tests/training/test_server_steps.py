@@ -1,0 +1,206 @@
+"""The server's steps: gradients from before the step, one order, batches it cannot learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edge_sdk.errors import FrameError
+from edge_sdk.nets import Norm, Supernet, build
+from edge_sdk.training.messages import Features, Feedback
+from edge_sdk.training.weights import read_weights
+from server.training.server_steps import Arrival, Arrivals, concatenated, copies, one_model
+from server.training.state import ServerState, ServerTraining
+
+RATE = 0.1
+Step = Callable[[ServerState, Arrivals], dict[str, Feedback]]
+STEPS: list[Step] = [one_model, copies, concatenated]
+
+
+def arrival(shape: tuple[int, ...], depth: int, size: int = 3, seed: int = 0) -> Arrival:
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(size, *shape, generator=generator)
+    labels = torch.randint(0, 3, (size,), generator=generator)
+    return Arrival(depth, Features(1, 0, z, labels, None))
+
+
+def state(clip: float | None = None, momentum: float = 0.0) -> ServerState:
+    net = build("tiny", classes=3, seed=0)
+    return ServerState(net, ServerTraining(RATE, momentum=momentum, clip=clip))
+
+
+SHAPES = {1: (8, 8, 8), 2: (16, 4, 4), 3: (32, 4, 4), 4: (32, 2, 2)}
+
+
+def ordinary(net: Supernet, one: Arrival) -> tuple[Tensor, float, list[Tensor]]:
+    """dLs/dz, Ls and the suffix's gradients, by ordinary autograd."""
+    z = one.features.features.clone().requires_grad_()
+    suffix = net.suffix(one.depth)
+    loss = nn.functional.cross_entropy(suffix(z), one.labels)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch
+    assert z.grad is not None
+    gradients = [p.grad.clone() for p in suffix.parameters() if p.grad is not None]
+    return z.grad, float(loss.detach()), gradients
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("depth", SHAPES)
+def test_the_gradient_returned_is_from_before_the_step(step: Step, depth: int) -> None:
+    server, one = state(), arrival(SHAPES[depth], depth)
+    gradient, loss, _ = ordinary(deepcopy(server.net), one)
+
+    feedback = step(server, {"a": one})["a"]
+
+    torch.testing.assert_close(feedback.gradient, gradient, rtol=1e-6, atol=1e-8)
+    assert feedback.loss == pytest.approx(loss, rel=1e-6)
+    assert feedback.gradient.is_contiguous()
+    assert not feedback.gradient.requires_grad
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_step_is_sgd_on_the_stages_after_the_cut_alone(step: Step) -> None:
+    server, one = state(), arrival(SHAPES[3], 3)
+    twin = deepcopy(server.net)
+    _, _, gradients = ordinary(twin, one)
+    before = read_weights(server.net.prefix(3))
+
+    step(server, {"a": one})
+
+    after = server.copies["a"].module if step is copies else server.net.suffix(3)
+    for got, start, gradient in zip(
+        after.parameters(), twin.suffix(3).parameters(), gradients, strict=True
+    ):
+        torch.testing.assert_close(got, start - RATE * gradient, rtol=1e-6, atol=1e-8)
+    for name, tensor in read_weights(server.net.prefix(3)).items():
+        assert torch.equal(tensor, before[name])
+    assert all(parameter.grad is None for parameter in server.net.parameters())
+
+
+def test_one_model_is_stepped_by_each_client_in_turn() -> None:
+    pair = {"a": arrival(SHAPES[1], 1), "b": arrival(SHAPES[3], 3, seed=1)}
+    together, apart = state(momentum=0.9), state(momentum=0.9)
+
+    both = one_model(together, pair)
+    first = one_model(apart, {"a": pair["a"]})
+    second = one_model(apart, {"b": pair["b"]})
+
+    for name, tensor in apart.read().items():
+        assert torch.equal(together.read()[name], tensor)
+    assert torch.equal(both["a"].gradient, first["a"].gradient)
+    assert torch.equal(both["b"].gradient, second["b"].gradient)
+    # b's comes from a suffix that a has stepped
+    alone = one_model(state(), {"b": pair["b"]})
+    assert not torch.equal(both["b"].gradient, alone["b"].gradient)
+
+
+def test_copies_know_nothing_of_each_other() -> None:
+    pair = {"a": arrival(SHAPES[1], 1), "b": arrival(SHAPES[3], 3, seed=1)}
+    both = copies(state(), pair)
+    for name, one in pair.items():
+        assert torch.equal(both[name].gradient, copies(state(), {name: one})[name].gradient)
+
+
+def test_a_client_s_gradient_is_of_the_mean_over_its_own_samples() -> None:
+    # Eq. 13: not scaled by its share of the batch; no layer of tiny mixes samples
+    pair = {"a": arrival(SHAPES[1], 1, size=2), "b": arrival(SHAPES[3], 3, size=5, seed=1)}
+    both = concatenated(state(), pair)
+    for name, one in pair.items():
+        gradient, loss, _ = ordinary(state().net, one)
+        torch.testing.assert_close(both[name].gradient, gradient, rtol=1e-5, atol=1e-7)
+        assert both[name].loss == pytest.approx(loss, rel=1e-5)
+
+
+def test_the_order_of_clients_does_not_matter_to_the_joint_step() -> None:
+    pair = {"b": arrival(SHAPES[3], 3, seed=1), "a": arrival(SHAPES[1], 1)}
+    one, other = state(), state()
+    assert concatenated(one, pair).keys() == pair.keys()
+    concatenated(other, dict(reversed(pair.items())))
+    for name, tensor in one.read().items():
+        assert torch.equal(other.read()[name], tensor)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_servers_clip_is_over_all_it_steps_and_spares_what_goes_back(step: Step) -> None:
+    one = arrival(SHAPES[2], 2)
+    free, limited = state(), state(clip=1e-3)
+    assert torch.equal(
+        step(free, {"a": one})["a"].gradient, step(limited, {"a": one})["a"].gradient
+    )
+    after = limited.copies["a"].module if step is copies else limited.net.suffix(2)
+    start = state().net.suffix(2)
+    moved = [(a - b).flatten() for a, b in zip(after.parameters(), start.parameters(), strict=True)]
+    # weights of about 0.1 hold a step of 1e-4 to three digits
+    assert float(torch.cat(moved).norm().detach()) == pytest.approx(RATE * 1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_batch_whose_loss_is_not_finite_steps_nothing(step: Step) -> None:
+    server, one = state(), arrival(SHAPES[4], 4)
+    head = next(server.net.head.parameters())
+    with torch.no_grad():
+        head.fill_(3e38)  # a server that has diverged
+    before = server.read()
+
+    assert step(server, {"a": one}) == {}
+    module = server.copies["a"].module if step is copies else server.net.suffix(4)
+    for name, tensor in read_weights(module).items():
+        assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize(("norm", "answered"), [("batch", False), ("group", True)])
+@pytest.mark.parametrize("step", STEPS)
+def test_one_sample_that_batch_norm_cannot_take_gets_no_feedback(
+    step: Step, norm: Norm, answered: bool
+) -> None:
+    # the last stages of resnet18 have maps of 1x1 here: one value per channel
+    server = ServerState(
+        build("resnet18", input_shape=(1, 28, 28), classes=3, seed=0, norm=norm),
+        ServerTraining(RATE),
+    )
+    feedback = step(server, {"a": arrival(server.shape_at(7), 7, size=1)})
+    assert ("a" in feedback) is answered
+
+
+def test_the_rest_of_a_step_goes_on_without_that_sample() -> None:
+    server = ServerState(
+        build("resnet18", input_shape=(1, 28, 28), classes=3, seed=0), ServerTraining(RATE)
+    )
+    shape = server.shape_at(7)
+    pair = {"a": arrival(shape, 7, size=1), "b": arrival(shape, 7, size=2)}
+    assert one_model(server, pair).keys() == {"b"}
+    assert concatenated(server, pair).keys() == {"a", "b"}  # three samples together
+
+
+def test_the_shape_at_a_cut_is_that_of_the_network_and_leaves_it_alone() -> None:
+    server = ServerState(
+        build("har_cnn", input_shape=(9, 16), classes=3, seed=0), ServerTraining(RATE)
+    )
+    before = {name: t.clone() for name, t in server.net.state_dict().items()}
+    assert [server.shape_at(depth) for depth in (1, 2)] == [(32, 8), (64, 4)]
+    assert server.net.training
+    assert all(torch.equal(t, before[name]) for name, t in server.net.state_dict().items())
+
+
+def test_labels_that_stayed_on_the_client_are_missed() -> None:
+    one = Arrival(1, Features(1, 0, torch.zeros(2, 8, 8, 8), None, None))
+    with pytest.raises(FrameError, match="needs labels"):
+        one_model(state(), {"a": one})
+
+
+def test_momentum_belongs_to_a_stage_whoever_steps_it() -> None:
+    # a from depth 1, then b from depth 3: stage 5 has two steps behind it, stage 2 one
+    server = state(momentum=0.9)
+    one_model(server, {"a": arrival(SHAPES[1], 1)})
+    first = {key: tensor.clone() for key, tensor in server.momentum().items()}
+    one_model(server, {"b": arrival(SHAPES[3], 3, seed=1)})
+    moved = {
+        stage
+        for (stage, place), tensor in server.momentum().items()
+        if not torch.equal(first[stage, place], tensor)
+    }
+    assert {stage for stage, _ in first} == {1, 2, 3, 4, 5}
+    assert moved == {3, 4, 5}  # stages 4 and 5, and the head
