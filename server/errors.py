@@ -8,6 +8,8 @@ SplitedgeError (edge_sdk.errors)
     ├── AuthenticationError         401
     ├── ForbiddenError              403: a good credential, but not for this
     ├── TokenError                  403: enrolment token unknown, used or expired
+    ├── NotThereError               409: training: the device has not said hello to this trainer
+    ├── EndedError                  410: training is over
     ├── ArtifactError               500: the signed repository on disk is not whole
     ├── OverloadedError             429: the queue is full; says when to come back
     ├── NotReadyError               503: no model loaded yet
@@ -66,6 +68,18 @@ class TokenError(ServerError):
 
 class ArtifactError(ServerError):
     """Keys or metadata of the signed repository are missing or damaged; says what to restore."""
+
+
+class NotThereError(ServerError):
+    """The device has not said hello to this trainer, which may have been restarted since."""
+
+    status = 409
+
+
+class EndedError(ServerError):
+    """Training is over."""
+
+    status = 410
 
 
 class OverloadedError(ServerError):

@@ -60,6 +60,7 @@ class ServerSettings:
         threads: of onnxruntime; half the cores leaves the rest to the network and the broker.
         allocation: `budget` or `supersfl`.
         tls_cert, tls_key: PEM files for HTTPS and MQTTS.
+        mqtt_ca: PEM file to verify a broker of your own against; the system's store without it.
         insecure: listen in the clear off loopback all the same.
     """
 
@@ -72,6 +73,7 @@ class ServerSettings:
     allocation: str = "budget"
     max_packet_bytes: int = 2_000_000
     tls_cert: Path | None = None
+    mqtt_ca: Path | None = None
     tls_key: Path | None = None
     insecure: bool = False
 
@@ -104,11 +106,19 @@ class ServerSettings:
         if isinstance(self.broker, Address):
             listening.append(("--mqtt", self.broker))
         for option, address in listening:
-            if not address.loopback:
-                raise ConfigurationError(
-                    f"{option} {address}: reachable from other machines in the clear; "
-                    "give --tls-cert and --tls-key, or --insecure if you mean it"
-                )
+            refuse_clear_text(option, address)
+
+
+def refuse_clear_text(option: str, address: Address) -> None:
+    """Refuse to listen in the clear where other machines can reach it.
+
+    Raises: ConfigurationError naming `option`.
+    """
+    if not address.loopback:
+        raise ConfigurationError(
+            f"{option} {address}: reachable from other machines in the clear; "
+            "give --tls-cert and --tls-key, or --insecure if you mean it"
+        )
 
 
 def parse_broker(text: str) -> Address | BrokerAddress:

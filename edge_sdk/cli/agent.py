@@ -105,6 +105,34 @@ def run(
                 logging.getLogger(__name__).warning("%s", err)
 
 
+@app.command(epilog="Example: splitedge agent train --data digits --state ./pi")
+def train(
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME_OR_DIR_OR_NPZ",
+            help="This device's own samples, its training part: digits, a folder of images or IDX "
+            "files, an .npz file, or module:function. They stay here.",
+        ),
+    ],
+    state: State = STATE_DEFAULT,
+    trainer: Annotated[
+        str | None,
+        typer.Option(help="URL of the trainer; default waits for the server's invitation."),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
+) -> None:
+    """Take part in training until it ends, or Ctrl-C. The data stay on this device."""
+    from edge_sdk.training.member import take_part
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        tally = take_part(state, data, trainer=trainer, threads=threads, say=typer.echo)
+        typer.echo(
+            f"training is over: {tally.updates} rounds here, {tally.alone} of them finished alone"
+        )
+
+
 @app.command(epilog="Example: splitedge agent predict image.png samples.npy --state ./pi --json")
 def predict(
     files: Annotated[

@@ -1,0 +1,185 @@
+"""The trainer as a device reaches it: hello, fetch a message, post a reply."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import orjson
+import urllib3
+
+from edge_sdk.errors import ConfigurationError, FrameError, LinkError, SplitedgeError
+from edge_sdk.identity import Identity
+from edge_sdk.training.messages import (
+    BYTES_MAX,
+    EndRound,
+    Reply,
+    Request,
+    StartRound,
+    Step,
+    from_bytes,
+    to_bytes,
+)
+
+MESSAGE_ID: Final = "Training-Message"
+CONNECT_S: Final = 5.0
+# What the network may add to the time a poll is held; what a reply may take to be taken.
+SLACK_S: Final = 0.5
+ANSWER_S: Final = 30.0
+ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - read from an invitation, not bound
+
+
+class TrainingEndedError(SplitedgeError):
+    """Training is over."""
+
+
+class NotThereError(SplitedgeError):
+    """The trainer does not know this device: it was restarted since the device said hello."""
+
+
+class RefusedReplyError(SplitedgeError):
+    """The trainer refuses what was sent, and would again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What this device takes part in, and after how long a silence it goes on by itself."""
+
+    training: str
+    no_reply_s: float
+
+
+def trainer_url(identity: Identity, invited: str) -> str:
+    """The trainer's address out of an invitation.
+
+    The credential goes there, so it has to be the server's own host, and no less protected than
+    the server; one that listens everywhere is where the server is.
+
+    Raises: ConfigurationError saying why the invitation is not taken.
+    """
+    server, url = urlsplit(identity.server), urlsplit(invited)
+    if url.scheme not in ("http", "https") or not url.hostname or url.path not in ("", "/"):
+        raise ConfigurationError(f"trainer: expected http(s)://HOST:PORT, got {invited!r}")
+    if server.scheme == "https" and url.scheme != "https":
+        raise ConfigurationError(f"trainer {invited}: expected https, as the server has it")
+    host = server.hostname if url.hostname in ANYWHERE else url.hostname
+    if host != server.hostname:
+        raise ConfigurationError(
+            f"trainer {invited}: expected the server's host, {server.hostname};"
+            " give --trainer if another one is meant"
+        )
+    shown = f"[{host}]" if host is not None and ":" in host else host
+    return f"{url.scheme}://{shown}" + ("" if url.port is None else f":{url.port}")
+
+
+class TrainerLink:
+    """One connection, kept open between messages.
+
+    Args:
+        url: `http(s)://HOST:PORT` of the trainer.
+    """
+
+    def __init__(self, identity: Identity, url: str) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": identity.authorization}
+        context = ssl.create_default_context(cafile=identity.ca) if url[:5] == "https" else None
+        self._pool = urllib3.PoolManager(ssl_context=context, retries=False)
+
+    def hello(self, samples: int, input_shape: tuple[int, ...], classes: int) -> Welcome:
+        """Say that this device is there.
+
+        Raises: LinkError, TrainingEndedError; RefusedReplyError if its data do not fit.
+        """
+        said = {"samples": samples, "input_shape": list(input_shape), "classes": classes}
+        data = _json(self._call("POST", "hello", raw=orjson.dumps(said), json=True).data)
+        try:
+            return Welcome(str(data["training"]), float(data["no_reply_s"]))
+        except (KeyError, TypeError, ValueError) as err:
+            raise LinkError(f"{self._url}: no welcome of a trainer ({err!r})") from err
+
+    def fetch(self, after: str, wait_s: float) -> tuple[str, Request] | None:
+        """The next message and its id; None where there is none within `wait_s`.
+
+        Args:
+            after: id of the last message dealt with.
+        Raises: LinkError, TrainingEndedError, NotThereError; FrameError for a bad message.
+        """
+        response = self._call(
+            "GET", "next", {"after": after, "wait_s": f"{wait_s:.3f}"}, timeout_s=wait_s + SLACK_S
+        )
+        if response.status == 204:
+            return None
+        if len(response.data) > BYTES_MAX:
+            raise FrameError(f"{self._url}: a message of {len(response.data)} bytes")
+        message = from_bytes(response.data)
+        if not isinstance(message, StartRound | Step | EndRound):
+            raise FrameError(f"{self._url}: expected a request, got {type(message).__name__}")
+        return response.headers.get(MESSAGE_ID, ""), message
+
+    def reply(self, identifier: str, reply: Reply, timeout_s: float = ANSWER_S) -> str:
+        """Hand over a reply; what the trainer made of it.
+
+        Raises: LinkError, TrainingEndedError, NotThereError, RefusedReplyError.
+        """
+        fields = {"message": identifier}
+        response = self._call("POST", "reply", fields, raw=to_bytes(reply), timeout_s=timeout_s)
+        return str(_json(response.data).get("outcome", ""))
+
+    def decline(self, identifier: str, reason: str) -> None:
+        """Say that a message cannot be done.
+
+        Raises: as `reply`.
+        """
+        said = {"message": identifier, "reason": reason[:500]}
+        self._call("POST", "decline", raw=orjson.dumps(said), json=True)
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._pool.clear()
+
+    def _call(
+        self,
+        method: str,
+        name: str,
+        fields: dict[str, str] | None = None,
+        *,
+        raw: bytes | None = None,
+        json: bool = False,
+        timeout_s: float = ANSWER_S,
+    ) -> urllib3.BaseHTTPResponse:
+        url = f"{self._url}/api/v1/training/{name}"
+        if fields is not None:
+            url += "?" + "&".join(f"{key}={value}" for key, value in fields.items())
+        content = "application/json" if json else "application/octet-stream"
+        try:
+            response = self._pool.request(
+                method,
+                url,
+                body=raw,
+                headers={**self._headers, "Content-Type": content},
+                timeout=urllib3.Timeout(connect=min(CONNECT_S, timeout_s), read=timeout_s),
+                redirect=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as err:
+            raise LinkError(f"{url}: {type(err).__name__}: {err}") from err
+        if response.status in (200, 204):
+            return response
+        text = f"{self._url}: {_json(response.data).get('error', '')} (HTTP {response.status})"
+        match response.status:
+            case 410:
+                raise TrainingEndedError(text)
+            case 409:
+                raise NotThereError(text)
+            case status if 400 <= status < 500:
+                raise RefusedReplyError(text)
+        raise LinkError(text)
+
+
+def _json(raw: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return {}
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,372 @@
+"""What every device is asked and what it answers: the trainer's side of the network, without HTTP.
+
+A device has a box with at most one message. Messages have ids; of the replies to one id the first
+complete one counts, and what comes later, twice or unasked is counted and dropped. A device that
+missed a deadline is away until it is heard again: nobody waits for it meanwhile.
+
+An update of a round that is over is kept apart: the next round may still merge it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from edge_sdk.training.messages import (
+    EndRound,
+    Features,
+    Ready,
+    Reply,
+    Request,
+    StartRound,
+    Step,
+    Update,
+    to_bytes,
+)
+
+logger = logging.getLogger(__name__)
+
+# An idle device polls all the time, so one that has not come for its message is not there.
+FETCH_S: Final = 5.0
+# Enough to tell a second reply from a late one; a device has one message at a time.
+IDS_REMEMBERED: Final = 64
+ALONE: Final = "it finished the round without the server"
+
+
+class Outcome(StrEnum):
+    """What became of a reply."""
+
+    TAKEN = "taken"
+    KEPT = "kept"  # an update that nobody waits for yet
+    LATE = "late"
+    DUPLICATE = "duplicate"
+    FOREIGN = "foreign"  # to no message of ours, or of another kind, round or step
+
+
+class Message:
+    """A request under way to a device."""
+
+    def __init__(self, identifier: str, request: Request) -> None:
+        self.id = identifier
+        self.request = request
+        self._raw = b""
+
+    def raw(self) -> bytes:
+        """As it travels; made when first fetched."""
+        self._raw = self._raw or to_bytes(self.request)
+        return self._raw
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A device that is there: samples it has, their shape, and how many classes they show."""
+
+    samples: int
+    input_shape: tuple[int, ...]
+    classes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A message that got no reply in time.
+
+    what: `start`, `end` or `step N`.
+    """
+
+    device: str
+    what: str
+    why: str
+
+
+@dataclass(slots=True)
+class _Box:
+    message: Message | None = None
+    put_at: float = 0.0
+    fetched: bool = False
+    reply: Reply | None = None
+    declined: str = ""
+    away: bool = False
+    held: Update | None = None  # of the round under way, finished without the server
+    ended: int = 0  # the last round whose end it was asked for
+    answered: OrderedDict[str, bool] = field(default_factory=OrderedDict)  # by id
+    listeners: list[Callable[[], object]] = field(default_factory=list)
+
+
+class Mailbox:
+    """The boxes of all devices; every call is safe from any thread.
+
+    Args:
+        delivered: (device, round) of the updates that count already, after a restart.
+        fetch_s: how long a device may leave its message before it is taken for away.
+    """
+
+    def __init__(
+        self, delivered: Iterable[tuple[str, int]] = (), *, fetch_s: float = FETCH_S
+    ) -> None:
+        self._changed = threading.Condition()
+        self._boxes: dict[str, _Box] = {}
+        self._there: dict[str, Hello] = {}
+        self._delivered = set(delivered)
+        self._late: dict[str, Update] = {}
+        self._missed: list[Missed] = []
+        self._fetch_s = fetch_s
+        self._session = secrets.token_hex(4)
+        self._issued = 0
+        self._round = max((number for _, number in self._delivered), default=0)
+        self._ended = False
+        self.counts: Counter[Outcome] = Counter()
+
+    @property
+    def ended(self) -> bool:
+        """Whether training is over."""
+        return self._ended
+
+    # the trainer's side
+
+    def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
+        """Put a request into each box and wait for the replies, `deadline_s` at most.
+
+        Returns: those that came, in the order of `requests`.
+        """
+        with self._changed:
+            now = time.monotonic()
+            end = now + deadline_s
+            boxes = {name: self._put(name, request, now) for name, request in requests.items()}
+            while True:
+                now = time.monotonic()
+                waiting = [box for box in boxes.values() if self._awaited(box, now)]
+                if not waiting or now >= end:
+                    break
+                fetches = [box.put_at + self._fetch_s for box in waiting if not box.fetched]
+                self._changed.wait(min([end, *fetches]) - now)
+            for name, box in boxes.items():
+                self._close(name, box, deadline_s)
+            return {name: box.reply for name, box in boxes.items() if box.reply is not None}
+
+    def wait_there(self, count: int, timeout_s: float) -> list[str]:
+        """Those that said hello and are not away, by name: as soon as there are `count` of them,
+        or the time is over.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._present()) >= count, timeout_s)
+            return self._present()
+
+    def take_late(self) -> dict[str, Update]:
+        """Updates of past rounds that came since the last call, one a device, by name."""
+        with self._changed:
+            late, self._late = dict(sorted(self._late.items())), {}
+            return late
+
+    def take_missed(self) -> list[Missed]:
+        """What went without a reply since the last call."""
+        with self._changed:
+            missed, self._missed = self._missed, []
+            return missed
+
+    def end(self, timeout_s: float) -> None:
+        """Tell everybody who asks that training is over, and give all who are there time to ask."""
+        with self._changed:
+            self._ended = True
+            for box in self._boxes.values():
+                _wake(box)
+            self._changed.wait_for(lambda: not self._there, timeout_s)
+
+    # the devices' side
+
+    def hello(self, device: str, said: Hello) -> None:
+        """A device is there, for the first time or after a restart."""
+        with self._changed:
+            box = self._boxes.setdefault(device, _Box())
+            if box.message is not None and box.fetched and box.reply is None:
+                box.declined = "it started anew"
+            box.away = False
+            self._there[device] = said
+            self._changed.notify_all()
+
+    def knows(self, device: str) -> bool:
+        """Whether the device has said hello to this trainer."""
+        with self._changed:
+            return device in self._there
+
+    def told_end(self, device: str) -> None:
+        """The device knows that training is over."""
+        with self._changed:
+            self._there.pop(device, None)
+            self._changed.notify_all()
+
+    def fetch(self, device: str, after: str) -> Message | None:
+        """The device's message, unless it has it already.
+
+        Args:
+            after: id of the last one it dealt with.
+        """
+        with self._changed:
+            box = self._heard(device)
+            message = box.message
+            if message is None or box.reply is not None or box.declined or message.id == after:
+                return None
+            box.fetched = True
+            return message
+
+    @contextmanager
+    def listening(self, device: str, wake: Callable[[], object]) -> Iterator[None]:
+        """Have `wake` called, from any thread, when there may be something to fetch."""
+        with self._changed:
+            box = self._boxes.setdefault(device, _Box())
+            box.listeners.append(wake)
+        try:
+            yield
+        finally:
+            with self._changed:
+                box.listeners.remove(wake)
+
+    def reply(self, device: str, identifier: str, reply: Reply) -> Outcome:
+        """Take a device's reply to the message of that id; "" for an update nobody asked for."""
+        with self._changed:
+            box = self._heard(device)
+            outcome = self._take(device, box, identifier, reply)
+            self.counts[outcome] += 1
+            if outcome is Outcome.TAKEN:
+                self._changed.notify_all()
+            else:
+                logger.info("device=%s round=%d reply %s", device, reply.round, outcome)
+            return outcome
+
+    def decline(self, device: str, identifier: str, reason: str) -> None:
+        """The device cannot do what the message asks; nobody is to wait for it."""
+        with self._changed:
+            box = self._boxes.setdefault(device, _Box())
+            if box.message is not None and box.message.id == identifier and box.reply is None:
+                box.declined = reason
+                self._changed.notify_all()
+
+    # under the lock
+
+    def _present(self) -> list[str]:
+        return sorted(name for name in self._there if not self._boxes[name].away)
+
+    def _heard(self, device: str) -> _Box:
+        box = self._boxes.setdefault(device, _Box())
+        if box.away:
+            box.away = False
+            self._changed.notify_all()
+        return box
+
+    def _put(self, device: str, request: Request, now: float) -> _Box:
+        box = self._boxes.setdefault(device, _Box())
+        if request.round > self._round:
+            self._round = request.round
+            for name, other in self._boxes.items():
+                if other.held is not None:
+                    self._late[name], other.held = other.held, None
+        self._issued += 1
+        box.message = Message(f"{self._session}-{self._issued}", request)
+        box.put_at, box.fetched, box.reply, box.declined = now, False, None, ""
+        box.answered[box.message.id] = False
+        while len(box.answered) > IDS_REMEMBERED:
+            box.answered.popitem(last=False)
+        if isinstance(request, EndRound):
+            box.ended = request.round
+        if box.held is not None and isinstance(request, EndRound):
+            box.reply, box.held = box.held, None
+        elif box.held is not None:
+            box.declined = ALONE
+        else:
+            _wake(box)
+        return box
+
+    def _awaited(self, box: _Box, now: float) -> bool:
+        if box.reply is not None or box.declined or box.away:
+            return False
+        if not box.fetched and now - box.put_at >= self._fetch_s:
+            box.away = True
+        return not box.away
+
+    def _close(self, device: str, box: _Box, deadline_s: float) -> None:
+        message, box.message = box.message, None
+        if box.reply is None and message is not None:
+            silent = "it is away" if box.away else f"no reply within {deadline_s:g} s"
+            why = box.declined or silent
+            self._missed.append(Missed(device, _named(message.request), why))
+            # heard from again, it is waited for again
+            box.away = not box.declined
+
+    def _take(self, device: str, box: _Box, identifier: str, reply: Reply) -> Outcome:
+        message = box.message
+        if message is not None and box.reply is None:
+            fits = _answers(message.request, reply)
+            if message.id == identifier and not fits:
+                return Outcome.FOREIGN
+            # who finished alone hands its update in unasked, perhaps just as it is asked for it
+            if fits and (message.id == identifier or isinstance(reply, Update)):
+                box.reply, box.declined = reply, ""
+                box.answered[message.id] = True
+                if isinstance(reply, Update):
+                    self._delivered.add((device, reply.round))
+                return Outcome.TAKEN
+        if box.answered.get(identifier, False):
+            return Outcome.DUPLICATE
+        if isinstance(reply, Update):
+            return self._keep(device, box, reply)
+        return Outcome.LATE if identifier in box.answered else Outcome.FOREIGN
+
+    def _keep(self, device: str, box: _Box, update: Update) -> Outcome:
+        """One update a device and round counts, whoever brings it."""
+        if not 0 < update.round <= self._round:
+            return Outcome.FOREIGN
+        if (device, update.round) in self._delivered or box.held is not None:
+            return Outcome.DUPLICATE
+        self._delivered.add((device, update.round))
+        if update.round == self._round and box.ended < self._round:
+            box.held = update
+            box.declined = ALONE
+            self._changed.notify_all()
+        else:
+            self._late[device] = update
+        return Outcome.KEPT
+
+
+class HttpTransport:
+    """Devices that poll: the mailbox as the engine sees it."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
+        """What came in time, in the order of `requests`."""
+        return self._mailbox.exchange(requests, deadline_s)
+
+
+def _answers(request: Request, reply: Reply) -> bool:
+    if reply.round != request.round:
+        return False
+    match request:
+        case StartRound():
+            return isinstance(reply, Ready)
+        case Step():
+            return isinstance(reply, Features) and reply.step == request.step
+        case EndRound():
+            return isinstance(reply, Update)
+
+
+def _named(request: Request) -> str:
+    match request:
+        case StartRound():
+            return "start"
+        case Step():
+            return f"step {request.step}"
+        case EndRound():
+            return "end"
+
+
+def _wake(box: _Box) -> None:
+    for wake in box.listeners:
+        wake()
