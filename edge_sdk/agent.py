@@ -141,7 +141,7 @@ class EdgeAgent:
         self._closed = False
 
     @classmethod
-    def open(cls, state: Path, settings: AgentSettings | None = None) -> EdgeAgent:
+    def open(cls, state: str | Path, settings: AgentSettings | None = None) -> EdgeAgent:
         """Run the bundle installed in `state` and connect to its server in the background.
 
         An enrolled device without a bundle fetches its own first.
@@ -149,6 +149,7 @@ class EdgeAgent:
         Raises: StateInUseError if another agent runs there; EnrolmentError if the device is not
             enrolled; NoBundleError if there is no bundle and none can be fetched.
         """
+        state = Path(state)
         settings = settings or AgentSettings()
         identity = Identity.load(state)
         lock = StateLock(state)
@@ -181,7 +182,7 @@ class EdgeAgent:
         return agent
 
     @classmethod
-    def from_bundle(cls, folder: Path, settings: AgentSettings | None = None) -> EdgeAgent:
+    def from_bundle(cls, folder: str | Path, settings: AgentSettings | None = None) -> EdgeAgent:
         """Run a bundle folder with no server at all: every answer is the device's.
 
         Raises: ManifestError, BundleError; ConfigurationError for settings that need a server.
@@ -189,6 +190,7 @@ class EdgeAgent:
         settings = settings or AgentSettings(offload=False)
         if settings.late_answers or isinstance(settings.controller, Agreement):
             raise ConfigurationError("late_answers and Agreement need a server: use EdgeAgent.open")
+        folder = Path(folder)
         return cls(Engine(folder, BundleManifest.load(folder), settings), settings)
 
     @property

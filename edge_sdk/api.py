@@ -19,7 +19,7 @@ import urllib3
 
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import EnrolmentError, FrameError, LinkError, StorageError
-from edge_sdk.identity import Identity
+from edge_sdk.identity import Identity, check_server_url
 from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.wire.frames import HTTP_LIMITS, decode, encode
 from edge_sdk.wire.messages import RETRY_AFTER_MAX_S, Problem, Query, Reply, read_reply
@@ -73,8 +73,10 @@ def enroll(
     The part of the token after the dot is the fingerprint of the fleet's TUF root: the root that
     the server sends is checked against it before anything is written.
 
-    Raises: EnrolmentError with the server's reason; LinkError if it cannot be reached.
+    Raises: ConfigurationError for the URL, before the token is spent; EnrolmentError with the
+        server's reason; LinkError if it cannot be reached.
     """
+    check_server_url(server)
     secret, _, fingerprint = token.strip().partition(".")
     body = {"token": secret, "name": name, "profile": profile.to_dict()}
     url = f"{server.rstrip('/')}/api/v1/enroll"

@@ -36,11 +36,7 @@ class Identity:
     def __post_init__(self) -> None:
         check_id(self.device, "device")
         check_id(self.fleet, "fleet")
-        url = urlsplit(self.server)
-        if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
-            raise ConfigurationError(
-                f"server: expected http(s)://HOST[:PORT], got {self.server!r}; enrol again"
-            )
+        check_server_url(self.server)
         if not self.credential or not self.credential.isascii() or ":" in self.credential:
             raise ConfigurationError("credential: expected ASCII without ':'; enrol again")
 
@@ -91,3 +87,18 @@ class Identity:
             )
         except (orjson.JSONDecodeError, KeyError, TypeError) as err:
             raise ConfigurationError(f"{path}: {err}; enrol again") from err
+
+
+def check_server_url(text: str) -> str:
+    """Return `text` if it can be a server's base URL.
+
+    Raises: ConfigurationError.
+    """
+    try:
+        url = urlsplit(text)
+        fits = url.scheme in ("http", "https") and bool(url.hostname) and (url.port or 1) > 0
+    except ValueError:
+        fits = False
+    if not fits or url.query or url.fragment:
+        raise ConfigurationError(f"server: expected http(s)://HOST[:PORT], got {text!r}")
+    return text

@@ -68,6 +68,9 @@ def run(
     threads: Annotated[int, typer.Option(help="Compute threads; 0 takes half the cores.")] = 0,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate: HTTPS, MQTTS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
+    mqtt_ca: Annotated[
+        Path | None, typer.Option(help="PEM file to verify your own mqtts:// broker against.")
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen off loopback in the clear all the same.")
     ] = False,
@@ -94,6 +97,7 @@ def run(
         queue_max=queue,
         allocation=allocation,
         tls_cert=tls_cert,
+        mqtt_ca=mqtt_ca,
         tls_key=tls_key,
         insecure=insecure,
         **more,

@@ -226,7 +226,8 @@ class Services:
             )
             return self._backend_link(address, BACKEND, "")
         if address.username == BACKEND:  # as `server broker-config` writes it
-            self._admin = MosquittoAdmin(address, credential=address.password)
+            ca = None if self.settings.mqtt_ca is None else str(self.settings.mqtt_ca)
+            self._admin = MosquittoAdmin(address, credential=address.password, ca=ca)
             self._admin.start()
         return self._backend_link(address, address.username, address.password)
 
@@ -238,7 +239,7 @@ class Services:
             client_id=f"{username}-{secrets.token_hex(4)}",
             username=username,
             password=password,
-            ca=None if self.settings.tls_cert is None else str(self.settings.tls_cert),
+            ca=None if self.settings.mqtt_ca is None else str(self.settings.mqtt_ca),
             pinned=None if pinned is None else str(pinned),
             max_packet_bytes=self.settings.max_packet_bytes,
             max_in_flight=1000,
