@@ -122,7 +122,7 @@ class Mailbox:
         self._issued = 0
         self._round = max((number for _, number in self._delivered), default=0)
         self._ended = False
-        self.counts: Counter[Outcome] = Counter()
+        self._counts: Counter[Outcome] = Counter()
 
     @property
     def ended(self) -> bool:
@@ -164,6 +164,13 @@ class Mailbox:
         with self._changed:
             late, self._late = dict(sorted(self._late.items())), {}
             return late
+
+    def take_counts(self) -> dict[str, int]:
+        """Replies that came late, twice or unasked since the last call, by what they were."""
+        with self._changed:
+            counts = {str(kind): n for kind, n in self._counts.items() if kind != Outcome.TAKEN}
+            self._counts.clear()
+            return counts
 
     def take_missed(self) -> list[Missed]:
         """What went without a reply since the last call."""
@@ -233,7 +240,7 @@ class Mailbox:
         with self._changed:
             box = self._heard(device)
             outcome = self._take(device, box, identifier, reply)
-            self.counts[outcome] += 1
+            self._counts[outcome] += 1
             if outcome is Outcome.TAKEN:
                 self._changed.notify_all()
             else:

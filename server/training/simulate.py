@@ -79,13 +79,13 @@ def simulate(
         tell = on_round or _nothing
         log = out / LOG
         # the checkpoint is what counts: a line that was logged and not saved is logged again
-        write_atomic(log, b"".join(map(_line, rows)))
+        write_atomic(log, b"".join(map(line_of, rows)))
         for row in rows:
             tell(row)
         for row in run_rounds(world, rows):
             save_checkpoint(out, world, rows)
             with log.open("ab") as file:
-                file.write(_line(row))
+                file.write(line_of(row))
             tell(row)
         report = report_of(world, rows)
         write_report(out / REPORT, report)
@@ -103,7 +103,7 @@ def run_rounds(world: World, rows: list[Row]) -> Iterator[Row]:
         measured = number % recipe.evaluate.every == 0 or number == last
         supervised = _supervised(result) or _ever_supervised(rows)
         accuracy = evaluator.accuracy(supervised=supervised) if measured else None
-        rows.append(_row(result, accuracy, evaluator.path(supervised=supervised)))
+        rows.append(row_of(result, accuracy, evaluator.path(supervised=supervised)))
         yield rows[-1]
 
 
@@ -155,7 +155,8 @@ def write_report(path: Path, report: Report) -> None:
     write_atomic(path, orjson.dumps(report, option=options))
 
 
-def _row(result: RoundResult, accuracy: float | None, path: str) -> Row:
+def row_of(result: RoundResult, accuracy: float | None, path: str) -> Row:
+    """A round as the report has it; `path` is what its accuracy is of."""
     return {
         "round": result.round,
         "accuracy": accuracy,
@@ -183,7 +184,8 @@ def _ever_supervised(rows: list[Row]) -> bool:
     return any(row["supervised"] for row in rows)
 
 
-def _line(row: Row) -> bytes:
+def line_of(row: Row) -> bytes:
+    """A row as the log has it."""
     return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
 
 

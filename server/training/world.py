@@ -64,8 +64,8 @@ def build_world(recipe: Recipe, device: str = "cpu") -> World:
     """
     place = _device(device)
     method = recipe.build_method()
-    dataset = _load(recipe)
-    net = _network(recipe, dataset)
+    dataset = load_data(recipe)
+    net = build_network(recipe, dataset)
     parts = partition(
         recipe.data.partition,
         dataset.y_train,
@@ -77,20 +77,11 @@ def build_world(recipe: Recipe, device: str = "cpu") -> World:
     names = client_names(len(parts))
     depths = draw_depths(recipe.train, net, len(parts), recipe.seed)
     plans = {
-        name: _plan(recipe, method, dataset, net.L if method.client.whole else depth)
+        name: plan_of(recipe, method, dataset, net.L if method.client.whole else depth)
         for name, depth in zip(names, depths, strict=True)
     }
     clients = _clients(names, dataset, parts, place)
-    train = recipe.train
-    state = ServerState(
-        net.to(place),
-        ServerTraining(
-            train.server_learning_rate or train.learning_rate,
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-            clip=train.server_clip,
-        ),
-    )
+    state = server_state(recipe, net.to(place))
     engine = Engine(method, plans, state, LocalTransport(clients), recipe.round)
     return World(
         recipe,
@@ -136,18 +127,8 @@ def draw_depths(train: TrainSettings, net: Supernet, clients: int, seed: int) ->
     ]
 
 
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError(
-            "--device cuda: expected a GPU that this torch can use, found none; use --device cpu,"
-            " or install a CUDA build of torch"
-        )
-    if name not in {"cpu", "cuda"}:
-        raise ConfigurationError(f"--device: expected cpu or cuda, got {name!r}")
-    return torch.device(name)
-
-
-def _load(recipe: Recipe) -> Dataset:
+def load_data(recipe: Recipe) -> Dataset:
+    """The recipe's data set, as much of it as the recipe takes."""
     data = recipe.data
     dataset = load_dataset(data.name, data.folder)
     if data.train_max is None and data.test_max is None:
@@ -156,7 +137,8 @@ def _load(recipe: Recipe) -> Dataset:
     return dataset.head(train, data.test_max or len(dataset.y_test))
 
 
-def _network(recipe: Recipe, dataset: Dataset) -> Supernet:
+def build_network(recipe: Recipe, dataset: Dataset) -> Supernet:
+    """The recipe's network for these data, with the weights of its seed."""
     norms: dict[str, Any] = {} if recipe.train.norm is None else {"norm": recipe.train.norm}
     return build(
         recipe.train.backbone,
@@ -169,7 +151,11 @@ def _network(recipe: Recipe, dataset: Dataset) -> Supernet:
     )
 
 
-def _plan(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Plan:
+def plan_of(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Plan:
+    """What a client of that depth is told.
+
+    Raises: ConfigurationError for a number that no client can train by.
+    """
     train, part = recipe.train, method.client
     return Plan(
         backbone=train.backbone,
@@ -195,6 +181,31 @@ def _plan(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Plan:
         send_labels=method.labels == "sent",
         seed=recipe.seed,
     )
+
+
+def server_state(recipe: Recipe, net: Supernet) -> ServerState:
+    """The server's side of the recipe over `net`."""
+    train = recipe.train
+    return ServerState(
+        net,
+        ServerTraining(
+            train.server_learning_rate or train.learning_rate,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+            clip=train.server_clip,
+        ),
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError(
+            "--device cuda: expected a GPU that this torch can use, found none; use --device cpu,"
+            " or install a CUDA build of torch"
+        )
+    if name not in {"cpu", "cuda"}:
+        raise ConfigurationError(f"--device: expected cpu or cuda, got {name!r}")
+    return torch.device(name)
 
 
 def _clients(

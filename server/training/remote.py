@@ -1,0 +1,355 @@
+"""Rounds with real devices: from a recipe and those who are there to weights, a log and a report.
+
+    STATE/training/NAME/log.jsonl             one line a round
+    STATE/training/NAME/checkpoints/          the last two rounds; --resume goes on from there
+    STATE/training/NAME/weights.safetensors   what was learnt, for `splitedge export`
+    STATE/training/NAME/report.json
+
+Devices may come and go: who says hello is asked from the next round on, who is away is named.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save
+
+from edge_sdk.durable import write_atomic
+from edge_sdk.errors import ConfigurationError, LinkError
+from edge_sdk.nets.supernet import Supernet
+from edge_sdk.state import StateLock
+from edge_sdk.training.datasets import Array, Dataset
+from profiles import DeviceProfile, InvalidProfileError
+from profiles.allocation import fit_to_cut, supersfl_depth, supersfl_latency_ms
+from server.registry.credentials import secret_sha256
+from server.registry.database import Registry, open_registry, registry_file
+from server.registry.operator import load_operator_secret
+from server.settings import Address, refuse_clear_text
+from server.training.app import Welcome, create_app
+from server.training.checkpoint import (
+    Row,
+    check_same_recipe,
+    discard,
+    latest_checkpoint,
+    save_checkpoint,
+)
+from server.training.engine import Engine
+from server.training.invite import Inviter
+from server.training.listener import Listener
+from server.training.mailbox import Hello, HttpTransport, Mailbox, Missed
+from server.training.recipe import Recipe
+from server.training.simulate import LOG, REPORT, line_of, row_of, write_report
+from server.training.transports import LocalTransport
+from server.training.world import (
+    World,
+    build_network,
+    load_data,
+    plan_of,
+    server_state,
+)
+
+logger = logging.getLogger(__name__)
+
+Report = dict[str, Any]
+
+WEIGHTS: Final = "weights.safetensors"
+# SuperSFL's 5 s, counted from the latest moment at which the server closes a step.
+NO_REPLY_S: Final = 5.0
+END_S: Final = 10.0
+# Beside the weights of the whole network, which no update exceeds: features of one batch, headers.
+REPLY_SLACK_BYTES: Final = 64_000_000
+TEST_BATCH: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """How a training with real devices is run.
+
+    Attributes:
+        state: the server's state folder; its registry says who may take part.
+        name: of the training: its folder, and what devices call their personal weights.
+        http: where devices reach the trainer.
+        min_devices: how many have to be there for the first round; the recipe's `data.clients`
+            where None.
+        join_s: how long to wait for them, and later for those that a quorum lacks.
+        server: URL of the running server, which invites the devices; None invites nobody.
+        tls_cert, tls_key: PEM files, the server's own.
+        insecure: listen in the clear off loopback all the same.
+    """
+
+    state: Path
+    name: str
+    http: Address
+    min_devices: int | None = None
+    join_s: float = 600.0
+    resume: bool = False
+    server: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigurationError("TLS needs both a certificate and its key")
+        if self.tls_cert is None and not self.insecure:
+            refuse_clear_text("--http", self.http)
+        if self.min_devices is not None and self.min_devices < 1:
+            raise ConfigurationError(f"--min-devices: expected 1 or more, got {self.min_devices}")
+
+    @property
+    def folder(self) -> Path:
+        """Of everything that the training leaves."""
+        return self.state / "training" / self.name
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    registry: Registry
+    operator_sha256: str
+
+
+def train(
+    recipe: Recipe,
+    settings: TrainerSettings,
+    *,
+    say: Callable[[str], None],
+    on_round: Callable[[Row], None],
+) -> Report:
+    """Train to the recipe's last round.
+
+    Args:
+        say: told where the trainer listens and whom it waits for.
+        on_round: called with each row of the report as it comes.
+    Returns: what `report.json` holds.
+    Raises: ConfigurationError where recipe, state and settings do not go together; LinkError if
+        too few devices are there; StateInUseError if this training runs already.
+    """
+    if not registry_file(settings.state).is_file():
+        raise ConfigurationError(f"{settings.state}: no server has kept its state there")
+    with ExitStack() as stack:
+        stack.enter_context(StateLock(settings.folder, "training"))
+        registry = open_registry(settings.state)
+        stack.callback(registry.close)
+        secret = load_operator_secret(settings.state)
+        dataset = load_data(recipe)
+        world = _world(recipe, dataset)
+        rows = _rows_so_far(world, settings)
+        mailbox = Mailbox([(name, row["round"]) for row in rows for name in row["participants"]])
+        app = create_app(
+            mailbox,
+            _Keys(registry, secret_sha256(secret)),
+            Welcome(training=settings.name, no_reply_s=recipe.round.step_deadline_s + NO_REPLY_S),
+            Hello(1, tuple(dataset.x_train.shape[1:]), dataset.classes),
+            reply_bytes_max=_bytes(world.state.net) + REPLY_SLACK_BYTES,
+        )
+        listener = Listener(app, settings.http, settings.tls_cert, settings.tls_key)
+        stack.enter_context(listener)
+        if settings.server is not None:
+            ask = Inviter(settings.server, secret, listener.url, settings.tls_cert)
+            stack.enter_context(ask.inviting(registry, mailbox))
+        trainer = _Trainer(world, dataset, mailbox, registry, settings)
+        first = settings.min_devices or recipe.data.clients
+        say(f"splitedge train: {listener.url}, waiting for {first} devices")
+        trainer.gather(first)
+        # the checkpoint is what counts: a line that was logged and not saved is logged again
+        write_atomic(settings.folder / LOG, b"".join(map(line_of, rows)))
+        for row in rows:
+            on_round(row)
+        while len(rows) < recipe.train.rounds:
+            rows.append(trainer.round(len(rows) + 1))
+            save_checkpoint(settings.folder, world, rows)
+            with (settings.folder / LOG).open("ab") as log:
+                log.write(line_of(rows[-1]))
+            on_round(rows[-1])
+        mailbox.end(END_S)
+        return _finish(world, rows, settings)
+
+
+class _Trainer:
+    """Rounds with whoever is there."""
+
+    def __init__(
+        self,
+        world: World,
+        dataset: Dataset,
+        mailbox: Mailbox,
+        registry: Registry,
+        settings: TrainerSettings,
+    ) -> None:
+        self._world = world
+        self._dataset = dataset
+        self._mailbox = mailbox
+        self._registry = registry
+        self._settings = settings
+
+    def gather(self, count: int) -> None:
+        """Wait for devices, and give a plan to those that have none yet.
+
+        Raises: LinkError if fewer than `count` are there in time.
+        """
+        there = self._mailbox.wait_there(count, self._settings.join_s)
+        if len(there) < count:
+            raise LinkError(
+                f"expected {count} devices within {self._settings.join_s:g} s, got {len(there)}"
+                f" ({', '.join(there) or 'none'}); start `splitedge agent train` on them, and this"
+                " again with --resume"
+            )
+        plans, recipe = self._world.plans, self._world.recipe
+        new = [name for name in there if name not in plans]
+        profiles = {
+            name: DeviceProfile.from_dict(self._registry.device(name).profile)
+            for name in {*new, *plans}
+        }
+        net, method = self._world.state.net, self._world.method
+        depths = choose_depths(recipe.train.depth, net, profiles)
+        for name in new:
+            depth = net.L if method.client.whole else depths[name]
+            plans[name] = plan_of(recipe, method, self._dataset, depth)
+            logger.info("device=%s depth=%d takes part", name, depth)
+        ordered = sorted(plans.items())  # floats are added in this order
+        plans.clear()
+        plans.update(ordered)
+
+    def round(self, number: int) -> Row:
+        """One round, and its row of the report."""
+        world, recipe = self._world, self._world.recipe
+        self.gather(max(1, math.ceil(recipe.round.quorum * len(world.plans) - 1e-9)))
+        engine = Engine(
+            world.method, world.plans, world.state, HttpTransport(self._mailbox), recipe.round
+        )
+        result = engine.run_round(number, recipe.seed, self._mailbox.take_late())
+        measured = number % recipe.evaluate.every == 0 or number == recipe.train.rounds
+        right = accuracy(world.state.net, world.x_test, world.y_test) if measured else None
+        missed = _missed(self._mailbox.take_missed())
+        return row_of(result, right, "full") | {
+            "missed": missed,
+            "stale": dict(result.stale),
+            "dropped": self._mailbox.take_counts(),
+        }
+
+
+def choose_depths(
+    fixed: int | None, net: Supernet, profiles: Mapping[str, DeviceProfile]
+) -> dict[str, int]:
+    """A depth for each device: the recipe's own, or SuperSFL's Eq. 1 with the devices' profiles.
+
+    A device whose link was never measured counts as the slowest.
+
+    Raises: ConfigurationError if the recipe's depth is no cut.
+    """
+    if fixed is not None:
+        if fixed not in net.cuts:
+            cuts = ", ".join(map(str, net.cuts))
+            raise ConfigurationError(f"train: depth: expected one of {cuts}; got {fixed}")
+        return dict.fromkeys(profiles, fixed)
+    latencies: dict[str, float] = {}
+    for name, profile in profiles.items():
+        try:
+            latencies[name] = supersfl_latency_ms(profile)
+        except InvalidProfileError as err:
+            logger.warning("device=%s counts as the slowest: %s", name, err)
+    low, high = min(latencies.values(), default=0.0), max(latencies.values(), default=0.0)
+    return {
+        name: fit_to_cut(
+            supersfl_depth(profile.memory_total_gb, latencies.get(name, high), low, high, net.L),
+            net.cuts,
+        )
+        for name, profile in profiles.items()
+    }
+
+
+def accuracy(net: Supernet, x: Array, y: NDArray[np.int64]) -> float:
+    """Share of the test samples that the whole network labels right."""
+    net.eval()
+    right = 0
+    with torch.inference_mode():
+        for at in range(0, len(y), TEST_BATCH):
+            logits = net(torch.from_numpy(np.ascontiguousarray(x[at : at + TEST_BATCH])))
+            right += int((logits.argmax(1).numpy() == y[at : at + TEST_BATCH]).sum())
+    return right / len(y)
+
+
+def _world(recipe: Recipe, dataset: Dataset) -> World:
+    """The recipe without clients of its own: these are elsewhere."""
+    method = recipe.build_method()
+    state = server_state(recipe, build_network(recipe, dataset))
+    engine = Engine(method, {}, state, LocalTransport({}), recipe.round)
+    return World(
+        recipe,
+        method,
+        dataset.name,
+        dataset.x_test,
+        dataset.y_test,
+        {},
+        {},
+        state,
+        engine,
+        torch.device("cpu"),
+    )
+
+
+def _rows_so_far(world: World, settings: TrainerSettings) -> list[Row]:
+    """Take up the run in the folder, or begin anew."""
+    folder, rounds = settings.folder, world.recipe.train.rounds
+    checkpoint = latest_checkpoint(folder)
+    if checkpoint is None:
+        return []
+    if settings.resume:
+        check_same_recipe(checkpoint, world)
+        checkpoint.restore(world)
+        return checkpoint.rows
+    if checkpoint.round < checkpoint.recipe["train"]["rounds"]:
+        raise ConfigurationError(
+            f"{folder}: holds a training that stopped after round {checkpoint.round} of {rounds};"
+            " add --resume to go on, or remove the folder"
+        )
+    discard(folder)
+    return []
+
+
+def _finish(world: World, rows: list[Row], settings: TrainerSettings) -> Report:
+    recipe, folder = world.recipe, settings.folder
+    weights = {name: t.detach().contiguous() for name, t in world.state.net.state_dict().items()}
+    write_atomic(folder / WEIGHTS, save(weights))
+    report: Report = {
+        "method": recipe.method,
+        "dataset": world.dataset,
+        "seed": recipe.seed,
+        "clients": len(world.plans),
+        "rounds": rows,
+        # a device's own accuracy is not known here: its data stay where they are
+        "final": {
+            "accuracy": rows[-1]["accuracy"],
+            "accuracy_id": None,
+            "accuracy_ood": None,
+            "jain": None,
+            "std": None,
+        },
+        "labels": world.method.labels,
+        "depths": {name: plan.depth for name, plan in world.plans.items()},
+        "weights": str(folder / WEIGHTS),
+        "recipe": recipe.to_dict(),
+    }
+    write_report(folder / REPORT, report)
+    return report
+
+
+def _missed(missed: list[Missed]) -> dict[str, list[dict[str, str]]]:
+    """What each device did not answer, and why, in the order asked."""
+    by_device: dict[str, list[dict[str, str]]] = {}
+    for entry in missed:
+        by_device.setdefault(entry.device, []).append({"what": entry.what, "why": entry.why})
+    return by_device
+
+
+def _bytes(net: Supernet) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in net.state_dict().values())
