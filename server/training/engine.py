@@ -173,6 +173,7 @@ class Engine:
         asked = self._choose(number, seed)
         now = _Round(number, self._supervises(number, seed), self._state.read())
         momentum = {key: tensor.clone() for key, tensor in self._state.momentum().items()}
+        self._state.net.train()  # whoever judged it in between
         size = self._settings.cohort or len(asked)
         for at in range(0, len(asked), size):
             accepted = self._accept(now, self._train(now, asked[at : at + size]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -35,8 +35,9 @@ class ServerState:
     def __init__(self, net: Supernet, training: ServerTraining) -> None:
         self.net = net
         self.training = training
-        self._optimisers: dict[int, torch.optim.SGD] = {}
         self.copies: dict[str, Suffix] = {}
+        self._suffixes: dict[int, Suffix] = {}
+        self._optimiser = self._sgd(net.segment(0, None).parameters())
         self._cuts: dict[int, tuple[int, ...]] = {}
         self._folded: dict[str, tuple[Tensor, int]] = {}
         self._samples = 0
@@ -83,25 +84,24 @@ class ServerState:
             head = {k.removeprefix(start): v for k, v in merged.items() if k.startswith(start)}
             load_weights(self.net.exit_head(depth), head)
 
-    def step_stages(self, depth: int) -> None:
-        """One optimiser step of stages depth+1..L and the final head, whose gradients are there.
+    def suffix(self, depth: int) -> Suffix:
+        """Stages depth+1..L and the final head, the network's own.
 
-        Momentum is a stage's own: it does not depend on where a client is cut.
+        One optimiser serves all depths: it steps the parameters that have gradients, so momentum
+        is a parameter's own and does not depend on where a client is cut.
         """
-        for stage in range(depth, self.net.L + 1):
-            optimiser = self._optimiser(stage)
-            if optimiser is not None:
-                optimiser.step()
-                optimiser.zero_grad(set_to_none=True)
+        if depth not in self._suffixes:
+            module = self.net.suffix(depth)
+            self._suffixes[depth] = Suffix(module, list(module.parameters()), self._optimiser)
+        return self._suffixes[depth]
 
     def copy_for(self, client: str, depth: int) -> Suffix:
         """This client's own copy of the suffix, made when first asked for in a round."""
         if client not in self.copies:
             module = deepcopy(self.net.suffix(depth))
             module.train()
-            optimiser = self._sgd(module)
-            assert optimiser is not None
-            self.copies[client] = Suffix(module, optimiser)
+            parameters = list(module.parameters())
+            self.copies[client] = Suffix(module, parameters, self._sgd(parameters))
         return self.copies[client]
 
     def fold_copies(self, samples: Mapping[str, int]) -> None:
@@ -140,11 +140,11 @@ class ServerState:
         """For a checkpoint: the momentum of each stage's parameters that have been stepped, by
         stage (L is the head's) and place of the parameter.
         """
+        state = self._optimiser.state
         return {
-            (stage, place): optimiser.state[parameter]["momentum_buffer"]
-            for stage, optimiser in self._optimisers.items()
-            for place, parameter in enumerate(optimiser.param_groups[0]["params"])
-            if optimiser.state[parameter].get("momentum_buffer") is not None
+            place: state[parameter]["momentum_buffer"]
+            for place, parameter in self._places()
+            if parameter in state and state[parameter].get("momentum_buffer") is not None
         }
 
     def set_momentum(self, momentum: Mapping[tuple[int, int], Tensor]) -> None:
@@ -152,31 +152,25 @@ class ServerState:
 
         Raises: FrameError where it does not fit the network.
         """
-        self._optimisers.clear()
-        for (stage, place), tensor in momentum.items():
-            optimiser = self._optimiser(stage) if 0 <= stage <= self.net.L else None
-            known = [] if optimiser is None else optimiser.param_groups[0]["params"]
-            if optimiser is None or place >= len(known) or known[place].shape != tensor.shape:
+        places = dict(self._places())
+        for place, tensor in momentum.items():
+            if place not in places or places[place].shape != tensor.shape:
+                stage, number = place
                 raise FrameError(
-                    f"momentum of stage {stage}, parameter {place}: the network has none of shape"
+                    f"momentum of stage {stage}, parameter {number}: the network has none of shape"
                     f" {tuple(tensor.shape)}"
                 )
-            optimiser.state[known[place]]["momentum_buffer"] = tensor.to(known[place].device)
+        self._optimiser.state.clear()
+        for place, tensor in momentum.items():
+            parameter = places[place]
+            self._optimiser.state[parameter]["momentum_buffer"] = tensor.to(parameter.device)
 
-    def _optimiser(self, stage: int) -> torch.optim.SGD | None:
-        """Of a stage, or of the head at L; None where there is nothing to learn."""
-        if stage not in self._optimisers:
-            part = self.net.head if stage == self.net.L else self.net.stages[stage]
-            optimiser = self._sgd(part)
-            if optimiser is None:
-                return None
-            self._optimisers[stage] = optimiser
-        return self._optimisers[stage]
+    def _places(self) -> Iterator[tuple[tuple[int, int], nn.Parameter]]:
+        for stage, part in enumerate([*self.net.stages, self.net.head]):
+            for number, parameter in enumerate(part.parameters()):
+                yield (stage, number), parameter
 
-    def _sgd(self, module: nn.Module) -> torch.optim.SGD | None:
-        parameters = list(module.parameters())
-        if not parameters:
-            return None
+    def _sgd(self, parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
         training = self.training
         return torch.optim.SGD(
             parameters,
@@ -186,9 +180,18 @@ class ServerState:
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Suffix:
-    """A client's own copy of the server's half within a round."""
+    """The server's half of a network: the one for all, or a client's own copy within a round."""
 
     module: nn.Module
+    parameters: list[nn.Parameter] = field(repr=False)
     optimiser: torch.optim.SGD = field(repr=False)
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """One optimiser step by the gradients of `parameters`, and of nothing else."""
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self.optimiser.step()
+        for parameter in self.parameters:
+            parameter.grad = None
