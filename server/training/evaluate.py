@@ -91,9 +91,13 @@ class Evaluator:
         return "gated" if path == "full" and self._world.method.share_exits else path
 
     def accuracy(self, *, supervised: bool) -> float:
-        """On the global test set; of exits, the mean over clients, each with its own head."""
+        """On the global test set, by the path that was trained."""
         if self.path(supervised=supervised) == "full":
             return float(self._right_of_all().mean())
+        return self.exit_accuracy()
+
+    def exit_accuracy(self) -> float:
+        """Of exits on the global test set: the mean over clients, each with its own head."""
         return float(np.mean([right.mean() for right in self._right_of_exits().values()]))
 
     def exits(self) -> dict[int, float]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from edge_sdk.errors import ConfigurationError, StateInUseError
 from edge_sdk.state import StateLock
+from edge_sdk.training.datasets import load_dataset
 from server.training.checkpoint import read_checkpoint
 from server.training.cli import app
 
@@ -160,9 +162,14 @@ def test_data_may_lie_anywhere(tmp_path: Path, fashion_mnist_fixture: Path) -> N
 
 
 def test_a_killed_command_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    digits = load_dataset("digits").head(200, 100)
+    names = ("x_train", "y_train", "x_test", "y_test")
+    # four processes read this in no time; scikit-learn would take two seconds in each
+    np.savez(tmp_path / "digits.npz", **{name: getattr(digits, name) for name in names})
+    recipe = recipe_at(tmp_path, rounds=6)
+    recipe.write_text(recipe.read_text().replace('"digits"', '"digits.npz"'))
     starter = "from edge_sdk.cli.main import main; main()"
-    command = [sys.executable, "-P", "-c", starter, "simulate"]
-    command += [str(recipe_at(tmp_path, rounds=6)), "--out"]
+    command = [sys.executable, "-P", "-c", starter, "simulate", str(recipe), "--out"]
     with subprocess.Popen([*command, "killed"], stderr=subprocess.PIPE) as process:
         first = tmp_path / "killed" / "checkpoints" / "round-000002.safetensors"
         deadline = time.monotonic() + 60

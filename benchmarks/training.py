@@ -1,0 +1,184 @@
+"""What training methods take to the same accuracy, and what a simulation takes in memory.
+
+    python -m benchmarks.training methods        SuperSFL against its baselines
+    python -m benchmarks.training availability   SuperSFL with a server that is often away
+    python -m benchmarks.training memory         1,000 clients against 10 with the same data
+
+Each writes a report (JSON) and a table (markdown) into benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import orjson
+import torch
+import typer
+
+from edge_sdk.durable import make_folder, write_atomic
+from edge_sdk.version import __version__
+from server.training.compare import Run, by_name, cost_table, run_all, shown
+from server.training.recipe import Recipe, load_recipe
+from server.training.simulate import run_rounds
+from server.training.world import build_world
+
+HERE = Path(__file__).parent
+RECIPES = HERE.parent / "examples" / "recipes"
+RESULTS = HERE / "results"
+METHODS = ("supersfl", "splitfed-v1", "splitfed-v2", "multi-exit", "fedavg")
+AVAILABILITIES = (0.0, 0.1, 0.2, 0.5, 0.7, 1.0)
+# SuperSFL, Table III: CIFAR-10, accuracy in % by availability
+PAPER = {0.0: 86.36, 0.1: 89.77, 0.2: 91.03, 0.5: 93.12, 0.7: 93.81, 1.0: 95.58}
+MEMORY_LIMIT = 1.2
+
+Data = Annotated[Path | None, typer.Option(help="Folder of the data set, where it has files.")]
+Seeds = Annotated[int, typer.Option(min=1, help="How many; they are 0, 1, ...")]
+
+app = typer.Typer(add_completion=False, help=__doc__.partition("\n")[0] if __doc__ else None)
+
+
+@app.command(epilog="Example: python -m benchmarks.training methods --dataset digits")
+def methods(
+    dataset: Annotated[
+        Literal["digits", "fashion-mnist"], typer.Option(help="Whose recipes are run.")
+    ] = "digits",
+    seeds: Seeds = 3,
+    target: Annotated[
+        list[float] | None, typer.Option(help="Accuracy to reach; may be given again.")
+    ] = None,
+    data: Data = None,
+    results: Path = RESULTS,
+) -> None:
+    """SuperSFL against SplitFedV1, SplitFedV2, multi-exit and FedAvg, same data and training."""
+    targets = target or [0.9, 0.95]
+    recipes = {name: _recipe(f"{name}-{dataset}", data) for name in METHODS}
+    runs = run_all(recipes, range(seeds), _tell)
+    tables = [cost_table(runs, goal) for goal in targets]
+    title = f"Rounds, bytes and seconds to the same accuracy: {dataset}"
+    _write(results / f"training-{dataset}", title, tables, runs, {"targets": targets})
+
+
+@app.command(epilog="Example: python -m benchmarks.training availability --seeds 1")
+def availability(seeds: Seeds = 3, results: Path = RESULTS) -> None:
+    """SuperSFL on the digits with the server there in 0 to 100 % of rounds (its Table III)."""
+    recipe = _recipe("supersfl-digits", None)
+    recipes = {
+        f"{share:.0%}": replace(recipe, round=replace(recipe.round, availability=share))
+        for share in AVAILABILITIES
+    }
+    runs = run_all(recipes, range(seeds), _tell)
+    title = "SuperSFL with a server that supervises some rounds only: digits"
+    _write(results / "training-availability", title, [_availability_table(runs)], runs, {})
+
+
+@app.command(epilog="Example: python -m benchmarks.training memory --data DIR")
+def memory(data: Data = None, results: Path = RESULTS) -> None:
+    """Peak memory of 1,000 clients against 10 with the same data volume, in fresh processes."""
+    dataset = "digits" if data is None else "fashion-mnist"
+    lines = [
+        f"| {dataset}, 3 rounds | 10 clients, MiB | 1,000 clients, MiB | ratio | {MEMORY_LIMIT} |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    figures = []
+    for method in METHODS:
+        few, many = (_peak_mib(method, dataset, clients, data) for clients in (10, 1000))
+        ratio = many / few
+        mark = "met" if ratio <= MEMORY_LIMIT else "missed"
+        lines.append(f"| {method} | {few:.0f} | {many:.0f} | {ratio:.3f} | {mark} |")
+        figures.append({"method": method, "few_mib": few, "many_mib": many, "ratio": ratio})
+        typer.echo(lines[-1])
+    title = "Peak memory of a simulation"
+    _write(results / "training-memory", title, ["\n".join(lines)], [], {"memory": figures})
+
+
+@app.command(hidden=True)
+def peak(method: str, dataset: str, clients: int, data: Data = None) -> None:
+    """Run three rounds and print this process's peak memory in MiB."""
+    torch.set_num_threads(1)
+    recipe = _recipe(f"{method}-{dataset}", data)
+    recipe = replace(
+        recipe,
+        data=replace(recipe.data, clients=clients, partition="iid", numbers={}),
+        train=replace(recipe.train, rounds=3, epochs=1),
+        round=replace(recipe.round, cohort=10),
+    )
+    world = build_world(recipe)
+    for _ in run_rounds(world, []):
+        pass
+    typer.echo(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)  # Linux counts in KiB
+
+
+def _peak_mib(method: str, dataset: str, clients: int, data: Path | None) -> float:
+    command = [sys.executable, "-P", "-m", "benchmarks.training", "peak", method, dataset]
+    command += [str(clients)] + ([] if data is None else ["--data", str(data.resolve())])
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(run.stdout)
+
+
+def _recipe(name: str, data: Path | None) -> Recipe:
+    recipe = load_recipe(RECIPES / f"{name}.toml")
+    if data is None:
+        return recipe
+    return replace(recipe, data=replace(recipe.data, folder=data))
+
+
+def _availability_table(runs: Sequence[Run]) -> str:
+    heads = [
+        "server there",
+        "rounds supervised",
+        "whole network, %",
+        "exits, all classes, %",
+        "exits, own classes, %",
+        "paper, CIFAR-10, %",
+    ]
+    lines = [f"| {' | '.join(heads)} |", "| --- | --- | --- | --- | --- | --- |"]
+    for share, (name, group) in zip(AVAILABILITIES, by_name(runs).items(), strict=True):
+        supervised = [float(sum(row["supervised"] for row in run.rows)) for run in group]
+        whole = [100 * run.accuracy for run in group if run.final["path"] == "full"]
+        cells = [
+            shown(supervised),
+            shown(whole),
+            shown([100 * run.exits_global for run in group if run.exits_global is not None]),
+            shown([100 * run.exits_own for run in group if run.exits_own is not None]),
+            f"{PAPER[share]}",
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _tell(run: Run) -> None:
+    typer.echo(f"{run.name} seed {run.seed}: {run.accuracy:.1%} in {run.seconds:.0f} s")
+
+
+def _write(
+    path: Path, title: str, tables: Sequence[str], runs: Sequence[Run], extra: dict[str, Any]
+) -> None:
+    make_folder(path.parent)
+    about = {
+        "title": title,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "splitedge": __version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": f"{platform.machine()}, {platform.system()}",
+    }
+    report = about | extra | {"runs": [run.to_dict() for run in runs]}
+    raw = orjson.dumps(report, option=orjson.OPT_APPEND_NEWLINE)
+    write_atomic(path.with_suffix(".json"), raw)
+    facts = f"splitedge {__version__}, torch {about['torch']}, {about['when']}; mean ± half width"
+    text = "\n\n".join([f"# {title}", f"{facts} of the 95 % interval over seeds.", *tables])
+    write_atomic(path.with_suffix(".md"), f"{text}\n".encode())
+    typer.echo("\n\n".join(tables))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    app()
