@@ -99,7 +99,7 @@ class Trainer:
 
     def close(self) -> None:
         """End the training; every device is told."""
-        self.mailbox.end(5)
+        self.mailbox.end(5 if self.threads else 0)  # one driven by hand does not ask
         for thread in self.threads:
             thread.join(10)
             assert not thread.is_alive(), "a device does not end with the training"
