@@ -21,7 +21,7 @@ from edge_sdk.manifest import GraphSpec
 from edge_sdk.nets import Supernet
 from edge_sdk.session import Session
 from profiles.cost import TRAINED_WEIGHT_BYTES, WEIGHT_BYTES, CostTable, StageCost
-from profiles.device import measure_compute_score_gflops
+from profiles.device import probe
 
 # enough for a median that a busy neighbour does not move; a slow stage stops at the time limit
 _RUNS: Final = 30
@@ -58,7 +58,7 @@ def measure_cost(net: Supernet, x: NDArray[Any]) -> CostTable:
                 head = own.exit_head(depth)
                 exits[depth] = _measure(f"exit{depth}", head, z, holds_input=False)
         final = _measure("head", own.head, z, holds_input=False)
-    return CostTable(tuple(stages), exits, final, measure_compute_score_gflops())
+    return CostTable(tuple(stages), exits, final, probe().core_score_gflops)
 
 
 def median_latency_us(path: Path, graph: GraphSpec) -> float:

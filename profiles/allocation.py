@@ -152,7 +152,7 @@ def budget_depth(
     if fitting:
         return fitting[-1]
     memory = _peak_bytes(cost, budget, allowed[0])
-    latency = cost.latency_ms(allowed[0], profile.compute_score_gflops)
+    latency = cost.latency_ms(allowed[0], profile.core_score_gflops)
     raise AllocationError(
         f"device {profile.name}: {budget.purpose} at depth {allowed[0]}, the shallowest, takes "
         f"{memory} bytes and {latency:.3g} ms; expected at most {budget.memory_bytes} bytes and "
@@ -209,7 +209,7 @@ def _ascending(cuts: Collection[int]) -> tuple[int, ...]:
 
 
 def _fits(profile: DeviceProfile, cost: CostTable, budget: Budget, depth: int) -> bool:
-    fast_enough = cost.latency_ms(depth, profile.compute_score_gflops) <= budget.latency_ms
+    fast_enough = cost.latency_ms(depth, profile.core_score_gflops) <= budget.latency_ms
     return fast_enough and _peak_bytes(cost, budget, depth) <= budget.memory_bytes
 
 

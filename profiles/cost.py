@@ -92,7 +92,8 @@ class CostTable:
         exits: the exit head at each depth where the network may be cut, 1 .. L; at L the server
             is left with the final head, which may have hidden layers.
         head: the final head, which only the server runs.
-        score_gflops: compute score of the machine the latencies were measured on.
+        score_gflops: compute score of one core of the machine the latencies were measured on, as
+            they were: with one thread.
     """
 
     stages: tuple[StageCost, ...]
@@ -147,7 +148,7 @@ class CostTable:
         return _together(f"suffix {depth}", parts, self.head.activation_bytes, batch)
 
     def latency_ms(self, depth: int, score_gflops: float) -> float:
-        """One sample through the prefix and its exit head on a device with that score, ms.
+        """One sample through the prefix and its exit head on a core with that score, ms.
 
         The measured time, scaled by the ratio of the scores; at the table's own score it is the
         measured time itself.

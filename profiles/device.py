@@ -104,6 +104,11 @@ class DeviceProfile:
         return self.memory_total_bytes / 2**30
 
     @property
+    def core_score_gflops(self) -> float:
+        """The compute score of one core: what a session with one thread has to itself."""
+        return self.compute_score_gflops / self.cores
+
+    @property
     def link(self) -> LinkProfile | None:
         """Both figures of the link, or None unless both are known."""
         if self.link_latency_ms is None or self.link_bandwidth_mbps is None:

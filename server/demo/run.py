@@ -107,7 +107,8 @@ def run_demo(plan: Plan, data: Path | None, state: Path, progress: Progress) -> 
     """Run the whole of it; every process and every hop is real.
 
     Args:
-        state: `state/server` and `state/devices/NAME` are left behind, to be used on.
+        state: `state/server`, `state/devices/NAME` and the trained weights are left behind, to be
+            used on.
         progress: opens a step by its title and gives a function for lines about it.
     Raises: ConfigurationError, LinkError and others of the tree, saying what to do.
     """
@@ -176,6 +177,7 @@ def _refuse_running(state: Path) -> None:
 def _train_and_export(plan: Plan, dataset: Dataset, state: Path, progress: Progress) -> None:
     with progress("loading torch"):
         import torch  # noqa: PLC0415 - seconds, so with a title
+        from safetensors.torch import save_file  # noqa: PLC0415
 
         from edge_sdk.nets import build  # noqa: PLC0415
         from exporters.model import export_model  # noqa: PLC0415
@@ -200,6 +202,7 @@ def _train_and_export(plan: Plan, dataset: Dataset, state: Path, progress: Progr
             learning_rate=plan.learning_rate,
             progress=lambda epoch, loss: say(f"epoch {epoch} of {plan.epochs}: loss {loss:.3f}"),
         )
+    save_file(net.state_dict(), state / f"{plan.backbone}.safetensors")
     with progress("exporting bundles and segments to ONNX, checking each against torch") as say:
         export_model(
             net,

@@ -124,14 +124,14 @@ def test_budget_bounds_memory_of_training_by_batch(
 
 
 @pytest.mark.parametrize(
-    ("score_gflops", "depth"),
-    # prefixes take 1.5, 3.25 and 7.125 ms at 10 GFLOP/s; the budget is 6.5 ms
+    ("core_score_gflops", "depth"),
+    # prefixes take 1.5, 3.25 and 7.125 ms at 10 GFLOP/s a core; the budget is 6.5 ms
     [(20.0, 3), (10.0, 2), (5.0, 2), (4.9, 1)],
 )
-def test_budget_bounds_latency_by_score(
-    cost_table: CostTable, score_gflops: float, depth: int
+def test_budget_bounds_latency_by_the_score_of_one_core(
+    cost_table: CostTable, core_score_gflops: float, depth: int
 ) -> None:
-    device = replace(DEVICE, compute_score_gflops=score_gflops)
+    device = replace(DEVICE, cores=4, compute_score_gflops=4 * core_score_gflops)
     assert budget_depth(device, cost_table, Budget(1 << 20, 6.5)) == depth
 
 

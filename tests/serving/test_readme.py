@@ -70,7 +70,7 @@ def environment() -> dict[str, str]:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """The server snippet, run in an empty folder that has trained weights."""
     folder = tmp_path_factory.mktemp("readme")
-    _train(folder / "tiny.safetensors")
+    _train(folder / "splitedge-demo" / "tiny.safetensors")  # where the demo leaves them
     http, mqtt = (f"127.0.0.1:{port}" for port in _free_ports(2))
     (folder / "server").mkdir()
     Addresses(http, f"embedded:{mqtt}").save(folder / "server")  # as if it had run there before
@@ -97,6 +97,7 @@ def _train(weights: Path) -> None:
     data = load_dataset("digits")
     net = build("tiny", mean=data.mean, std=data.std, seed=0)
     train_multi_exit(net, data.x_train, data.y_train, epochs=5, learning_rate=5e-3)
+    weights.parent.mkdir()
     save_file(net.state_dict(), weights)
 
 
@@ -129,7 +130,7 @@ def test_curl_is_answered_with_the_digit_that_is_drawn(place: Place) -> None:
 
 
 def test_device_enrols_and_classifies_that_digit(place: Place) -> None:
-    (enroll,) = re.findall(r"^    (splitedge agent enroll .*)$", README, re.MULTILINE)
+    enroll = snippet("enroll")
     said = place.shell(
         enroll.replace("http://SERVER:8000", place.http).replace("TOKEN", place.token)
     )
@@ -141,6 +142,42 @@ def test_device_enrols_and_classifies_that_digit(place: Place) -> None:
     (place.folder / "classify.py").write_text(snippet("device"))
     answer = place.shell("python classify.py")
     assert re.fullmatch(r"0 (device|server|fallback) \d+\.\d\d ms\n", answer), answer
+
+
+def test_two_machines_are_joined_under_a_certificate(place: Place) -> None:
+    """The block of the README, both machines being this one."""
+    http, mqtt = _free_ports(2)
+    changes = {
+        "192.168.1.10": "127.0.0.1",
+        "0.0.0.0": "127.0.0.1",
+        "8000": str(http),
+        "8883": str(mqtt),
+        "./server": "./tls-server",
+        "./pi": "./tls-pi",
+    }
+    run, enroll = snippet("certificate"), snippet("enroll-tls")
+    for there, here in changes.items():
+        run, enroll = run.replace(there, here), enroll.replace(there, here)
+    certificate, _, serve = run.partition("splitedge server run")
+    place.shell(certificate)
+    server = subprocess.Popen(
+        ["bash", "-euc", f"exec splitedge server run{serve}"],
+        cwd=place.folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        assert f"https://127.0.0.1:{http}" in server.stdout.readline()
+        token = place.shell("splitedge server token create --state ./tls-server").strip()
+        said = place.shell(enroll.replace("TOKEN", token))
+        assert "enrolled as" in said
+    finally:
+        server.terminate()
+        server.wait(20)
+        assert server.stdout is not None
+        server.stdout.close()
 
 
 def test_map_of_the_folders_is_that_of_the_repository() -> None:
