@@ -131,6 +131,8 @@ def require_fp32(report: ParityReport, what: str) -> None:
             f" samples, got {report.max_logit_error:.3g} ({report.label_changes} labels changed);"
             " the export changed the function, so it is not published"
         )
+    counts = {"labels": report.label_changes, "sides of the gate": report.gate_changes}
+    _require_same_answers(report, counts, what, "it is not published")
 
 
 def require_back(folder: Path, graph: GraphSpec, back: nn.Module) -> None:
@@ -162,13 +164,8 @@ def require_int8(report: ParityReport, codec: Codec, what: str) -> None:
         "sides of the gate": report.gate_changes,
         "final labels": report.offload_changes[codec],
     }
-    allowed = report.allowed_changes
-    changed = ", ".join(f"{count} {name}" for name, count in counts.items() if count > allowed)
-    if changed:
-        raise ParityError(
-            f"{what}: expected at most {allowed} of {report.samples} samples to change, got"
-            f" {changed}; calibrate on samples like the held-out ones, or ship fp32"
-        )
+    remedy = "calibrate on samples like the held-out ones, or ship fp32"
+    _require_same_answers(report, counts, what, remedy)
 
 
 def choose_codec(
@@ -243,3 +240,15 @@ def _through(z: NDArray[np.float32], codec: Codec) -> NDArray[np.float32]:
 
 def _largest_error(reference: NDArray[np.float32], logits: NDArray[np.float32]) -> float:
     return float(np.abs(reference.astype(np.float64) - logits).max())
+
+
+def _require_same_answers(
+    report: ParityReport, counts: Mapping[str, int], what: str, remedy: str
+) -> None:
+    allowed = report.allowed_changes
+    changed = ", ".join(f"{count} {name}" for name, count in counts.items() if count > allowed)
+    if changed:
+        raise ParityError(
+            f"{what}: expected at most {allowed} of {report.samples} samples to change, got"
+            f" {changed}; {remedy}"
+        )

@@ -66,6 +66,13 @@ def test_fp32_passes_up_to_a_ten_thousandth() -> None:
         require_fp32(report(max_logit_error=1.1e-4), "d2")
 
 
+@pytest.mark.parametrize("counted", ["label_changes", "gate_changes"])
+def test_fp32_is_held_to_its_answers_too(counted: str) -> None:
+    require_fp32(report(**{counted: 5}), "d2")
+    with pytest.raises(ParityError, match="at most 5 of 1000 samples to change, got 6"):
+        require_fp32(report(**{counted: 6}), "d2")
+
+
 def test_nan_never_passes() -> None:
     reference = np.zeros((4, 3), np.float32)
     logits = np.full((4, 3), np.nan, np.float32)
