@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import CODECS, Codec
@@ -66,37 +66,18 @@ class Plan:
         _need(
             _is_whole(self.seed) and self.seed >= 0, "seed", "a whole number from 0 up", self.seed
         )
-        for name in ("momentum", "weight_decay", "prox_mu"):
+        for name in ("momentum", "weight_decay"):
             value = getattr(self, name)
             _need(_is_number(value) and value >= 0, name, "at least 0", value)
-        for name in ("exit_share", "personal_share"):
-            value = getattr(self, name)
-            _need(_is_number(value) and 0 <= value <= 1, name, "0 to 1", value)
-        for name in ("whole", "exit_head", "send_labels"):
-            value = getattr(self, name)
-            _need(isinstance(value, bool), name, "true or false", value)
         rate = self.learning_rate
         _need(_is_number(rate) and rate > 0, "learning_rate", "more than 0", rate)
-        _need(self.clip is None or self.clip > 0, "clip", "more than 0", self.clip)
+        _need(isinstance(self.send_labels, bool), "send_labels", "true or false", self.send_labels)
         _need(all(map(_is_whole, self.input_shape)), "input_shape", "sizes", self.input_shape)
         for name in ("mean", "std"):
             value = getattr(self, name)
             _need(all(map(_is_number, value)), name, "numbers", value)
-        _need(self.fusion in FUSIONS, "fusion", f"one of {', '.join(FUSIONS)}", self.fusion)
         _need(self.codec in CODECS, "codec", f"one of {', '.join(CODECS)}", self.codec)
-        needs_exit = self.fusion != "server"
-        _need(
-            self.exit_head or not needs_exit,
-            "fusion",
-            "server where there is no exit head",
-            self.fusion,
-        )
-        _need(
-            not (self.whole and self.exit_head),
-            "exit_head",
-            "none where the client trains the whole network",
-            self.exit_head,
-        )
+        check_part(self)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -117,6 +98,54 @@ class Plan:
             return cls(**{**data, **lists})
         except (KeyError, TypeError) as err:
             raise ConfigurationError(f"plan: {err}") from err
+
+
+class Part(Protocol):
+    """What a plan and a method both say of the client's half."""
+
+    @property
+    def whole(self) -> bool: ...
+    @property
+    def exit_head(self) -> bool: ...
+    @property
+    def fusion(self) -> Fusion: ...
+    @property
+    def exit_share(self) -> float: ...
+    @property
+    def clip(self) -> float | None: ...
+    @property
+    def personal_share(self) -> float: ...
+    @property
+    def prox_mu(self) -> float: ...
+
+
+def check_part(part: Part) -> None:
+    """See that the client's half can be trained as it says.
+
+    Raises: ConfigurationError naming the field.
+    """
+    for name in ("whole", "exit_head"):
+        value = getattr(part, name)
+        _need(isinstance(value, bool), name, "true or false", value)
+    for name in ("exit_share", "personal_share"):
+        value = getattr(part, name)
+        _need(_is_number(value) and 0 <= value <= 1, name, "0 to 1", value)
+    mu, clip = part.prox_mu, part.clip
+    _need(_is_number(mu) and mu >= 0, "prox_mu", "at least 0", mu)
+    _need(clip is None or (isinstance(clip, int | float) and clip > 0), "clip", "above 0", clip)
+    _need(part.fusion in FUSIONS, "fusion", f"one of {', '.join(FUSIONS)}", part.fusion)
+    _need(
+        part.exit_head or part.fusion == "server",
+        "fusion",
+        "server where there is no exit head",
+        part.fusion,
+    )
+    _need(
+        not (part.whole and part.exit_head),
+        "exit_head",
+        "none where the client trains the whole network",
+        part.exit_head,
+    )
 
 
 def network_of(plan: Plan) -> Supernet:
@@ -152,4 +181,4 @@ def _is_number(value: object) -> bool:
 
 def _need(condition: bool, field: str, expected: str, got: object) -> None:
     if not condition:
-        raise ConfigurationError(f"plan: {field}: expected {expected}, got {got!r}")
+        raise ConfigurationError(f"{field}: expected {expected}, got {got!r}")

@@ -14,13 +14,18 @@ from edge_sdk.errors import FrameError
 CONSTANTS = "normalise."
 
 
-def read_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of the float tensors of `module`, by name."""
+def own_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The float tensors of `module` themselves, by name: to read, or to set in place."""
     return {
-        name: tensor.detach().clone()
+        name: tensor.detach()
         for name, tensor in module.state_dict().items()
         if travels(name, tensor)
     }
+
+
+def read_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of the float tensors of `module`, by name."""
+    return {name: tensor.clone() for name, tensor in own_weights(module).items()}
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
@@ -29,7 +34,7 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
     Raises: FrameError naming a tensor that is missing, unknown, of another shape or type, or not
         finite.
     """
-    own = {name: t for name, t in module.state_dict().items() if travels(name, t)}
+    own = own_weights(module)
     check_weights(weights, own)
     with torch.no_grad():
         for name, tensor in own.items():

@@ -84,6 +84,10 @@ class RoundSettings:
                 raise ConfigurationError(f"{name}: expected 0 to 1, got {value}")
         if self.cohort is not None and self.cohort < 1:
             raise ConfigurationError(f"cohort: expected at least 1, got {self.cohort}")
+        for name in ("step_deadline_s", "round_deadline_s", "norm_bound"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigurationError(f"{name}: expected more than 0, got {value}")
         if self.staleness_max < 0:
             raise ConfigurationError(f"staleness_max: expected 0 or more, got {self.staleness_max}")
 

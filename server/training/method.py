@@ -5,10 +5,12 @@ Each paper is one file in `methods/` that builds such a record out of a recipe's
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from edge_sdk.training.plan import Fusion
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.training.plan import Fusion, check_part
 from server.training.aggregation import WeightRule, by_samples
 from server.training.server_steps import ServerStep, copies
 
@@ -26,6 +28,9 @@ class ClientPart:
     clip: float | None = None
     personal_share: float = 0.0
     prox_mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_part(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +57,13 @@ class Method:
     server_weight: float = 0.0
     share_exits: bool = False
     finetune_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.server_weight < math.inf:
+            raise ConfigurationError(
+                f"server_weight: expected a number from 0 up, got {self.server_weight}"
+            )
+        if not isinstance(self.finetune_steps, int) or self.finetune_steps < 0:
+            raise ConfigurationError(
+                f"finetune_steps: expected a whole number from 0 up, got {self.finetune_steps}"
+            )

@@ -164,6 +164,8 @@ class Recipe:
         if factory is None:
             known = ", ".join(METHODS)
             raise ConfigurationError(f"method {self.method!r}: expected one of {known}")
+        if not isinstance(self.method_numbers, Mapping):
+            raise ConfigurationError(f"method_numbers: expected a table, got {self.method_numbers}")
         known_numbers = list(inspect.signature(factory).parameters)
         unknown = sorted(set(self.method_numbers) - set(known_numbers))
         if unknown:
@@ -171,7 +173,10 @@ class Recipe:
             raise ConfigurationError(
                 f"method_numbers: {self.method} takes {takes}; got {', '.join(unknown)}"
             )
-        return factory(**self.method_numbers)
+        try:
+            return factory(**self.method_numbers)
+        except (ConfigurationError, TypeError) as err:  # TypeError: a word where a number should be
+            raise ConfigurationError(f"method_numbers: {err}") from err
 
 
 def load_recipe(path: Path) -> Recipe:

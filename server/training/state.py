@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from edge_sdk.errors import FrameError
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.messages import Weights
-from edge_sdk.training.weights import check_weights, load_weights, read_weights
+from edge_sdk.training.weights import check_weights, own_weights, read_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +62,26 @@ class ServerState:
 
     def read(self) -> Weights:
         """Every weight, by the names that travel: `stage1.…`, `head.…`, `exit2.…`."""
-        weights = read_weights(self.net.segment(0, None))
-        for depth in self.net.cuts:
-            head = read_weights(self.net.exit_head(depth))
-            weights |= {f"exit{depth}.{name}": tensor for name, tensor in head.items()}
-        return weights
+        return {name: tensor.clone() for name, tensor in self._own().items()}
 
     def write(self, weights: Weights) -> None:
         """Set the weights named, leave the others.
 
         Raises: FrameError for a name or shape the network does not have.
         """
-        merged = self.read()
-        known = {name: merged[name] for name in weights if name in merged}
-        check_weights(weights, known)
-        merged |= weights
-        whole = {k: v for k, v in merged.items() if not k.startswith("exit")}
-        load_weights(self.net.segment(0, None), whole)
+        own = self._own()
+        check_weights(weights, {name: own[name] for name in weights if name in own})
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                own[name].copy_(tensor)
+
+    def _own(self) -> Weights:
+        """The network's own tensors, by the names that travel."""
+        weights = own_weights(self.net.segment(0, None))
         for depth in self.net.cuts:
-            start = f"exit{depth}."
-            head = {k.removeprefix(start): v for k, v in merged.items() if k.startswith(start)}
-            load_weights(self.net.exit_head(depth), head)
+            head = own_weights(self.net.exit_head(depth))
+            weights |= {f"exit{depth}.{name}": tensor for name, tensor in head.items()}
+        return weights
 
     def suffix(self, depth: int) -> Suffix:
         """Stages depth+1..L and the final head, the network's own.

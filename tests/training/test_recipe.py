@@ -1,0 +1,132 @@
+"""Recipes: what they say reaches the method's record; what cannot be is refused by its field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_sdk.errors import ConfigurationError
+from server.training.aggregation import Contribution, by_depth_and_loss, by_samples
+from server.training.engine import RoundSettings
+from server.training.recipe import METHODS, Recipe, load_recipe, read_recipe
+from server.training.server_steps import concatenated, copies, one_model
+
+SMALL: dict[str, Any] = {
+    "method": "supersfl",
+    "data": {"name": "digits", "clients": 3},
+    "train": {"backbone": "tiny", "rounds": 2, "learning_rate": 0.1, "batch": 8},
+}
+
+
+def small(**changes: Any) -> dict[str, Any]:
+    return {**SMALL, **changes}
+
+
+def built(method: str, **numbers: Any) -> Recipe:
+    return read_recipe(small(method=method, method_numbers=numbers))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_built_by_its_name_and_defaults(name: str) -> None:
+    method = built(name).build_method()
+    assert method.name == name
+    assert method.labels == "sent"
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("splitfed-v1", copies),
+        ("splitfed-v2", one_model),
+        ("minibatch-sfl", concatenated),
+        ("multi-exit", copies),
+        ("splitgp", copies),
+        ("supersfl", one_model),
+        ("fedavg", None),
+        ("fedprox", None),
+    ],
+)
+def test_methods_differ_in_the_seams_their_papers_differ_in(name: str, step: object) -> None:
+    method = built(name).build_method()
+    assert method.server_step is step
+    assert method.client.whole is (step is None)
+    assert (method.weigh is by_samples) is (name != "supersfl")
+
+
+def test_supersfl_s_numbers_are_the_paper_s() -> None:
+    method = built("supersfl").build_method()
+    assert (method.client.fusion, method.client.clip, method.server_weight) == ("tpgf", 0.5, 0.01)
+    assert method.weigh is by_depth_and_loss
+    assert not method.share_exits
+
+
+@pytest.mark.parametrize("fusion", ["tpgf", "no_loss", "no_depth", "equal"])
+def test_its_ablations_are_one_word_of_the_recipe(fusion: str) -> None:
+    assert built("supersfl", fusion=fusion).build_method().client.fusion == fusion
+
+
+def test_the_numbers_of_a_method_reach_its_record() -> None:
+    assert built("fedprox", mu=0.3).build_method().client.prox_mu == 0.3
+    splitgp = built("splitgp", personal_share=0.9, exit_share=0.1, finetune_steps=4).build_method()
+    assert (splitgp.client.personal_share, splitgp.client.exit_share) == (0.9, 0.1)
+    assert splitgp.finetune_steps == 4
+    weigh = built("supersfl", normalise_weights=True).build_method().weigh
+    assert weigh is not by_depth_and_loss
+    empty: dict[str, Contribution] = {}
+    assert weigh(empty) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"method": "fedsgd"}, "expected one of fedavg"),
+        ({"method_numbers": {"lambda": 1}}, "method_numbers: supersfl takes fusion.*got lambda"),
+        ({"method_numbers": {"fusion": "sum"}}, "fusion"),
+        ({"method_numbers": {"server_weight": -1}}, "server_weight"),
+        ({"method_numbers": {"clip": 0}}, "clip"),
+        ({"method_numbers": 3}, "method_numbers"),
+        ({"method": "splitgp", "method_numbers": {"personal_share": 1.5}}, "personal_share"),
+        ({"method": "splitgp", "method_numbers": {"finetune_steps": -1}}, "finetune_steps"),
+        ({"method": "multi-exit", "method_numbers": {"exit_share": "half"}}, "exit_share"),
+        ({"method": "fedprox", "method_numbers": {"mu": -0.1}}, "prox_mu"),
+        ({"round": {"quorum": 2}}, "quorum"),
+        ({"round": {"cohort": 0}}, "cohort"),
+        ({"round": {"step_deadline_s": 0}}, "step_deadline_s"),
+        ({"round": {"norm_bound": -1}}, "norm_bound"),
+        ({"round": {"speed": 1}}, "round: unknown speed"),
+        ({"train": {"backbone": "tiny"}}, "train"),
+        ({"data": "digits"}, "data: expected a table"),
+        ({"more": 1}, "unknown more"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        read_recipe(small(**change))
+
+
+def test_rounds_are_as_the_recipe_has_them_and_else_neutral() -> None:
+    assert read_recipe(SMALL).round == RoundSettings()
+    said = read_recipe(small(round={"availability": 0.2, "cohort": 1, "norm_bound": 10.0}))
+    assert said.round == RoundSettings(availability=0.2, cohort=1, norm_bound=10.0)
+
+
+def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    with pytest.raises(ConfigurationError, match=r"mine\.toml: cannot be read"):
+        load_recipe(path)
+    for raw, said in ((b"method =", "not TOML"), (b"\xff", "not TOML"), (b"", r"mine\.toml")):
+        path.write_bytes(raw)
+        with pytest.raises(ConfigurationError, match=said):
+            load_recipe(path)
+
+
+def test_a_recipe_read_from_its_file_is_the_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'method = "supersfl"\n'
+        '[data]\nname = "digits"\nclients = 3\n'
+        '[train]\nbackbone = "tiny"\nrounds = 2\nlearning_rate = 0.1\nbatch = 8\n'
+    )
+    assert load_recipe(path) == read_recipe(SMALL)
