@@ -17,6 +17,7 @@ from server.broker.policy import Principal, credential_sha256
 
 EMBEDDED: Final = "embedded"
 MOSQUITTO: Final = "Mosquitto"
+NO_MOSQUITTO: Final = "Mosquitto is not installed (apt install mosquitto)"
 # a client may only use its own topics: the two ends of an echo meet on these
 ECHO_USER: Final = "backend"
 PING_USER: Final = "ping"

@@ -35,7 +35,6 @@ def bench(
 ) -> None:
     """Measure what splitedge adds: ratios to named references, medians of several rounds."""
     from benchmarks import device, ladder, offload, throughput
-    from benchmarks.brokers import find_mosquitto
 
     check_report(report)
     # an end from outside takes the processes along that were started, as Ctrl-C does
@@ -54,8 +53,6 @@ def bench(
         with console.status(title), tempfile.TemporaryDirectory(prefix="splitedge-bench-") as work:
             rows += run(Path(work), quick=quick)
         console.print(f"[green]✓[/] {title}")
-    if only in (None, "offload", "server") and find_mosquitto() is None:
-        console.print("not measured over Mosquitto: it is not installed (apt install mosquitto)")
     if report is not None:
         raw = orjson.dumps([asdict(row) for row in rows], option=orjson.OPT_INDENT_2)
         report.write_bytes(raw + b"\n")
@@ -68,5 +65,6 @@ def _show(console: Console, rows: list[Row]) -> None:
         goal = "" if row.limit is None else f"{row.limit:g}"
         mark = "" if row.limit is None else ("[green]met[/]" if row.ok else "[red]missed[/]")
         reference = "" if row.reference_value is None else f"{row.reference_value:.4g}"
-        table.add_row(row.name, f"{row.value:.3f} {row.unit}", goal, mark, reference)
+        value = "" if row.value is None else f"{row.value:.3f} {row.unit}"
+        table.add_row(row.name, value, goal, mark, reference)
     console.print(table)

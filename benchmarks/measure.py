@@ -13,14 +13,14 @@ class Row:
     """One line of a benchmark report.
 
     Attributes:
-        value: in `unit`; for a ratio, ours over the reference.
+        value: in `unit`; for a ratio, ours over the reference. None if it was not measured.
         limit: what `value` is held to; None for a figure that is only told.
         ok: whether it holds.
         reference_value: of the named reference, in the same run and in its own unit.
     """
 
     name: str
-    value: float
+    value: float | None
     unit: str
     limit: float | None
     ok: bool
@@ -35,6 +35,11 @@ def at_most(name: str, value: float, unit: str, limit: float, reference: float) 
 def at_least(name: str, value: float, unit: str, limit: float, reference: float) -> Row:
     """A row that is good when `value` is at least `limit`."""
     return Row(name, round(value, 4), unit, limit, value >= limit, round(reference, 4))
+
+
+def not_measured(name: str, unit: str, limit: float, reason: str) -> Row:
+    """A row without a value: a goal that nobody looked at is not met."""
+    return Row(f"{name}: not measured, {reason}", None, unit, limit, False, None)
 
 
 def take_turns(

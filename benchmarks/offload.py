@@ -14,6 +14,7 @@ import numpy as np
 
 from benchmarks.brokers import (
     ECHO_USER,
+    NO_MOSQUITTO,
     PING_USER,
     QUERY,
     REPLY,
@@ -23,7 +24,7 @@ from benchmarks.brokers import (
     mosquitto,
 )
 from benchmarks.echo import connect
-from benchmarks.measure import Row, at_most, take_turns
+from benchmarks.measure import Row, at_most, not_measured, take_turns
 from benchmarks.models import export_random
 from edge_sdk import AgentSettings, EdgeAgent, api
 from edge_sdk.bundle import BundleStore
@@ -44,7 +45,9 @@ def run(work: Path, *, quick: bool) -> list[Row]:
     rows = []
     with embedded() as broker:
         rows.append(_measure(work / "embedded", broker, "embedded:127.0.0.1:0", quick))
-    if find_mosquitto() is not None:
+    if find_mosquitto() is None:
+        rows.append(not_measured("offload round trip, p50, Mosquitto", "x", GOAL, NO_MOSQUITTO))
+    else:
         (work / "mosquitto").mkdir()
         with mosquitto(work) as broker:
             url = f"mqtt://127.0.0.1:{broker.port}"

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.brokers import find_mosquitto, mosquitto
+from benchmarks.brokers import NO_MOSQUITTO, find_mosquitto, mosquitto
 from benchmarks.ladder import DEPTHS, queries
-from benchmarks.measure import Row, at_least
+from benchmarks.measure import Row, at_least, not_measured
 from benchmarks.models import export_random
 from edge_sdk.manifest import ModelManifest
 from edge_sdk.mqtt import BrokerAddress, Message, MqttLink
@@ -27,8 +27,9 @@ DEVICE = "bench"
 
 def run(work: Path, *, quick: bool) -> list[Row]:
     """Queries a second over Mosquitto to those of the engine alone; goal 0.7."""
+    name = f"server over MQTT, resnet18, {IN_FLIGHT} in flight, Mosquitto"
     if find_mosquitto() is None:
-        return []
+        return [not_measured(name, "x", GOAL, NO_MOSQUITTO)]
     state = work / "server"
     folder, manifest = export_random("resnet18", (3, 64, 64), DEPTHS, state / "models")
     seconds = 4.0 if quick else 10.0
@@ -43,7 +44,6 @@ def run(work: Path, *, quick: bool) -> list[Row]:
         finally:
             server.stop()
     alone = _engine_alone(folder, manifest, seconds)
-    name = f"server over MQTT, resnet18, {IN_FLIGHT} in flight, Mosquitto"
     return [at_least(f"{name}: throughput to the engine alone", served / alone, "x", GOAL, alone)]
 
 

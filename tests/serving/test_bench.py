@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.measure import Row, at_least, at_most, take_turns
+from benchmarks.measure import Row, at_least, at_most, not_measured, take_turns
 from edge_sdk.cli.main import main
 
 
@@ -50,6 +50,11 @@ def test_a_goal_is_met_at_the_limit_itself() -> None:
 def test_rounding_what_is_shown_does_not_meet_a_goal() -> None:
     assert at_most("a", 1.25001, "x", 1.25, 1.0) == Row("a", 1.25, "x", 1.25, False, 1.0)
     assert at_least("b", 0.69999, "x", 0.7, 1.0) == Row("b", 0.7, "x", 0.7, False, 1.0)
+
+
+def test_a_goal_that_nobody_looked_at_is_not_met() -> None:
+    row = not_measured("server", "x", 0.7, "no broker")
+    assert row == Row("server: not measured, no broker", None, "x", 0.7, False, None)
 
 
 def test_figure_is_the_median_of_the_medians_of_the_rounds(clock: Clock) -> None:
