@@ -18,8 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import torch
-
 from edge_sdk.errors import LinkError, SplitedgeError
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.link import (
@@ -30,6 +28,7 @@ from edge_sdk.training.link import (
     Welcome,
 )
 from edge_sdk.training.messages import Features, NoReply, Reply, Request, Update, Weights
+from edge_sdk.training.warmup import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +95,7 @@ class Driver:
 
         Raises: RefusedReplyError if the trainer does not take this device or its data.
         """
-        # a new thread's first convolution takes all cores, whatever is set, if torch is not asked;
-        # and the last bits depend on their number
-        torch.get_num_threads()
+        warm_up()
         while not self._stopping.is_set():
             try:
                 self._turn()

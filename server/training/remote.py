@@ -28,6 +28,7 @@ from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.state import StateLock
 from edge_sdk.training.datasets import Array, Dataset
+from edge_sdk.training.warmup import warm_up
 from profiles import DeviceProfile, InvalidProfileError
 from profiles.allocation import fit_to_cut, supersfl_depth, supersfl_latency_ms
 from server.registry.credentials import secret_sha256
@@ -142,6 +143,7 @@ def train(
         secret = load_operator_secret(settings.state)
         dataset = load_data(recipe)
         world = _world(recipe, dataset)
+        warm_up()
         rows = _rows_so_far(world, settings)
         mailbox = Mailbox([(name, row["round"]) for row in rows for name in row["participants"]])
         app = create_app(

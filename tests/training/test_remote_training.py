@@ -1,0 +1,224 @@
+"""A real run: server, trainer and four agents as processes; one is killed, one is frozen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import orjson
+import pytest
+from safetensors.torch import load_file
+
+from edge_sdk import api
+from edge_sdk.errors import ConfigurationError, LinkError
+from edge_sdk.nets import build
+from edge_sdk.training.datasets import load_dataset
+from profiles import DeviceProfile
+from server.registry.database import open_registry
+from server.registry.operator import load_or_create_operator_secret
+from server.settings import Address
+from server.tokens import create_token
+from server.training.recipe import read_recipe
+from server.training.remote import TrainerSettings, choose_depths, train
+
+START_S = 90.0
+RECIPE = """
+method = "supersfl"
+[data]
+name = "digits"
+clients = 4
+[train]
+backbone = "tiny"
+rounds = 5
+batch = 32
+learning_rate = 0.05
+depth = 2
+[round]
+quorum = 0.75
+step_deadline_s = 1.5
+round_deadline_s = 6.0
+staleness_max = 3
+"""
+
+
+class Command:
+    """`splitedge …` as a process whose lines are waited for."""
+
+    def __init__(self, folder: Path, name: str, *words: str) -> None:
+        self.log = folder / f"{name}.log"
+        with self.log.open("a") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "edge_sdk.cli", *words],
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                bufsize=1,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            )
+
+    def until(self, word: str) -> str:
+        """The first line from now on that holds `word`."""
+        assert self.process.stdout is not None
+        timer = threading.Timer(START_S, self.process.kill)
+        timer.start()
+        try:
+            for line in self.process.stdout:
+                if word in line:
+                    return line
+        finally:
+            timer.cancel()
+        raise AssertionError(f"{word!r} was not said; {self.log.read_text()[-2000:]}")
+
+    def rest(self) -> str:
+        """What else it says to its end."""
+        out: IO[str] | None = self.process.stdout
+        assert out is not None
+        timer = threading.Timer(START_S, self.process.kill)
+        timer.start()
+        said = out.read()
+        timer.cancel()
+        self.process.wait(10)
+        return said
+
+    def end(self) -> None:
+        """Kill it where it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Any]:
+    """Starts commands in the test's folder, and ends those still running."""
+    with ExitStack() as stack:
+
+        def run(name: str, *words: str) -> Command:
+            command = Command(tmp_path, name, *words)
+            stack.callback(command.end)
+            return command
+
+        yield run
+
+
+def profile(memory_gb: float, score: float, latency_ms: float | None = 5.0) -> DeviceProfile:
+    return DeviceProfile(
+        name="pi",
+        arch="aarch64",
+        cores=4,
+        memory_total_bytes=int(memory_gb * 2**30),
+        memory_available_bytes=int(memory_gb * 2**29),
+        accelerator=None,
+        compute_score_gflops=score,
+        link_latency_ms=latency_ms,
+        link_bandwidth_mbps=None if latency_ms is None else 100.0,
+    )
+
+
+def test_training_ends_though_one_device_is_killed_and_one_frozen(
+    tmp_path: Path, commands: Any
+) -> None:
+    state, data = tmp_path / "server", load_dataset("digits")
+    free = "--http", "127.0.0.1:0"
+    server = commands(
+        "server", "server", "run", "--state", str(state), *free, "--mqtt", "embedded:127.0.0.1:0"
+    )
+    (tmp_path / "run.toml").write_text(RECIPE)
+    url = server.until("(API)").split()[2]
+    trainer = commands(
+        "trainer", "train", "run.toml", "--state", str(state), *free, "--report", "report.json"
+    )
+    names = [f"pi-{number}" for number in range(4)]
+    for place, name in enumerate(names):
+        np.savez(
+            tmp_path / f"{name}.npz",
+            x_train=data.x_train[place::4],
+            y_train=data.y_train[place::4],
+            x_test=data.x_test[:40],
+            y_test=data.y_test[:40],
+        )
+        token = create_token(state)
+        api.enroll(url, token, tmp_path / name, profile=profile(4, 5), name=name)
+
+    def agent(name: str) -> Command:
+        words = "agent", "train", "--data", f"{name}.npz", "--state", name
+        started: Command = commands(name, *words)
+        return started
+
+    agents = {name: agent(name) for name in names}
+    trainer.until("round 1:")
+    agents["pi-1"].end()
+    agents["pi-1"] = agent("pi-1")
+    trainer.until("round 2:")
+    agents["pi-2"].process.send_signal(signal.SIGSTOP)
+    trainer.until("round 4:")
+    agents["pi-2"].process.send_signal(signal.SIGCONT)
+    said = trainer.rest()
+    assert trainer.process.returncode == 0, trainer.log.read_text()
+    assert "5 rounds with 4 devices" in said
+
+    report = orjson.loads((tmp_path / "report.json").read_bytes())
+    rows = report["rounds"]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
+    assert rows[0]["participants"] == names
+    killed = rows[1]["missed"]["pi-1"]
+    assert {entry["why"] for entry in killed} <= {
+        "it is away",
+        "no reply within 1.5 s",
+        "no reply within 6 s",
+        "it started anew",
+    }
+    assert "pi-1" in rows[1]["missing"]
+    assert rows[2]["missed"]["pi-2"]
+    assert "pi-2" in rows[2]["missing"]
+    assert rows[3]["merged"]
+    assert rows[3]["participants"] == ["pi-0", "pi-1", "pi-3"]
+    assert "pi-2" in rows[3]["missing"]
+    for name in ("pi-0", "pi-1", "pi-3"):
+        assert "training is over" in agents[name].rest()
+        assert agents[name].process.returncode == 0
+    log = (state / "training" / "run" / "log.jsonl").read_bytes().splitlines()
+    assert [orjson.loads(line)["participants"] for line in log] == [r["participants"] for r in rows]
+    assert list((tmp_path / "pi-0" / "training").glob("*.safetensors"))
+    net = build("tiny", mean=data.mean, std=data.std)
+    net.load_state_dict(load_file(report["weights"]))  # as `splitedge export` does
+
+
+def test_trainer_says_which_devices_are_there_when_too_few_are(tmp_path: Path) -> None:
+    settings = TrainerSettings(tmp_path, "run", Address("127.0.0.1", 0), join_s=0.1)
+    recipe = read_recipe(tomllib.loads(RECIPE))
+    with pytest.raises(ConfigurationError, match="no server has kept its state there"):
+        train(recipe, settings, say=print, on_round=print)
+    create_token(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"operator\.key"):
+        train(recipe, settings, say=print, on_round=print)
+    load_or_create_operator_secret(tmp_path)
+    with pytest.raises(LinkError, match=r"expected 4 devices within 0.1 s, got 0 \(none\)"):
+        train(recipe, settings, say=print, on_round=print)
+    open_registry(tmp_path).close()  # and leaves nothing locked
+
+
+def test_depths_follow_the_devices_profiles() -> None:
+    net = build("tiny")
+    devices = {
+        "small": profile(1, 5),
+        "large": profile(4, 5, 1.0),
+        "unknown": profile(4, 5, None),
+    }
+    # Eq. 1 with a = 0.5 a GB and b = 4 for the fastest: 0 + 0, at least 1; min(2 + 4, L - 1);
+    # 2 + 0, for a link that was never measured counts as the slowest
+    assert choose_depths(None, net, devices) == {"small": 1, "large": 4, "unknown": 2}
+    assert choose_depths(3, net, devices) == dict.fromkeys(devices, 3)
+    with pytest.raises(ConfigurationError, match="1, 2, 3, 4"):
+        choose_depths(9, net, devices)
