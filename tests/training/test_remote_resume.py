@@ -1,0 +1,121 @@
+"""A trainer that stops in the middle and is resumed ends in the weights of one that never did."""
+
+from __future__ import annotations
+
+import threading
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.identity import Identity
+from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.driver import Driver
+from edge_sdk.training.link import TrainerLink
+from edge_sdk.training.plan import network_of
+from server.registry.database import open_registry
+from server.registry.operator import load_or_create_operator_secret
+from server.settings import Address
+from server.training.engine import Engine
+from server.training.recipe import Recipe, read_recipe
+from server.training.remote import TrainerSettings, train
+from server.training.transports import LocalTransport
+from server.training.world import build_network, load_data, plan_of, server_state
+
+RECIPE = """
+method = "splitfed-v1"
+[data]
+name = "digits"
+clients = 2
+[train]
+backbone = "tiny"
+rounds = 3
+batch = 64
+learning_rate = 0.05
+momentum = 0.5
+depth = 1
+"""
+PROFILE: dict[str, Any] = {
+    "name": "pi",
+    "arch": "aarch64",
+    "cores": 4,
+    "memory_total_bytes": 4_000_000_000,
+    "memory_available_bytes": 3_000_000_000,
+    "accelerator": None,
+    "compute_score_gflops": 2.5,
+    "link_latency_ms": None,
+    "link_bandwidth_mbps": None,
+}
+NAMES = ("pi-0", "pi-1")
+
+
+class Stopped(Exception):  # noqa: N818 - stands for a kill, not for a fault
+    """The trainer ends here."""
+
+
+def clients_of(recipe: Recipe) -> dict[str, TrainingClient]:
+    data = load_data(recipe)
+    return {
+        name: TrainingClient(name, data.x_train[at:600:2], data.y_train[at:600:2])
+        for at, name in enumerate(NAMES)
+    }
+
+
+def undisturbed(recipe: Recipe) -> dict[str, torch.Tensor]:
+    data, method = load_data(recipe), recipe.build_method()
+    plans = {name: plan_of(recipe, method, data, 1) for name in NAMES}
+    network_of(plans[NAMES[0]])  # before devices in threads want it
+    state = server_state(recipe, build_network(recipe, data))
+    engine = Engine(method, plans, state, LocalTransport(clients_of(recipe)), recipe.round)
+    for number in (1, 2, 3):
+        engine.run_round(number, recipe.seed)
+    return dict(state.net.state_dict())
+
+
+def test_resumed_training_ends_in_the_weights_of_an_undisturbed_one(
+    tmp_path: Path, free_port: int
+) -> None:
+    recipe = read_recipe(tomllib.loads(RECIPE))
+    expected = undisturbed(recipe)
+    load_or_create_operator_secret(tmp_path)
+    registry = open_registry(tmp_path)
+    threads, drivers = [], []
+    for name, client in clients_of(recipe).items():
+        device, secret = registry.redeem_token(registry.create_token(), name, PROFILE)
+        identity = Identity("http://127.0.0.1:1", device.id, device.fleet, secret)
+        drivers.append(Driver(client, TrainerLink(identity, f"http://127.0.0.1:{free_port}")))
+        threads.append(threading.Thread(target=drivers[-1].run, daemon=True))
+        threads[-1].start()
+    registry.close()
+
+    def stop_after_two(row: Mapping[str, Any]) -> None:
+        if row["round"] == 2:
+            raise Stopped
+
+    def run(*, resume: bool, on_round: Any) -> dict[str, Any]:
+        settings = TrainerSettings(
+            tmp_path, "run", Address("127.0.0.1", free_port), join_s=30, resume=resume
+        )
+        return train(recipe, settings, say=print, on_round=on_round)
+
+    with pytest.raises(Stopped):
+        run(resume=False, on_round=stop_after_two)
+    with pytest.raises(ConfigurationError, match="stopped after round 2 of 3"):
+        run(resume=False, on_round=print)
+    report = run(resume=True, on_round=print)
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert [row["round"] for row in report["rounds"]] == [1, 2, 3]
+    assert [row["participants"] for row in report["rounds"]] == [list(NAMES)] * 3
+    got = load_file(report["weights"])
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(got[name], tensor), name
+    assert report["final"]["accuracy"] == report["rounds"][-1]["accuracy"]
+    assert len((tmp_path / "training" / "run" / "log.jsonl").read_bytes().splitlines()) == 3
