@@ -6,7 +6,8 @@ credential included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, ClassVar
 
 from fastapi import Request, Response
@@ -14,11 +15,16 @@ from fastapi.routing import APIRoute
 from starlette.types import Message
 
 from edge_sdk.errors import FrameTooLargeError
+from server.errors import OverloadedError
 
 
-async def read_body(request: Request, limit_bytes: int) -> bytes:
+async def read_body(
+    request: Request, limit_bytes: int, grown: Callable[[int], None] | None = None
+) -> bytes:
     """The body of `request`.
 
+    Args:
+        grown: called with the size so far, in bytes, as it arrives; may raise.
     Raises: FrameTooLargeError as soon as it is, or says it will be, above `limit_bytes`.
     """
     declared = request.headers.get("content-length", "")
@@ -29,8 +35,46 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     async for chunk in request.stream():
         size += len(chunk)
         _check(size, limit_bytes)
+        if grown is not None:
+            grown(size)
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+class Room:
+    """Memory for the long bodies that are read and answered at one time, on one event loop.
+
+    Short ones need none: whoever sends long bodies slowly keeps nobody else's query out.
+
+    Args:
+        limit_bytes: of all of them together. short_bytes: what counts as short.
+    """
+
+    def __init__(self, limit_bytes: int, short_bytes: int) -> None:
+        self._left = limit_bytes
+        self._short = short_bytes
+
+    @contextlib.contextmanager
+    def body(self) -> Iterator[Callable[[int], None]]:
+        """Room for one body until the end of the block; call what it gives with the size so far.
+
+        Raises: OverloadedError, in that call, when there is no more.
+        """
+        held = 0
+
+        def grown(size_bytes: int) -> None:
+            nonlocal held
+            if size_bytes <= self._short:
+                return
+            if size_bytes - held > self._left:
+                raise OverloadedError("too many long bodies at once; try again")
+            self._left -= size_bytes - held
+            held = size_bytes
+
+        try:
+            yield grown
+        finally:
+            self._left += held
 
 
 class BoundedRoute(APIRoute):

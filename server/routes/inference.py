@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +25,14 @@ from edge_sdk.wire.messages import Query, frame_id, read_deadline
 from server.backend.admission import Inference
 from server.backend.models import Model
 from server.errors import BadRequestError, ServerError
-from server.routes.bodies import read_body
+from server.routes.bodies import Room, read_body
+
+# JSON makes a Python object of every value: 10 MB of it were 1.4 s of work, as binary a few ms
+JSON_BYTES: Final = 1_000_000
+LIMITS: Final = replace(HTTP_LIMITS, header_bytes=JSON_BYTES)
+# a longer body is read by a thread; a shorter one is read before a thread would have woken
+SHORT_BYTES: Final = 65_536
+ROOM_BYTES: Final = 64_000_000
 
 OUTPUTS: Final = ("logits", "probabilities", "label")
 _DATATYPE_OF: Final = {np.dtype(dtype).name: name for name, dtype in DATATYPES.items()}
@@ -37,6 +45,7 @@ def router(inference: Inference, authorize: Callable[[Request], None]) -> APIRou
         authorize: raises AuthenticationError for a request that may not ask for inference.
     """
     routes = APIRouter()
+    room = Room(ROOM_BYTES, SHORT_BYTES)
     guarded = [Depends(_as_dependency(authorize))]
 
     @routes.get("/v2")
@@ -74,10 +83,19 @@ def router(inference: Inference, authorize: Callable[[Request], None]) -> APIRou
     @routes.post("/v2/models/{name}/infer", dependencies=guarded)
     @routes.post("/v2/models/{name}/versions/{version}/infer", dependencies=guarded)
     async def infer(request: Request, name: str, version: str | None = None) -> Response:
-        frame = await _read(request)
-        query = _query(frame, name, version)
-        model, logits = await _run(inference, query)
-        return _respond(frame, query, model, logits)
+        with room.body() as grown:
+            length = _json_length(request)
+            limit = JSON_BYTES if length is None else LIMITS.frame_bytes
+            body = await read_body(request, limit, grown)
+            answer = _Answer()
+
+            def ask() -> tuple[Frame, Query, Model]:
+                frame = decode(body, length, LIMITS)
+                query = _query(frame, name, version)
+                return frame, query, inference.submit(query, answer.done)
+
+            asked = ask() if len(body) <= SHORT_BYTES else await asyncio.to_thread(ask)
+            return _respond(*asked, await answer.logits())
 
     return routes
 
@@ -130,12 +148,14 @@ def _metadata(model: Model, versions: Sequence[str]) -> dict[str, Any]:
     }
 
 
-async def _read(request: Request) -> Frame:
-    body = await read_body(request, HTTP_LIMITS.frame_bytes)
+def _json_length(request: Request) -> int | None:
+    """How many bytes of the body are JSON; None: all of them."""
     length = request.headers.get(HEADER_LENGTH)
-    if length is not None and not (length.isascii() and length.isdigit() and len(length) < 12):
+    if length is None:
+        return None
+    if not (length.isascii() and length.isdigit() and len(length) < 12):
         raise FrameError(f"{HEADER_LENGTH}: expected a number of bytes, got {length!r:.50}")
-    return decode(body, None if length is None else int(length), HTTP_LIMITS)
+    return int(length)
 
 
 def _query(frame: Frame, name: str, version: str | None) -> Query:
@@ -145,22 +165,30 @@ def _query(frame: Frame, name: str, version: str | None) -> Query:
     return Query(frame_id(frame), name, version, frame.tensors[0], deadline_ms)
 
 
-async def _run(inference: Inference, query: Query) -> tuple[Model, Array]:
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Array | ServerError] = loop.create_future()
+class _Answer:
+    """What the engine's thread answers, for the event loop that made this."""
 
-    def settle(outcome: Array | ServerError) -> None:
-        if not answer.done():  # the client may have gone
-            answer.set_result(outcome)
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._outcome: asyncio.Future[Array | ServerError] = self._loop.create_future()
 
-    def done(outcome: Array | ServerError) -> None:
-        loop.call_soon_threadsafe(settle, outcome)
+    def done(self, outcome: Array | ServerError) -> None:
+        """Hand it over, from any thread."""
+        self._loop.call_soon_threadsafe(self._settle, outcome)
 
-    model = inference.submit(query, done)
-    outcome = await answer
-    if isinstance(outcome, ServerError):
-        raise outcome
-    return model, outcome
+    async def logits(self) -> Array:
+        """Wait for it.
+
+        Raises: ServerError if that is what it is.
+        """
+        outcome = await self._outcome
+        if isinstance(outcome, ServerError):
+            raise outcome
+        return outcome
+
+    def _settle(self, outcome: Array | ServerError) -> None:
+        if not self._outcome.done():  # the client may have gone
+            self._outcome.set_result(outcome)
 
 
 def _respond(frame: Frame, query: Query, model: Model, logits: Array) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -443,18 +444,21 @@ def test_a_header_length_that_is_none_is_refused(
     assert list(answer.json) == ["error"]
 
 
-def test_a_body_that_says_it_is_too_long_is_refused_unread(site: Site) -> None:
+@pytest.mark.parametrize(("header", "limit"), [("", 1_000_000), (f"{LENGTH}: 99\r\n", 16_000_000)])
+def test_a_body_that_says_it_is_too_long_is_refused_unread(
+    site: Site, header: str, limit: int
+) -> None:
+    """JSON is a Python object for every value of it; binary is as it comes."""
     with socket.create_connection(("127.0.0.1", site.port), 10) as peer:
-        peer.sendall(
-            f"POST {INFER} HTTP/1.1\r\nHost: h\r\nContent-Length: 16000001\r\n\r\n".encode()
-        )
+        length = f"Content-Length: {limit + 1}\r\n\r\n"
+        peer.sendall(f"POST {INFER} HTTP/1.1\r\nHost: h\r\n{header}{length}".encode())
         said = b""
         while b"error" not in said:  # although not one byte of the body was sent
             part = peer.recv(65536)
             assert part, said
             said += part
     assert said.startswith(b"HTTP/1.1 413 ")
-    assert b"at most 16000000 bytes" in said
+    assert f"at most {limit} bytes".encode() in said
 
 
 def test_a_body_without_an_end_is_refused_at_the_limit(site: Site) -> None:
@@ -462,7 +466,8 @@ def test_a_body_without_an_end_is_refused_at_the_limit(site: Site) -> None:
     chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
     with socket.create_connection(("127.0.0.1", site.port), 10) as peer:
         peer.sendall(
-            f"POST {INFER} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+            f"POST {INFER} HTTP/1.1\r\nHost: h\r\n{LENGTH}: 99\r\n"
+            "Transfer-Encoding: chunked\r\n\r\n".encode()
         )
         peer.setblocking(False)
         said, deadline = b"", time.monotonic() + 20
@@ -482,7 +487,71 @@ def test_a_body_without_an_end_is_refused_at_the_limit(site: Site) -> None:
     assert 16_000_000 < sent < 40_000_000  # the limit, and what the sockets hold
 
 
+def test_the_json_of_a_binary_body_is_bounded_as_json_alone_is(site: Site) -> None:
+    text = b'{"inputs": [' + b" " * 1_000_000 + b"]}"
+    answer = site.call("POST", INFER, text, {LENGTH: str(len(text))})
+    assert answer.status == 413
+    assert "at most 1000000 bytes" in answer.json["error"]
+
+
 # load
+
+
+def test_long_bodies_do_not_keep_the_others_waiting(site: Site, exported: Exported) -> None:
+    """Read on the event loop they stop it: 0.14 s for each MB of JSON."""
+    values = np.full((1, 199_900), 3.25, np.float32)  # as text 5 bytes each
+    body = orjson.dumps({"inputs": [as_json("x", values)]})
+    assert 999_000 < len(body) <= 1_000_000
+    statuses: list[int] = []
+    slowest = 0.0
+
+    def flood() -> None:
+        statuses.extend(site.call("POST", INFER, body).status for _ in range(3))
+
+    threads = [threading.Thread(target=flood) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        began = time.perf_counter()
+        assert site.call("GET", "/v2/health/live").status == 200
+        slowest = max(slowest, time.perf_counter() - began)
+    assert statuses == [400] * 12  # an input of another shape
+    assert slowest < 1.0
+
+
+def test_long_bodies_at_once_are_bounded_and_short_ones_pass(
+    site: Site, exported: Exported
+) -> None:
+    """64 MB of them: four of 16 MB that are still being sent, and no fifth."""
+    head = f"POST {INFER} HTTP/1.1\r\nHost: h\r\n{LENGTH}: 99\r\n"
+    head += "Content-Length: 16000000\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        peers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", site.port), 10))
+            for _ in range(4)
+        ]
+        for peer in peers:
+            peer.sendall(head.encode() + bytes(15_990_000))
+        refused = wait_refused(site)
+        assert (refused.status, list(refused.json)) == (429, ["error"])
+        assert "long bodies" in refused.json["error"]
+        assert int(refused.headers["Retry-After"]) >= 1
+        x = exported.x[:2]
+        assert len(site.infer_binary("x", x).outputs["label"]) == 2
+    deadline = time.monotonic() + 10
+    while site.call("POST", INFER, bytes(200_000), {LENGTH: "99"}).status == 429:
+        assert time.monotonic() < deadline, "the room of those who have gone is still held"
+        time.sleep(0.02)
+
+
+def wait_refused(site: Site) -> Answer:
+    """The answer to a long body once the server has read what others sent before."""
+    deadline = time.monotonic() + 20
+    while True:
+        answer = site.call("POST", INFER, bytes(200_000), {LENGTH: "99"})
+        if answer.status != 400 or time.monotonic() > deadline:
+            return answer
+        time.sleep(0.05)
 
 
 def test_a_full_queue_is_429_while_probes_are_answered(
