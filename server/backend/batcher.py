@@ -1,7 +1,8 @@
 """Batches without waiting: what piled up while the engine was busy is the next batch.
 
-An idle engine starts at once on a single query. The queue is bounded: when it is full a query is
-refused on the spot, and one whose deadline passed while it waited is dropped, not computed.
+An idle engine starts at once on a single query. The queue is bounded, in queries and in bytes:
+when it is full a query is refused on the spot, and one whose deadline passed while it waited is
+dropped, not computed.
 """
 
 from __future__ import annotations
@@ -58,14 +59,19 @@ class Batcher:
     """The queue and the one thread that empties it.
 
     Args:
-        batch_max: samples of one batch. queue_max: queries waiting.
+        batch_max: samples of one batch. queue_max: queries waiting. queue_bytes: of their tensors;
+            256 queries may be 4 GB. The query that reaches it is the last one taken.
     """
 
-    def __init__(self, *, batch_max: int = 32, queue_max: int = 256) -> None:
+    def __init__(
+        self, *, batch_max: int = 32, queue_max: int = 256, queue_bytes: int = 64_000_000
+    ) -> None:
         self.load = Load()
         self._batch_max = batch_max
         self._queue_max = queue_max
+        self._queue_bytes = queue_bytes
         self._queue: deque[Job] = deque()
+        self._bytes = 0  # of the tensors in the queue
         self._filled = threading.Condition()
         self._stopping = False
         self._busy = False
@@ -81,7 +87,7 @@ class Batcher:
     @property
     def full(self) -> bool:
         """Whether the next query would be refused."""
-        return len(self._queue) >= self._queue_max
+        return len(self._queue) >= self._queue_max or self._bytes >= self._queue_bytes
 
     def submit(self, job: Job, *, may_run_here: bool = False) -> None:
         """Take a job, or refuse it at once.
@@ -95,12 +101,13 @@ class Batcher:
             if self.full or self._stopping:
                 self.load.refused += 1
                 raise OverloadedError(
-                    f"{self._queue_max} queries are waiting; answer locally",
+                    f"{self.waiting} queries of {self._bytes} bytes are waiting; answer locally",
                     retry_after_s=self._drain_s(),
                 )
             quick = self._batch_s is not None and self._batch_s < HANDOVER_S
             if self._queue or self._busy or not (may_run_here and quick):
                 self._queue.append(job)
+                self._bytes += job.entry.array.nbytes
                 self._filled.notify()
                 return
             self._busy = True
@@ -112,6 +119,7 @@ class Batcher:
             self._stopping = True
             left = list(self._queue)
             self._queue.clear()
+            self._bytes = 0
             self._filled.notify()
         for job in left:
             _settle(job, OverloadedError("the server is stopping; answer locally"))
@@ -146,14 +154,19 @@ class Batcher:
 
     def _take(self) -> list[Job]:
         """The longest run of waiting jobs for one engine, up to the batch size."""
-        first = self._queue.popleft()
+        first = self._pop()
         batch, rows = [first], len(first.entry.array)
         while self._queue and self._queue[0].engine is first.engine:
             rows += len(self._queue[0].entry.array)
             if rows > self._batch_max:
                 break
-            batch.append(self._queue.popleft())
+            batch.append(self._pop())
         return batch
+
+    def _pop(self) -> Job:
+        job = self._queue.popleft()
+        self._bytes -= job.entry.array.nbytes
+        return job
 
     def _drop_expired(self, batch: Sequence[Job], now: float) -> list[Job]:
         alive = []

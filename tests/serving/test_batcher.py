@@ -390,3 +390,22 @@ def test_every_query_gets_exactly_one_outcome(
     assert all(len(asked.outcomes) == 1 for _, asked in taken)
     assert answered == batcher.load.queries > 0
     assert len(refused) == batcher.load.refused
+
+
+def test_the_queue_is_bounded_in_bytes_too(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher = start(queue_max=100, queue_bytes=1000)
+    first = hold(batcher, engine, sample(exported, 0))
+    waiting = [Asked(batcher, engine, exported.x[:8])]  # 8 samples of 64 bytes: 512
+    assert not batcher.full
+    waiting.append(Asked(batcher, engine, exported.x[:8]))  # 1024: this one reaches the bound
+    assert batcher.full
+    with pytest.raises(OverloadedError, match="2 queries of 1024 bytes are waiting"):
+        Asked(batcher, engine, sample(exported, 0))
+
+    engine.gate.set()
+
+    assert [len(asked.answer) for asked in (first, *waiting)] == [1, 8, 8]
+    assert not batcher.full
+    assert len(Asked(batcher, engine, sample(exported, 0)).answer) == 1
