@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import orjson
-from sqlalchemy import Connection, Select, and_, insert, not_, or_, select, update
+from sqlalchemy import Connection, Select, and_, delete, func, insert, not_, or_, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from edge_sdk.wire.topics import ID_PATTERN
@@ -164,6 +164,18 @@ class Registry:
             connection.execute(update(tokens).where(this_token).values(used_by=device.id))
             _record(connection, now, device.id, "device.enrol", f"fleet={fleet}")
         return device, credential
+
+    def undo_enrolment(self, device: Device, token: str) -> None:
+        """Take back what `redeem_token` did with that token: it works again, the device is gone.
+
+        Only for a device whose credential went out to nobody.
+        """
+        now = self._clock()
+        used = and_(tokens.c.token_sha256 == secret_sha256(token), tokens.c.used_by == device.id)
+        with self._writing() as connection:
+            connection.execute(update(tokens).where(used).values(used_at=None, used_by=None))
+            connection.execute(delete(devices).where(devices.c.id == device.id))
+            _record(connection, now, device.id, "device.enrol.undo", f"fleet={device.fleet}")
 
     # devices
 
@@ -321,6 +333,14 @@ class Registry:
             return _need_model(connection, name, version)
 
     # audit
+
+    def last_change(self) -> int:
+        """A number that grows with every entry of the trail: enrolments, revocations, models...
+
+        Cheap: who follows the registry asks for this, and reads the rest when it has grown.
+        """
+        with self._reading() as connection:
+            return connection.execute(select(func.max(audit.c.id))).scalar_one() or 0
 
     def audit(self, limit: int = 100) -> tuple[AuditEntry, ...]:
         """The last `limit` entries of the trail, newest first."""

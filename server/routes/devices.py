@@ -54,7 +54,7 @@ class Services(Protocol):
         """Where the broker is: `url`, and what else a device should know of it."""
 
     def enrolled(self, device: Device, credential: str) -> None:
-        """Let the device in at the broker."""
+        """Let the device in at the broker; raises if the broker did not take it."""
 
     def revoked(self, device: Device) -> None:
         """Keep the device out of the broker, and cut its live connections."""
@@ -175,6 +175,7 @@ def _add_enrolment(api: APIRouter, services: Services) -> None:
             limit.failed(address)
             logger.warning("address=%s enrolment refused: no such token", address)
             raise
+        _let_in(services, device, credential, token_secret(body.token))
         logger.info("device=%s fleet=%s address=%s enrolled", device.id, device.fleet, address)
         return Enrolled(
             device=device.id,
@@ -182,7 +183,7 @@ def _add_enrolment(api: APIRouter, services: Services) -> None:
             credential=credential,
             broker=broker,
             root=root,
-            bundle=_welcome(services, device, credential),
+            bundle=_first_bundle(services, device),
         )
 
 
@@ -285,14 +286,29 @@ class _Door:
             raise ForbiddenError("only the operator may do this, with the key of the server")
 
 
-def _welcome(services: Services, device: Device, credential: str) -> str | None:
+def _let_in(services: Services, device: Device, credential: str, token: str) -> None:
+    """Tell the broker, which is told the credential now or never: only its hash is kept.
+
+    Raises: NotReadyError if the broker did not take the device; the token can be used again.
+    """
     try:
         services.enrolled(device, credential)
+    except Exception as err:
+        logger.exception("device=%s not enrolled: the broker did not take it", device.id)
+        services.registry.undo_enrolment(device, token)
+        raise NotReadyError(
+            "the broker does not take new devices now, so this one is not enrolled; "
+            "the token is still good: try again when the broker is back"
+        ) from err
+
+
+def _first_bundle(services: Services, device: Device) -> str | None:
+    try:
         return services.assign(device)
     except Exception:
         # the token is spent and this answer alone holds the credential, so it must go out; the
-        # server tells its broker of new devices again, and the device asks for its bundle again
-        logger.exception("device=%s enrolled, but the rest of its welcome failed", device.id)
+        # device asks for its bundle again
+        logger.exception("device=%s enrolled, but no bundle was chosen for it", device.id)
         return None
 
 

@@ -449,3 +449,30 @@ def test_the_database_and_its_folder_are_for_their_owner_only(tmp_path: Path) ->
     registry.close()
     assert modes["registry.db"] == modes["registry.db-wal"] == 0o600
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_enrolment_that_is_undone_leaves_the_token_good(registry: Registry) -> None:
+    token = registry.create_token("lab")
+    other, _ = registry.redeem_token(registry.create_token("lab"), "pi", PROFILE)
+    device, _ = registry.redeem_token(token, "pi", PROFILE)
+    registry.undo_enrolment(device, token)
+    assert [kept.id for kept in registry.devices()] == [other.id]
+    again, _ = registry.redeem_token(token, "pi", PROFILE)
+    assert (again.id, again.fleet) == ("pi-2", "lab")
+    with pytest.raises(TokenError):
+        registry.redeem_token(token, "pi", PROFILE)
+
+
+def test_the_last_change_grows_with_what_a_server_follows(registry: Registry) -> None:
+    marks = [registry.last_change()]
+    device, _ = registry.redeem_token(registry.create_token(), "pi", PROFILE)
+    marks.append(registry.last_change())
+    registry.revoke(device.id)
+    marks.append(registry.last_change())
+    registry.publish_model("digits", 1)
+    marks.append(registry.last_change())
+    registry.activate_model("digits", 1)
+    marks.append(registry.last_change())
+    assert marks == sorted(set(marks))
+    registry.touch(device.id)  # heartbeats are not followed
+    assert registry.last_change() == marks[-1]

@@ -169,10 +169,32 @@ def test_a_used_token_is_a_403(world: World) -> None:
     assert "used" in refused(world.call("POST", "/enroll", body), 403)
 
 
-def test_the_credential_goes_out_even_if_the_broker_is_away(
+def test_a_broker_that_is_away_costs_no_token(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Only the credential's hash is kept: a broker that was not told it could never be."""
     world.broker_is_down = True
+    body = {"token": world.registry.create_token(), "name": "pi", "profile": PROFILE}
+    assert "token is still good" in refused(world.call("POST", "/enroll", body), 503)
+    assert "device=pi not enrolled" in caplog.text
+    assert world.registry.devices() == ()
+    assert world.registry.tokens()[0].used_by is None
+
+    world.broker_is_down = False
+    reply = world.call("POST", "/enroll", body)
+    assert (reply.status_code, reply.json()["device"]) == (201, "pi")
+    login = f"pi:{reply.json()['credential']}"
+    assert world.call("GET", "/devices/pi", login=login).status_code == 200
+    refused(world.call("POST", "/enroll", body), 403)  # once is once
+
+
+def test_the_credential_goes_out_even_if_no_bundle_can_be_chosen(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(device: Device) -> str | None:
+        raise NotReadyError(f"no bundle for {device.id}")
+
+    monkeypatch.setattr(world, "assign", fails)
     login = world.enrol()
     assert world.call("GET", "/devices/pi", login=login).status_code == 200
     assert "device=pi enrolled, but" in caplog.text
