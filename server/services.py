@@ -12,20 +12,21 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
 from edge_sdk.durable import make_folder
-from edge_sdk.errors import BundleError, ConfigurationError, SplitedgeError
+from edge_sdk.errors import BundleError, ConfigurationError, LinkError, SplitedgeError
 from edge_sdk.mqtt import BrokerAddress, MqttLink, loopback
 from edge_sdk.wire.topics import Kind, Topic
 from server.allocation import choose_bundle
 from server.backend.admission import Inference
 from server.backend.batcher import Batcher
-from server.backend.models import Model, ModelStore
+from server.backend.models import Files, Model, ModelStore, files_of
 from server.backend.worker import MqttWorker
 from server.broker.child import BrokerChild, ListenSettings
 from server.broker.mosquitto import MosquittoAdmin
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 BACKEND: Final = "backend"
 HOUSEKEEPING_S: Final = 1.0
+FULL_LOOK_S: Final = 30.0  # at everything, whether or not it seems to have changed
 TIMESTAMP_S: Final = 3600.0
 BROKER_WAIT_S: Final = 5.0
 
@@ -59,7 +61,11 @@ class Services:
         self.registry = open_registry(settings.state)
         self.artifacts = ArtifactRepository(settings.state)
         self.models = ModelStore(settings.state / "models", threads=settings.threads)
-        self.batcher = Batcher(batch_max=settings.batch_max, queue_max=settings.queue_max)
+        self.batcher = Batcher(
+            batch_max=settings.batch_max,
+            queue_max=settings.queue_max,
+            queue_bytes=settings.queue_bytes,
+        )
         self.inference = Inference(self.models, self.batcher, settings.batch_max)
         self.operator_sha256 = ""
         self._broker: BrokerChild | None = None
@@ -68,7 +74,11 @@ class Services:
         self._known: dict[str, Device] = {}
         self._seen: set[str] = set()
         self._published: set[tuple[str, int]] = set()
-        self._unpublished: dict[tuple[str, int], str] = {}
+        self._unpublished: dict[tuple[str, int], tuple[str, Files]] = {}
+        self._followed = -1  # the registry's last change that devices and models here show
+        self._next_full_look = 0.0
+        self._next_timestamp = 0.0
+        self._complaints: dict[str, str] = {}
         self._changing = threading.Lock()
         self._stopping = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, daemon=True)
@@ -80,7 +90,8 @@ class Services:
         self.operator_sha256 = hashlib.sha256(secret.encode()).hexdigest()
         self.publish_models()
         link = self._link = self._start_broker()
-        self._sync_devices()
+        self._try("devices", self._sync_devices)
+        self._warn_of_loopback()
         MqttWorker(link, self.inference, seen=self._note_seen)
         link.start()
         link.wait_connected(BROKER_WAIT_S)
@@ -103,15 +114,26 @@ class Services:
         """The TUF root a new device is given."""
         return self.artifacts.root_bytes
 
+    @property
+    def broker_url(self) -> str:
+        """Where the fleet's broker is, as this server sees it."""
+        return self._broker_address().url
+
     def broker_address(self) -> dict[str, Any]:
         """Where the fleet's broker is, as devices are told."""
-        broker = self._broker_address()
-        return {"url": broker.url, "max_packet_bytes": self.settings.max_packet_bytes}
+        url = self.settings.mqtt_public or self.broker_url
+        return {"url": url, "max_packet_bytes": self.settings.max_packet_bytes}
 
     def enrolled(self, device: Device, credential: str) -> None:
-        """Let a new device in at the broker."""
+        """Let a new device in at the broker.
+
+        Raises: LinkError or ConfigurationError if the broker did not take it.
+        """
         with self._changing:
             if self._admin is not None:
+                # known before it is there: should its enrolment be undone, the next look at the
+                # registry removes what the broker may have taken in spite of the error
+                self._known[device.id] = device
                 self._admin.set_device(device.fleet, device.id, credential)
             self._admit(device)
 
@@ -143,36 +165,58 @@ class Services:
 
     # models
 
-    def publish_models(self) -> None:
+    def publish_models(self, *, again: bool = False) -> None:
         """Load and sign every model on disk that is not yet; devices are told to look.
 
-        A model whose bundles cannot be signed is served all the same, and tried again next time.
+        A model whose bundles cannot be signed is served to those who name its version, and to all
+        where there is no other. It is tried again when its files change.
+
+        Args:
+            again: try what failed before although its files are the same.
         """
-        self.models.load()
-        for model in self.models.all():
-            key = self._key(model)
-            if key in self._published:
-                continue
-            try:
-                self.artifacts.publish_bundles(model.folder)
-                if key not in {(record.name, record.version) for record in self.registry.models()}:
-                    self.registry.publish_model(*key)
-                    self.registry.activate_model(*key)
-            except (BundleError, BadRequestError) as err:
-                if self._unpublished.get(key) != str(err):
-                    logger.error("model=%s version=%d bundles are not published: %s", *key, err)  # noqa: TRY400 - no traceback for a bad file
-                self._unpublished[key] = str(err)
-                continue
-            self._published.add(key)
-            self._tell_devices({"op": "update"})
+        self.models.load(again=again)
+        self._follow_active()
+        loaded = {self._key(model): model for model in self.models.all()}
+        self._published &= set(loaded)
+        for key, model in loaded.items():
+            if key not in self._published:
+                self._publish(key, model, again=again)
+
+    def _publish(self, key: tuple[str, int], model: Model, *, again: bool) -> None:
+        said, failed = self._unpublished.get(key, ("", None))
+        files = files_of(model.folder)
+        if files == failed and not again:
+            return
+        try:
+            self.artifacts.publish_bundles(model.folder)
+            if key not in {(record.name, record.version) for record in self.registry.models()}:
+                self.registry.publish_model(*key)
+                self.registry.activate_model(*key)
+        except (BundleError, BadRequestError) as err:
+            if said != str(err):
+                logger.error("model=%s version=%d bundles are not published: %s", *key, err)  # noqa: TRY400 - no traceback for a bad file
+            self._unpublished[key] = str(err), files
+            return
+        self._unpublished.pop(key, None)
+        self._published.add(key)
+        self._follow_active()
+        self._tell_devices({"op": "update"})
+
+    def _follow_active(self) -> None:
+        """Have HTTP serve what the registry notes as active, and devices are assigned."""
+        noted = {record.name: record.version for record in self.registry.models() if record.active}
+        self.models.activate({name: str(version) for name, version in noted.items()})
 
     def _active_model(self) -> Model | None:
+        """The active version of the name published last, among those that devices can fetch."""
         active = [record for record in self.registry.models() if record.active]
         for record in sorted(active, key=lambda record: record.published_at, reverse=True):
             try:
-                return self.models.get(record.name, str(record.version))
+                model = self.models.get(record.name)
             except (NotReadyError, UnknownModelError):
                 continue
+            if self._key(model) in self._published:
+                return model
         return None
 
     @staticmethod
@@ -206,9 +250,11 @@ class Services:
         password = secrets.token_urlsafe(32)
         self._broker.set_principal(Principal(BACKEND, "backend", None, credential_sha256(password)))
         self._sync_devices()  # before it listens: a device that is back at once shall be let in
-        self._broker.start()
-        host = "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host  # noqa: S104
-        local = BrokerAddress(host, self._broker.port, settings.tls)
+        try:
+            self._broker.start()
+        except ConfigurationError as err:
+            raise ConfigurationError(f"{err}{_remedy(address)}") from err
+        local = BrokerAddress(_reached_at(address.host), self._broker.port, settings.tls)
         # its certificate names this host as devices know it, not as loopback
         return self._backend_link(local, BACKEND, password, pinned=settings.tls_cert)
 
@@ -229,6 +275,9 @@ class Services:
             ca = None if self.settings.mqtt_ca is None else str(self.settings.mqtt_ca)
             self._admin = MosquittoAdmin(address, credential=address.password, ca=ca)
             self._admin.start()
+            # those revoked while this server was down may still be let in there
+            gone = [device for device in self.registry.devices() if device.revoked_at is not None]
+            self._known = {device.id: device for device in gone}
         return self._backend_link(address, address.username, address.password)
 
     def _backend_link(
@@ -247,25 +296,37 @@ class Services:
         )
 
     def _sync_devices(self) -> None:
-        """Bring the broker in line with the registry, whoever changed it."""
+        """Bring the broker in line with the registry, whoever changed it.
+
+        Raises: LinkError naming the devices for which that failed; all the others are done.
+        """
         with self._changing:
             current = {
                 device.id: device for device in self.registry.devices() if device.revoked_at is None
             }
-            for device_id in set(self._known) - set(current):
-                self._expel(device_id)
+            failed = []
+            for device_id in sorted(set(self._known) - set(current)):
+                try:
+                    self._expel(device_id)
+                except SplitedgeError as err:
+                    failed.append(f"{device_id} is not shut out yet: {err}")
             for device in current.values():
-                self._admit(device)
+                try:
+                    self._admit(device)
+                except SplitedgeError as err:
+                    failed.append(f"{device.id} is not let in yet: {err}")
+        if failed:
+            raise LinkError("; ".join(failed))
 
     def _admit(self, device: Device) -> None:
         known = self._known.get(device.id)
         if known is not None and known.credential_sha256 == device.credential_sha256:
             return
+        self._known[device.id] = device  # the child keeps what it is told, even if it fails now
         if self._broker is not None:
             self._broker.set_principal(
                 Principal(device.id, "device", device.fleet, device.credential_sha256)
             )
-        self._known[device.id] = device
 
     def _expel(self, device_id: str) -> None:
         if self._broker is not None:
@@ -278,22 +339,76 @@ class Services:
         self._seen.add(device_id)
 
     def _tell_devices(self, command: Mapping[str, Any]) -> None:
-        for device in self._known.values():
+        with self._changing:
+            devices = list(self._known.values())
+        for device in devices:
             self.command(device, command)
 
+    # housekeeping
+
     def _keep_house(self) -> None:
-        next_timestamp = time.monotonic() + TIMESTAMP_S
+        self._next_timestamp = time.monotonic() + TIMESTAMP_S
         while not self._stopping.wait(HOUSEKEEPING_S):
-            try:
-                self.publish_models()
-                self._sync_devices()
-                seen, self._seen = self._seen, set()
-                if seen:
-                    self.registry.touch(*seen)
-                if time.monotonic() >= next_timestamp:
-                    self.artifacts.refresh_timestamp()
-                    next_timestamp = time.monotonic() + TIMESTAMP_S
-            except SplitedgeError as err:
-                logger.warning("housekeeping: %s", err)
-            except Exception:  # outermost loop of this thread: one bad turn must not be the last
-                logger.exception("housekeeping failed")
+            full = time.monotonic() >= self._next_full_look
+            if full:
+                self._next_full_look = time.monotonic() + FULL_LOOK_S
+            # who was revoked comes first, and nothing that fails keeps the next from its turn
+            self._try("devices", partial(self._follow_registry, full=full))
+            self._try("devices seen", self._keep_seen)
+            self._try("models", partial(self.publish_models, again=full))
+            self._try("timestamp", self._keep_timestamp)
+
+    def _follow_registry(self, *, full: bool) -> None:
+        change = self.registry.last_change()
+        if full or change != self._followed:
+            self._sync_devices()
+            self._followed = change  # not if it failed: then once more
+
+    def _keep_seen(self) -> None:
+        seen, self._seen = self._seen, set()
+        if seen:
+            self.registry.touch(*seen)
+
+    def _keep_timestamp(self) -> None:
+        if time.monotonic() >= self._next_timestamp:
+            self.artifacts.refresh_timestamp()
+            self._next_timestamp = time.monotonic() + TIMESTAMP_S
+
+    def _try(self, duty: str, work: Callable[[], None]) -> None:
+        """Do it; what goes wrong is logged, once until it goes well again or wrong otherwise."""
+        try:
+            work()
+        except SplitedgeError as err:
+            if self._complaints.get(duty) != str(err):
+                logger.warning("%s: %s; it is tried again", duty, err)
+            self._complaints[duty] = str(err)
+        except Exception:  # outermost loop of this thread: one bad turn must not be the last
+            logger.exception("%s: housekeeping failed", duty)
+        else:
+            self._complaints.pop(duty, None)
+
+    def _warn_of_loopback(self) -> None:
+        told = BrokerAddress.parse(str(self.broker_address()["url"]))
+        if loopback(told) and (self.settings.insecure or not self.settings.http.loopback):
+            logger.warning(
+                "devices elsewhere cannot reach their broker: they are told %s, which is this "
+                "machine to itself; give --mqtt-public mqtt[s]://HOST:PORT as they reach it, or "
+                "have the embedded one listen for them with --mqtt embedded:0.0.0.0:%d",
+                told.url,
+                told.port,
+            )
+
+
+def _remedy(address: Address) -> str:
+    """How to go on where the embedded broker cannot listen: Debian starts a Mosquitto there."""
+    other = Address(address.host, address.port + 1 if address.port < 65_535 else 1884)
+    there = BrokerAddress(_reached_at(address.host), address.port)
+    return (
+        f" with --mqtt embedded:{other}, or use the broker that may run there already "
+        f"with --mqtt {there.url}"
+    )
+
+
+def _reached_at(host: str) -> str:
+    """Where this machine reaches what listens on `host`."""
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound

@@ -10,10 +10,13 @@ from typing import Final
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.mqtt import BrokerAddress
+from edge_sdk.wire.frames import MQTT_LIMITS
 
 EMBEDDED: Final = "embedded"
 HTTP_DEFAULT: Final = "127.0.0.1:8000"
 MQTT_PORT_DEFAULT: Final = 1883
+# a reply of a thousand classes; a broker that takes less is of no use
+PACKET_BYTES_MIN: Final = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,12 @@ class ServerSettings:
         state: folder of everything the server keeps.
         http: where the API listens.
         broker: where the embedded broker listens, or the URL of another.
-        batch_max: queries run at once; queue_max: queries waiting before one is refused.
+        mqtt_public: URL of the broker as devices reach it, where that is not `broker`.
+        batch_max: queries run at once; queue_max, queue_bytes: queries waiting, and what they hold,
+            before one is refused.
         threads: of onnxruntime; half the cores leaves the rest to the network and the broker.
         allocation: `budget` or `supersfl`.
+        max_packet_bytes: of one MQTT message's content; longer ones go over HTTP.
         tls_cert, tls_key: PEM files for HTTPS and MQTTS.
         mqtt_ca: PEM file to verify a broker of your own against; the system's store without it.
         insecure: listen in the clear off loopback all the same.
@@ -68,19 +74,28 @@ class ServerSettings:
     http: Address
     broker: Address | BrokerAddress
     batch_max: int = 32
+    mqtt_public: str | None = None
     queue_max: int = 256
+    queue_bytes: int = 64_000_000
     threads: int = max(1, (os.cpu_count() or 2) // 2)
     allocation: str = "budget"
-    max_packet_bytes: int = 2_000_000
+    max_packet_bytes: int = MQTT_LIMITS.frame_bytes
     tls_cert: Path | None = None
     mqtt_ca: Path | None = None
     tls_key: Path | None = None
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch_max", "queue_max", "threads"):
+        for name in ("batch_max", "queue_max", "queue_bytes", "threads"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if not PACKET_BYTES_MIN <= self.max_packet_bytes <= MQTT_LIMITS.frame_bytes:
+            raise ConfigurationError(
+                f"max_packet_bytes: expected {PACKET_BYTES_MIN} to {MQTT_LIMITS.frame_bytes}, "
+                f"got {self.max_packet_bytes}"
+            )
+        if self.mqtt_public is not None:
+            _check_public(self.mqtt_public)
         if self.allocation not in ("budget", "supersfl"):
             raise ConfigurationError(
                 f"allocation: expected budget or supersfl, got {self.allocation!r}"
@@ -135,3 +150,10 @@ def parse_broker(text: str) -> Address | BrokerAddress:
     raise ConfigurationError(
         f"--mqtt: expected embedded, embedded:HOST:PORT or mqtt://HOST:PORT, got {text!r}"
     )
+
+
+def _check_public(url: str) -> None:
+    """Raises: ConfigurationError unless devices can be told this."""
+    address = BrokerAddress.parse(url)
+    if address.username is not None or address.password is not None:
+        raise ConfigurationError("--mqtt-public: every device is told it; leave the login out")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,29 +26,50 @@ class Model:
     engine: LadderEngine
 
 
+# The files of a model's folder: name, time of change and size of each.
+Files = tuple[tuple[str, int, int], ...]
+
+
 class ModelStore:
-    """Loads every model of a folder; the highest version of a name is the active one."""
+    """Loads every model of a folder.
+
+    Which version of a name is active the store is told; where it is not, the highest is. A version
+    whose folder is deleted is served no more.
+    """
 
     def __init__(self, folder: Path, *, threads: int = 1) -> None:
         self._folder = folder
         self._threads = threads
         self._models: dict[tuple[str, str], Model] = {}
         self._broken: dict[tuple[str, str], str] = {}
+        self._tried: dict[tuple[str, str], Files] = {}
+        self._active: dict[str, str] = {}
         self._loading = threading.Lock()
 
-    def load(self) -> None:
-        """Load what is on disk and not yet loaded; a broken model is reported, not fatal."""
+    def load(self, *, again: bool = False) -> None:
+        """Bring the store in line with the disk; a broken model is reported, not fatal.
+
+        Args:
+            again: try a broken model although its files are those that failed before.
+        """
         with self._loading:
             folders = {
                 (path.parent.parent.name, path.parent.name): path.parent
                 for path in sorted(self._folder.glob("*/*/model.json"))
                 if not path.parent.name.startswith(".")  # an export that is still being written
             }
-            for key in set(self._broken) - set(folders):
-                del self._broken[key]
+            # one change at a time and in one step each: queries look models up meanwhile
+            for key in set(self._models) - set(folders):
+                self._models = {k: model for k, model in self._models.items() if k != key}
+                logger.info("model=%s version=%s is gone", *key)
+            self._broken = {key: why for key, why in self._broken.items() if key in folders}
             for key, folder in folders.items():
                 if key not in self._models:
-                    self._load(key, folder)
+                    self._try(key, folder, again=again)
+
+    def activate(self, active: Mapping[str, str]) -> None:
+        """Serve these versions where none is asked for, by name; the highest of other names."""
+        self._active = dict(active)
 
     @property
     def ready(self) -> bool:
@@ -55,7 +78,8 @@ class ModelStore:
 
     def all(self) -> list[Model]:
         """Every loaded model, by name and version."""
-        return [self._models[key] for key in sorted(self._models, key=_by_version)]
+        models = self._models
+        return [models[key] for key in sorted(models, key=_by_version)]
 
     def broken(self) -> dict[tuple[str, str], str]:
         """Name and version of those that could not be loaded, and why."""
@@ -66,19 +90,30 @@ class ModelStore:
 
         Raises: UnknownModelError naming those there are; NotReadyError while there is none.
         """
-        if not self._models:
+        models = self._models
+        if not models:
             raise NotReadyError("no model is loaded; publish one with `splitedge export`")
         found = [
             key
-            for key in sorted(self._models, key=_by_version)
+            for key in sorted(models, key=_by_version)
             if (name in (None, key[0])) and (version in (None, "", key[1]))
         ]
         if not found or (name is None and len({key[0] for key in found}) > 1):
-            known = ", ".join(f"{n} version {v}" for n, v in sorted(self._models, key=_by_version))
+            known = ", ".join(f"{n} version {v}" for n, v in sorted(models, key=_by_version))
             wanted = name or "of no name"
             wanted += f" version {version}" if version else ""
             raise UnknownModelError(f"model {wanted}: not served; there is {known}")
-        return self._models[found[-1]]
+        highest = found[-1]
+        active = highest[0], self._active.get(highest[0], "")
+        return models[active if active in found else highest]
+
+    def _try(self, key: tuple[str, str], folder: Path, *, again: bool) -> None:
+        """Load it, unless it was broken before and nothing of it has changed."""
+        files = files_of(folder)  # before it is read: what changes meanwhile is seen next time
+        if key in self._broken and self._tried.get(key) == files and not again:
+            return
+        self._tried[key] = files
+        self._load(key, folder)
 
     def _load(self, key: tuple[str, str], folder: Path) -> None:
         try:
@@ -86,13 +121,23 @@ class ModelStore:
             _check_place(key, manifest)
             engine = LadderEngine(folder, manifest, threads=self._threads)
         except BundleError as err:
-            if self._broken.get(key) != str(err):  # it is tried again every turn, and said once
+            if self._broken.get(key) != str(err):  # said once, however often it is tried
                 logger.error("model=%s version=%s cannot be loaded: %s", *key, err)  # noqa: TRY400 - no traceback for a bad file
             self._broken[key] = str(err)
             return
         self._broken.pop(key, None)
-        self._models[key] = Model(folder, manifest, engine)
+        self._models = {**self._models, key: Model(folder, manifest, engine)}
         logger.info("model=%s version=%s loaded", *key)
+
+
+def files_of(folder: Path) -> Files:
+    """What is in a model's folder now; compared, it tells whether a file has changed."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            status = path.stat()
+            found.append((str(path.relative_to(folder)), status.st_mtime_ns, status.st_size))
+    return tuple(found)
 
 
 def _check_place(key: tuple[str, str], manifest: ModelManifest) -> None:

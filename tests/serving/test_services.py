@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,15 +17,19 @@ import orjson
 import pytest
 from fastapi.testclient import TestClient
 
-from edge_sdk.errors import ConfigurationError
-from edge_sdk.mqtt import BrokerAddress
+from edge_sdk.errors import ConfigurationError, LinkError
+from edge_sdk.manifest import ModelManifest
+from edge_sdk.mqtt import BrokerAddress, MqttLink
 from edge_sdk.wire.messages import Problem, Query
 from edge_sdk.wire.topics import Kind
 from profiles import load_reference
 from server.app import create_app
+from server.backend.ladder import LadderEngine
 from server.backend.models import ModelStore
+from server.broker.mosquitto import BACKEND, write_config
 from server.errors import NotReadyError, UnknownModelError
 from server.registry.database import Registry
+from server.registry.records import Device as Record
 from server.services import Services
 from server.settings import Address, ServerSettings, parse_broker
 
@@ -81,6 +89,64 @@ def test_the_highest_version_is_active_and_numbers_are_not_text(
     assert store.get(None, "2").manifest.version == "2"
     with pytest.raises(UnknownModelError, match=r"letters.*there is digits version 2, digits"):
         store.get("letters")
+
+
+def test_the_version_that_is_told_is_active_and_the_highest_where_none_is(
+    exported: Exported, tmp_path: Path
+) -> None:
+    for version in (1, 2, 3):
+        exported.install(tmp_path, version=version)
+    store = ModelStore(tmp_path)
+    store.load()
+    store.activate({"digits": "2"})
+    assert store.get().manifest.version == "2"
+    assert store.get("digits").manifest.version == "2"
+    assert store.get("digits", "3").manifest.version == "3"
+    for elsewhere in ({"digits": "9"}, {"letters": "1"}):
+        store.activate(elsewhere)
+        assert store.get("digits").manifest.version == "3"
+
+
+def test_a_version_whose_folder_is_deleted_is_served_no_more(
+    exported: Exported, tmp_path: Path
+) -> None:
+    for version in (1, 2):
+        exported.install(tmp_path, version=version)
+    store = ModelStore(tmp_path)
+    store.load()
+    store.activate({"digits": "2"})
+    shutil.rmtree(tmp_path / "digits" / "2")
+    store.load()
+    assert [model.manifest.version for model in store.all()] == ["1"]
+    assert store.get().manifest.version == "1"
+    shutil.rmtree(tmp_path / "digits")
+    store.load()
+    assert not store.ready
+
+
+def test_a_broken_model_is_read_again_when_its_files_change_or_when_asked(
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = exported.install(tmp_path)
+    whole = (folder / "segments" / "1-2.onnx").read_bytes()
+    damage(folder, "segment cut off")
+    tried: list[Path] = []
+
+    class Counted(LadderEngine):
+        def __init__(self, folder: Path, manifest: ModelManifest, *, threads: int = 1) -> None:
+            tried.append(folder)
+            super().__init__(folder, manifest, threads=threads)
+
+    monkeypatch.setattr("server.backend.models.LadderEngine", Counted)
+    store = ModelStore(tmp_path)
+    for _ in range(5):
+        store.load()
+    assert len(tried) == 1
+    store.load(again=True)
+    assert len(tried) == 2
+    (folder / "segments" / "1-2.onnx").write_bytes(whole)
+    store.load()
+    assert (len(tried), store.ready, store.broken()) == (3, True, {})
 
 
 def damage(folder: Path, how: str) -> None:
@@ -166,8 +232,10 @@ def test_bundles_that_cannot_be_signed_are_tried_again(
     whole = exported.install(tmp_path / "elsewhere", version=2)
     kept = (whole / "bundles" / "d2" / "exit.onnx").rename(tmp_path / "kept")
     target = whole.rename(tmp_path / "state" / "models" / "digits" / "2")
-    eventually(lambda: services.models.get("digits").manifest.version == "2", "not served")
+    eventually(lambda: len(services.models.all()) == 2, "not served")
     time.sleep(1.5)
+    assert services.models.get("digits", "2").folder == target
+    assert services.models.get("digits").manifest.version == "1"  # what devices have, too
     said = [record for record in caplog.records if "not published" in record.getMessage()]
     assert len(said) == 1
     assert not any(model.version == 2 for model in services.registry.models())
@@ -177,6 +245,27 @@ def test_bundles_that_cannot_be_signed_are_tried_again(
         lambda: [m.version for m in services.registry.models() if m.active] == [2],
         "not published",
     )
+    eventually(lambda: services.models.get("digits").folder == target, "not active")
+
+
+@pytest.mark.broker
+def test_http_serves_the_version_that_devices_are_assigned(
+    services: Services, exported: Exported, tmp_path: Path
+) -> None:
+    enrol(services, "pi-1")
+
+    def both() -> tuple[str, str]:
+        bundle = services.assign(services.registry.device("pi-1")) or ""
+        return services.models.get("digits").manifest.version, bundle.split("/")[1]
+
+    exported.install(tmp_path / "state" / "models", version=2)
+    eventually(lambda: both() == ("2", "2"), "the new one is not active")
+    other = Registry.open(f"sqlite:///{tmp_path / 'state' / 'registry.db'}")
+    other.activate_model("digits", 1)  # back, by another process
+    other.close()
+    eventually(lambda: both() == ("1", "1"), "the old one is not active again")
+    shutil.rmtree(tmp_path / "state" / "models" / "digits" / "1")
+    eventually(lambda: both() == ("2", "2"), "the active one is gone, and nothing took its place")
 
 
 @pytest.mark.broker
@@ -226,6 +315,48 @@ def test_a_device_revoked_here_is_cut_at_once(
 
 
 @pytest.mark.broker
+def test_a_disk_that_fails_for_models_keeps_nobody_in(
+    services: Services, device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each duty of the housekeeper has its turn, whatever happened to the one before."""
+    one = device(broker_of(services), "pi-1", enrol(services, "pi-1"))
+    before = services.registry.device("pi-1").last_seen
+    tried: list[bool] = []
+
+    def fails(*, again: bool = False) -> None:
+        tried.append(again)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(services.models, "load", fails)
+    eventually(lambda: tried, "the housekeeper had no turn")
+    assert one.link.publish(one.topic(Kind.TELEMETRY), b"{}", qos=0)
+    eventually(lambda: services.registry.device("pi-1").last_seen != before, "not seen")
+    services.registry.revoke("pi-1")
+    eventually(lambda: not one.link.connected, "still connected")
+
+
+@pytest.mark.broker
+def test_devices_are_read_again_only_when_the_registry_changed(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enrol(services, "pi-1")
+    change = services.registry.last_change()
+    eventually(lambda: services._followed == change, "not followed")
+    looks: list[float] = []
+    read = services.registry.devices
+
+    def counted(fleet: str | None = None) -> tuple[Record, ...]:
+        looks.append(time.monotonic())
+        return read(fleet)
+
+    monkeypatch.setattr(services.registry, "devices", counted)
+    time.sleep(2.2)  # two turns
+    assert looks == []
+    services.registry.revoke("pi-1")
+    eventually(lambda: looks, "the revocation was not seen", 5)
+
+
+@pytest.mark.broker
 def test_devices_are_seen_by_what_they_say_however_long_it_runs(
     services: Services, device: Callable[..., Device]
 ) -> None:
@@ -271,7 +402,155 @@ def test_enrolled_over_http_and_let_in_at_the_broker(
             assert client.get(bad, headers=login).status_code == 404
 
 
+# a Mosquitto of one's own, whose devices outlive this server
+
+
+@contextlib.contextmanager
+def own_mosquitto(folder: Path, port: int) -> Iterator[BrokerAddress]:
+    """One that keeps devices apart, as `broker-config` writes it; its address with the login."""
+    config = write_config(folder, credential="secret", port=port)
+    program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
+    assert program is not None, "install Mosquitto 2.0 or newer to run the broker tests"
+    address = BrokerAddress("127.0.0.1", port, username=BACKEND, password="secret")
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen([program, "-c", config], stderr=log) as it,
+    ):
+        try:
+            eventually(lambda: not _refuses(address), "Mosquitto does not listen")
+            yield address
+        finally:
+            it.terminate()
+
+
+def _refuses(address: BrokerAddress) -> bool:
+    try:
+        socket.create_connection((address.host, address.port), 1).close()
+    except OSError:
+        return True
+    return False
+
+
+def lets_in(address: BrokerAddress, device: str, credential: str) -> bool:
+    link = MqttLink(address, client_id=device, username=device, password=credential)
+    link.start()
+    try:
+        eventually(lambda: link.connected or "ot authorized" in link.last_error, "no answer")
+        return link.connected
+    finally:
+        link.stop()
+
+
+@pytest.mark.broker
+def test_a_device_revoked_while_the_server_was_down_is_shut_out_of_mosquitto(
+    tmp_path: Path, free_port: int
+) -> None:
+    with own_mosquitto(tmp_path / "mosquitto", free_port) as address:
+        settings = ServerSettings(tmp_path / "state", FREE, address, threads=1)
+        services = Services(settings)
+        services.start()
+        credentials = {name: enrol(services, name) for name in ("pi-1", "pi-2")}
+        services.stop()
+        assert lets_in(address, "pi-1", credentials["pi-1"])
+        registry = Registry.open(f"sqlite:///{tmp_path / 'state' / 'registry.db'}")
+        registry.revoke("pi-1")
+        registry.close()
+
+        services = Services(settings)
+        services.start()
+        try:
+            assert not lets_in(address, "pi-1", credentials["pi-1"])
+            assert lets_in(address, "pi-2", credentials["pi-2"])
+        finally:
+            services.stop()
+
+
+@pytest.mark.broker
+def test_enrolment_while_mosquitto_is_away_fails_and_works_once_it_is_back(
+    tmp_path: Path, free_port: int
+) -> None:
+    profile = load_reference("raspberry-pi-4").to_dict()
+    with contextlib.ExitStack() as stack:
+        with own_mosquitto(tmp_path / "mosquitto", free_port) as address:
+            services = Services(ServerSettings(tmp_path / "state", FREE, address, threads=1))
+            services.start()
+            stack.callback(services.stop)
+        body = {"token": services.registry.create_token(), "name": "pi-1", "profile": profile}
+        client = stack.enter_context(TestClient(create_app(services)))
+        answer = client.post("/api/v1/enroll", json=body)
+        assert answer.status_code == 503
+        assert "try again when the broker is back" in answer.json()["error"]
+        assert services.registry.devices() == ()
+
+        with own_mosquitto(tmp_path / "mosquitto", free_port):
+
+            def enrolled() -> bool:
+                nonlocal answer
+                answer = client.post("/api/v1/enroll", json=body)
+                return bool(answer.status_code == 201)  # the client is httpx's, untyped here
+
+            eventually(enrolled, "the token does not work again")
+            assert answer.json()["device"] == "pi-1"
+            time.sleep(1.5)  # the housekeeper has had its turn
+            assert lets_in(address, "pi-1", answer.json()["credential"])
+
+
+@pytest.mark.broker
+def test_one_removal_that_fails_stops_no_other(
+    tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with own_mosquitto(tmp_path / "mosquitto", free_port) as address:
+        services = Services(ServerSettings(tmp_path / "state", FREE, address, threads=1))
+        services.start()
+        try:
+            credentials = {name: enrol(services, name) for name in ("pi-1", "pi-2", "pi-3")}
+            assert services._admin is not None
+            remove, failing = services._admin.remove_device, [True]
+
+            def flaky(device: str) -> None:
+                if device == "pi-1" and failing:
+                    raise LinkError("Mosquitto did not answer")
+                remove(device)
+
+            monkeypatch.setattr(services._admin, "remove_device", flaky)
+            for name in ("pi-1", "pi-2"):
+                services.registry.revoke(name)
+            eventually(lambda: not lets_in(address, "pi-2", credentials["pi-2"]), "still let in")
+            assert lets_in(address, "pi-1", credentials["pi-1"])
+            assert lets_in(address, "pi-3", credentials["pi-3"])
+            failing.clear()
+            eventually(lambda: not lets_in(address, "pi-1", credentials["pi-1"]), "still let in")
+        finally:
+            services.stop()
+
+
 # starting and stopping
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(
+    ("http", "public", "warned"),
+    [
+        ("0.0.0.0:0", None, True),
+        ("0.0.0.0:0", "mqtt://edge.example:1883", False),
+        ("127.0.0.1:0", None, False),
+    ],
+)
+def test_a_broker_that_devices_cannot_reach_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, http: str, public: str | None, warned: bool
+) -> None:
+    insecure = http.startswith("0")
+    services = Services(
+        ServerSettings(
+            tmp_path, Address.parse(http, "--http"), FREE, mqtt_public=public, insecure=insecure
+        )
+    )
+    services.start()
+    services.stop()
+    said = [line for line in caplog.messages if "cannot reach their broker" in line]
+    assert len(said) == warned
+    assert all("--mqtt-public" in line and services.broker_url in line for line in said)
+    assert services.broker_address()["url"] == (public or services.broker_url)
 
 
 @pytest.mark.broker
