@@ -61,8 +61,24 @@ def run(
             help="File with the password of the user in --mqtt, on a line of its own.",
         ),
     ] = None,
+    mqtt_public: Annotated[
+        str | None,
+        typer.Option(
+            help="mqtt[s]://HOST:PORT that devices are told, where they reach the broker elsewhere "
+            "than this server does; default the last one, or that of --mqtt."
+        ),
+    ] = None,
+    mqtt_packet_bytes: Annotated[
+        int,
+        typer.Option(
+            help="Longest MQTT message; longer ones go over HTTP. Stay 1,000 below a smaller limit "
+            "of your own broker: 130000 for AWS IoT, 1000000 for EMQX."
+        ),
+    ] = 2_000_000,
     state: State = STATE_DEFAULT,
-    allocation: Annotated[str, typer.Option(help="budget or supersfl.")] = "budget",
+    allocation: Annotated[
+        str | None, typer.Option(help="budget or supersfl; default the last one, or budget.")
+    ] = None,
     batch: Annotated[int, typer.Option(help="Queries run at once, at most.")] = 32,
     queue: Annotated[int, typer.Option(help="Queries waiting before one is refused.")] = 256,
     threads: Annotated[int, typer.Option(help="Compute threads; 0 takes half the cores.")] = 0,
@@ -93,9 +109,11 @@ def run(
         broker=_with_password(
             parse_broker(mqtt or (last.mqtt if last else EMBEDDED)), mqtt_password_file
         ),
+        mqtt_public=mqtt_public or (last.mqtt_public if last else None),
         batch_max=batch,
         queue_max=queue,
-        allocation=allocation,
+        allocation=allocation or (last.allocation if last else None) or "budget",
+        max_packet_bytes=mqtt_packet_bytes,
         tls_cert=tls_cert,
         mqtt_ca=mqtt_ca,
         tls_key=tls_key,

@@ -27,23 +27,34 @@ ADDRESSES_NAME: Final = "addresses.json"
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a server listens, as the next start and its devices want it again."""
+    """Where a server listens and what it tells its devices: the next start must do the same.
+
+    Attributes:
+        mqtt_public: the broker's URL as devices reach it, or None.
+        allocation: the rule; another one would give the whole fleet other depths.
+    """
 
     http: str
     mqtt: str
+    mqtt_public: str | None = None
+    allocation: str | None = None
 
     @classmethod
     def load(cls, state: Path) -> Addresses | None:
         """What the last start wrote, or None."""
         with contextlib.suppress(OSError, orjson.JSONDecodeError, KeyError, TypeError):
             data = orjson.loads((state / ADDRESSES_NAME).read_bytes())
-            return cls(str(data["http"]), str(data["mqtt"]))
+            return cls(
+                str(data["http"]),
+                str(data["mqtt"]),
+                data.get("mqtt_public"),  # these two are not in files of the first releases
+                data.get("allocation"),
+            )
         return None
 
     def save(self, state: Path) -> None:
         """Keep them for the next start."""
-        raw = orjson.dumps({"http": self.http, "mqtt": self.mqtt})
-        write_atomic(state / ADDRESSES_NAME, raw)
+        write_atomic(state / ADDRESSES_NAME, orjson.dumps(self))
 
 
 def serve(settings: ServerSettings, announce: Callable[[str, str], None]) -> None:
@@ -62,7 +73,7 @@ def serve(settings: ServerSettings, announce: Callable[[str, str], None]) -> Non
         stack.callback(services.stop)
         services.start()
         http = _http_url(settings, listener)
-        mqtt = str(services.broker_address()["url"])
+        mqtt = services.broker_url
         _remember(settings, listener, mqtt)
         config = uvicorn.Config(
             create_app(services),
@@ -112,6 +123,7 @@ def _http_url(settings: ServerSettings, listener: socket.socket) -> str:
 def _remember(settings: ServerSettings, listener: socket.socket, mqtt: str) -> None:
     http = Address(settings.http.host, int(listener.getsockname()[1]))
     if isinstance(settings.broker, Address):
-        Addresses(str(http), f"embedded:{mqtt.partition('://')[2]}").save(settings.state)
-    elif settings.broker.username is None:
-        Addresses(str(http), mqtt).save(settings.state)
+        mqtt = f"embedded:{mqtt.partition('://')[2]}"
+    elif settings.broker.username is not None:
+        return
+    Addresses(str(http), mqtt, settings.mqtt_public, settings.allocation).save(settings.state)

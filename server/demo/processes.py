@@ -21,9 +21,8 @@ STOP_TIMEOUT_S: Final = 15.0
 class ServerProcess:
     """`splitedge server run` on a state folder; on ports of its own choice, kept over restarts."""
 
-    def __init__(self, state: Path, options: Sequence[str] = ()) -> None:
+    def __init__(self, state: Path) -> None:
         self._state = state
-        self._options = options
         self._process: subprocess.Popen[str] | None = None
         self.http = ""
         self.log = state.with_name(f"{state.name}.log")
@@ -35,7 +34,7 @@ class ServerProcess:
         Raises: LinkError with what it said when it ends instead.
         """
         command = [sys.executable, "-P", "-m", "edge_sdk.cli", "server", "run"]
-        command += ["--state", str(self._state), *self._options, *options]
+        command += ["--state", str(self._state), *options]
         with self.log.open("ab") as log:
             process = _popen(command, log)
         self._process = process

@@ -33,6 +33,11 @@ AWAY_S: Final = 3.0
 BEFORE_S: Final = 1.0
 RECOVERY_WAIT_S: Final = 6.0
 SERVER_BATCH: Final = 32
+# the server remembers them: every later start, with none of them, is the same
+SERVER_OPTIONS: Final = (
+    *("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0"),
+    *("--allocation", "supersfl"),
+)
 
 Progress = Callable[[str], contextlib.AbstractContextManager[Callable[[str], None]]]
 
@@ -119,11 +124,11 @@ def run_demo(plan: Plan, data: Path | None, state: Path, progress: Progress) -> 
     _train_and_export(plan, dataset, state, progress)
     samples = state / "samples.npy"
     np.save(samples, dataset.x_test)
-    server = ServerProcess(state / "server", ("--allocation", "supersfl"))
+    server = ServerProcess(state / "server")
     with contextlib.ExitStack() as stack:
         stack.callback(server.stop)
         with progress("starting the server and its broker"):
-            server.start(("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0"))
+            server.start(SERVER_OPTIONS)
         with progress("enrolling three devices") as say:
             states = _enrol(server.http, state, say)
         with progress("starting the devices, each a process that fetches its bundle") as say:

@@ -26,6 +26,7 @@ from cryptography.x509.oid import NameOID
 from edge_sdk.mqtt import MqttLink
 from edge_sdk.wire.messages import Query
 from profiles import load_reference
+from server.run import Addresses
 
 if TYPE_CHECKING:
     from tests.serving.conftest import Device, Exported, ServerRun
@@ -111,8 +112,46 @@ def test_a_taken_port_is_one_clear_line(
         mqtt = run_server(tmp_path / "two", options)
         assert f"--http 127.0.0.1:{port}: cannot listen there" in error_line(http)
         line = error_line(mqtt)
-    assert str(port) in line
-    assert "port" in line
+    assert f"cannot listen on 127.0.0.1 port {port}" in line
+    other = port + 1 if port < 65_535 else 1884
+    assert f"with --mqtt embedded:127.0.0.1:{other}, or use the broker" in line
+    assert f"there already with --mqtt mqtt://127.0.0.1:{port}" in line
+
+
+def test_what_devices_were_told_and_given_is_kept_over_restarts(
+    run_server: Callable[..., ServerRun], tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    options = ("--allocation", "supersfl", "--mqtt-public", "mqtt://edge.example:1883")
+    first = run_server(state, (*FREE, *options, "--mqtt-packet-bytes", "130000")).wait_ready()
+    mqtt = first.mqtt
+    enrolled = first.call(
+        "POST",
+        "/api/v1/enroll",
+        json={
+            "token": _token(state).split(".")[0],
+            "profile": load_reference("raspberry-pi-4").to_dict(),
+        },
+    ).json()
+    assert enrolled["broker"] == {"url": "mqtt://edge.example:1883", "max_packet_bytes": 130_000}
+    first.end()
+    kept = Addresses.load(state)
+    assert kept is not None
+    assert (kept.allocation, kept.mqtt_public) == ("supersfl", "mqtt://edge.example:1883")
+
+    second = run_server(state, ()).wait_ready()
+    assert second.mqtt == mqtt  # where it listens, not what devices are told
+    second.end()
+    assert Addresses.load(state) == kept
+    third = run_server(state, ("--allocation", "budget")).wait_ready()
+    third.end()
+    assert Addresses.load(state) == replace(kept, allocation="budget")
+
+
+def test_addresses_of_an_earlier_release_are_read(tmp_path: Path) -> None:
+    text = '{"http": "127.0.0.1:8000", "mqtt": "embedded:127.0.0.1:1883"}'
+    (tmp_path / "addresses.json").write_text(text)
+    assert Addresses.load(tmp_path) == Addresses("127.0.0.1:8000", "embedded:127.0.0.1:1883")
 
 
 def test_a_second_server_on_one_state_is_told_of_the_first(
