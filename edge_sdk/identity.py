@@ -55,7 +55,9 @@ class Identity:
         Raises: StorageError.
         """
         make_folder(state, mode=0o700)
-        fields = asdict(self) | {"ca": None if self.ca is None else str(self.ca)}
+        fields = asdict(self)
+        if self.ca is not None:  # to be found wherever a process starts, a service in / say
+            fields["ca"] = self.ca.name if self.ca.parent == state else str(self.ca.resolve())
         raw = orjson.dumps(fields, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         write_atomic(state / IDENTITY_NAME, raw, mode=0o600)
 
@@ -83,10 +85,21 @@ class Identity:
                 device=str(data["device"]),
                 fleet=str(data["fleet"]),
                 credential=str(data["credential"]),
-                ca=None if ca is None else Path(str(ca)),
+                ca=None if ca is None else state / str(ca),
             )
         except (orjson.JSONDecodeError, KeyError, TypeError) as err:
             raise ConfigurationError(f"{path}: {err}; enrol again") from err
+
+
+def check_not_enrolled(state: Path) -> None:
+    """Refuse a state folder that has an identity: another one would take its place.
+
+    Raises: ConfigurationError.
+    """
+    if (state / IDENTITY_NAME).exists():
+        raise ConfigurationError(
+            f"{state}: a device is enrolled there already; give another --state, or remove it"
+        )
 
 
 def check_server_url(text: str) -> str:

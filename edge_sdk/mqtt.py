@@ -14,6 +14,7 @@ import logging
 import random
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from edge_sdk.errors import ConfigurationError, FrameTooLargeError, LinkError
+from edge_sdk.trust import trusting, trusting_only
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +186,10 @@ class MqttLink:
                 client.subscribe(topic_filter, qos)
 
     def start(self) -> None:
-        """Connect in the background and stay connected until `stop`."""
+        """Connect in the background and stay connected until `stop`.
+
+        Raises: ConfigurationError for a file that no broker can be verified against.
+        """
         with self._changing:
             if self._client is None:
                 self._start_client()
@@ -256,7 +261,7 @@ class MqttLink:
         if self._will is not None:
             client.will_set(self._will.topic, self._will.payload, qos=1, retain=True)
         if self.address.tls:
-            client.tls_set_context(_tls_context(self._ca, self._pinned))
+            client.tls_set_context(self._tls_context())
             client.tls_insecure_set(self._pinned is not None)  # checks no name, but all else
         client.max_queued_messages_set(4 * self._max_in_flight)
         client.max_inflight_messages_set(self._max_in_flight)
@@ -343,7 +348,8 @@ class MqttLink:
                 self._start_client()
 
     def _connect_failed(self, client: paho.Client, _userdata: object) -> None:
-        self._last_error = "connection refused or host unreachable"
+        # paho calls this while it handles what connecting raised, and does not hand it over
+        self._last_error = _why_unreachable(sys.exc_info()[1], self.address.host)
         self._failures += 1
         self._set_delay(client)
 
@@ -363,6 +369,11 @@ class MqttLink:
             self._last_error = f"the connection was lost: {reason}"
             if self._on_state is not None:
                 self._on_state(False)
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._pinned is not None:
+            return trusting_only(Path(self._pinned))
+        return trusting(None if self._ca is None else Path(self._ca))
 
     def _set_delay(self, client: paho.Client) -> None:
         bound = min(RECONNECT_FIRST_S * 2 ** min(self._failures, 10), RECONNECT_LAST_S)
@@ -392,16 +403,6 @@ class _RpcProperties:
         return self._packed
 
 
-def _tls_context(ca: str | None, pinned: str | None) -> ssl.SSLContext:
-    if pinned is None:
-        return ssl.create_default_context(cafile=ca)
-    # the first of the file is the broker's own; those of its issuers may follow
-    first, end, _ = Path(pinned).read_text().partition(ssl.PEM_FOOTER)
-    context = ssl.create_default_context(cadata=first + end)
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    return context
-
-
 def loopback(address: BrokerAddress) -> bool:
     """Whether that broker is on this machine."""
     return address.host in ("localhost", "::1") or address.host.startswith("127.")
@@ -410,6 +411,23 @@ def loopback(address: BrokerAddress) -> bool:
 def with_login(address: BrokerAddress, username: str, password: str) -> BrokerAddress:
     """The same address with that login."""
     return replace(address, username=username, password=password)
+
+
+def _why_unreachable(err: BaseException | None, host: str) -> str:
+    match err:
+        case socket.gaierror():
+            why = f"the name {host} cannot be resolved ({err.strerror})"
+        case ssl.SSLCertVerificationError():
+            why = f"its certificate is not trusted ({err.verify_message})"
+        case ssl.SSLError():
+            why = f"no TLS connection ({err.reason or err.strerror})"
+        case ConnectionRefusedError():
+            why = "connection refused: nothing listens there"
+        case TimeoutError():
+            why = "connecting timed out"
+        case _:
+            why = f"cannot connect ({getattr(err, 'strerror', None) or err})"
+    return why
 
 
 def _tune(_client: paho.Client, _userdata: object, sock: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -259,6 +260,37 @@ def test_without_a_broker_nothing_is_kept_and_the_reason_is_told(free_port: int)
     link.stop()
     assert not link.publish(QUERY, b"q")
     link.stop()  # again is fine
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("mqtt://no-such-host.invalid:1883", "the name no-such-host.invalid cannot be resolved"),
+        ("mqtts://127.0.0.1:{port}", "no TLS connection|cannot connect"),
+    ],
+)
+def test_the_real_cause_of_no_connection_is_told(url: str, reason: str) -> None:
+    refuser = Refuser()
+    link = MqttLink(BrokerAddress.parse(url.format(port=refuser.address.port)), client_id="pi-1")
+    link.start()
+    try:
+        eventually(lambda: "tried yet" not in link.last_error, "nothing was told")
+        assert re.search(reason, link.last_error), link.last_error
+    finally:
+        link.stop()
+        refuser.close()
+
+
+@pytest.mark.parametrize("option", ["ca", "pinned"])
+def test_a_file_that_verifies_nothing_is_named(option: str, tmp_path: Path) -> None:
+    files = {option: str(tmp_path / "hub.pem")}
+    for content in (None, "junk"):
+        if content is not None:
+            (tmp_path / "hub.pem").write_text(content)
+        link = MqttLink(BrokerAddress("127.0.0.1", 1, tls=True), client_id="pi-1", **files)  # type: ignore[arg-type]  # one of two keywords
+        with pytest.raises(ConfigurationError, match=r"hub.pem: cannot be used to verify"):
+            link.start()
+        link.stop()
 
 
 @pytest.mark.broker
