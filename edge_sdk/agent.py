@@ -146,8 +146,12 @@ class EdgeAgent:
 
         An enrolled device without a bundle fetches its own first.
 
+        A bundle that does not load here makes room for the one before it.
+
         Raises: StateInUseError if another agent runs there; EnrolmentError if the device is not
-            enrolled; NoBundleError if there is no bundle and none can be fetched.
+            enrolled (see `enroll`); NoBundleError if there is no bundle; BundleError if none loads;
+            ConfigurationError for settings or a CA file that cannot be used; why an update failed
+            (see `update`) if the first bundle cannot be fetched.
         """
         state = Path(state)
         settings = settings or AgentSettings()
@@ -169,15 +173,12 @@ class EdgeAgent:
         except StorageError as err:  # a bundle runs from a read-only disk too
             logger.warning("the start was not noted: %s", err)
         try:
-            active = store.active()
-        except NoBundleError:
-            update(state)
-            active = store.active()
-        agent = cls(
-            Engine(active.folder, active.manifest, settings), settings, lock=lock, state=state
-        )
-        if settings.offload:
-            agent._connect(identity, state)
+            agent = cls(_load(store, settings), settings, lock=lock, state=state)
+            if settings.offload:
+                agent._connect(identity, state)
+        except SplitedgeError:
+            _forget_start(store)  # said in so many words: no crash of the bundle
+            raise
         agent._watch_health()
         return agent
 
@@ -318,6 +319,8 @@ class EdgeAgent:
             self._health.join()
             if early and self._counters.total:
                 self._confirm()
+            elif early:
+                _forget_start(BundleStore(cast("Path", self._state)))
         # the offloader first: nobody waits for a reply from then on
         for part in (self._offloader, self._auditor, self._late):
             if part is not None:
@@ -543,6 +546,8 @@ class EdgeAgent:
 def update(state: Path) -> None:
     """Fetch the bundle assigned to this device, in a short-lived process, and activate it.
 
+    A running agent goes on with the one it has until its `refresh`.
+
     Raises: UpdateRefusedError, StorageError or LinkError saying why not; what ran before runs on.
     """
     outcome = run_update(state)
@@ -550,6 +555,31 @@ def update(state: Path) -> None:
         return
     kinds = {"unreachable": LinkError, "no_space": StorageError}
     raise kinds.get(outcome.status, UpdateRefusedError)(f"update: {outcome.reason}")
+
+
+def _load(store: BundleStore, settings: AgentSettings) -> Engine:
+    """The active bundle, fetched where there is none; the one before it if it does not load."""
+    try:
+        active = store.active()
+    except NoBundleError:
+        update(store.state)
+        active = store.active()
+    try:
+        return Engine(active.folder, active.manifest, settings)
+    except BundleError as err:
+        # with nothing to go back to it stays: another onnxruntime may load it
+        if not store.has_way_back():
+            raise
+        logger.warning("bundle=%s does not load: %s", active.manifest.bundle, err)
+        active = store.roll_back(str(err))
+        return Engine(active.folder, active.manifest, settings)
+
+
+def _forget_start(store: BundleStore) -> None:
+    try:
+        store.forget_start()
+    except StorageError as err:
+        logger.warning("the start was not taken back: %s", err)
 
 
 def _ready(waiting: _Asked | Prediction) -> bool:

@@ -179,7 +179,8 @@ class BundleStore:
 
         A bundle that was started MAX_UNPROVEN_STARTS times and never confirmed takes the agent down
         with it: the next call quarantines it, and `active` goes back. Not where there is nothing to
-        go back to: short starts may have other reasons, and any bundle is better than none.
+        go back to: any bundle is better than none. A start that ended well is taken back by
+        `forget_start`.
 
         Raises: StorageError.
         """
@@ -191,11 +192,24 @@ class BundleStore:
             if ledger.unproven_starts < MAX_UNPROVEN_STARTS:
                 self._write(replace(ledger, unproven_starts=ledger.unproven_starts + 1))
                 return
-            way_back = _other(ledger.active)
-            before = ledger.slots.get(way_back)
-            if before is not None and self._unfit(way_back, before) is None:
+            if self._has_way_back(ledger):
                 why = f"{ledger.unproven_starts} starts and never healthy"
                 self._quarantine(record.digest, record.bundle, why)
+
+    def forget_start(self) -> None:
+        """Take the last `count_start` back: the agent ended as it was told to, and well.
+
+        Raises: StorageError.
+        """
+        with self._locked():
+            ledger = self._read()
+            if ledger.unproven_starts:
+                self._write(replace(ledger, unproven_starts=ledger.unproven_starts - 1))
+
+    def has_way_back(self) -> bool:
+        """Whether the inactive slot holds a bundle that could run in place of the active one."""
+        with self._locked():
+            return self._has_way_back(self._read())
 
     def confirm(self) -> None:
         """Note that the active bundle lived through its health window.
@@ -253,6 +267,11 @@ class BundleStore:
             problems.append(f"slot {slot}, {record.bundle}: {problem}")
         found = "; ".join(problems) or "no bundle is installed"
         raise NoBundleError(f"{self.state}: {found}; run `splitedge agent update`")
+
+    def _has_way_back(self, ledger: _Ledger) -> bool:
+        slot = _other(ledger.active)
+        record = ledger.slots.get(slot)
+        return record is not None and self._unfit(slot, record) is None
 
     def _unfit(self, slot: Slot, record: BundleRecord) -> str | None:
         why = self.why_quarantined(record.digest)

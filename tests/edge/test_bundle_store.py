@@ -214,6 +214,16 @@ def test_confirmed_bundle_may_be_started_for_ever(store: BundleStore, export: Ex
     assert name(store) == "tiny/1/d2"
 
 
+def test_start_that_ended_well_is_taken_back(store: BundleStore, export: Export) -> None:
+    install(store, export, 1)
+    install(store, export, 2)
+    store.forget_start()  # of none: nothing to take back
+    for _ in range(3 * MAX_UNPROVEN_STARTS):
+        store.count_start()
+        store.forget_start()
+    assert name(store) == "tiny/2/d2"
+
+
 def test_quarantine_keeps_the_newest_hundred(store: BundleStore) -> None:
     records = [
         BundleRecord("tiny/1/d2", {"exit.onnx": FileRecord(f"{number:064x}", 1)})
@@ -250,8 +260,21 @@ def test_second_agent_on_a_state_folder_is_told_who_the_first_is(tmp_path: Path)
     StateLock(tmp_path).release()  # nothing stale is left of a killed one
 
 
+def test_authority_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for ca in (Path("hub.pem"), Path("pi/ca.pem")):
+        Identity("https://hub:8000", "pi-4", "barn", "s", ca).save(Path("pi"))
+        monkeypatch.chdir("/")
+        assert Identity.load(tmp_path / "pi").ca == tmp_path / ca
+        monkeypatch.chdir(tmp_path)
+    (tmp_path / "pi").rename(tmp_path / "moved")  # its own copy goes with it
+    assert Identity.load(tmp_path / "moved").ca == tmp_path / "moved" / "ca.pem"
+
+
 def test_identity_is_private_and_kept_out_of_logs(tmp_path: Path) -> None:
-    identity = Identity("https://hub:8000", "pi-4", "barn", "s3cret", Path("ca.pem"))
+    identity = Identity("https://hub:8000", "pi-4", "barn", "s3cret", tmp_path / "ca.pem")
     identity.save(tmp_path)
     assert Identity.load(tmp_path) == identity
     assert stat.S_IMODE((tmp_path / "agent.json").stat().st_mode) == 0o600
