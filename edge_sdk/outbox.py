@@ -15,10 +15,10 @@ import logging
 import math
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import orjson
@@ -34,6 +34,8 @@ OUTBOX_NAME: Final = "outbox.db"
 ROWS_MAX: Final = 10_000
 BYTES_MAX: Final = 64_000_000
 
+# What reading a row raises that a worn card damaged, or that an earlier splitedge wrote.
+_UNREADABLE: Final = (SplitedgeError, ValueError, TypeError, LookupError)
 _VERSION: Final = 1
 _SCHEMA: Final = """
 CREATE TABLE bundle (name TEXT PRIMARY KEY, manifest BLOB NOT NULL) WITHOUT ROWID;
@@ -81,7 +83,7 @@ class Answer:
 
 
 class Outbox:
-    """The queries of one state folder. May be used from several threads.
+    """The queries of one state folder, readable by its owner only. May be used by several threads.
 
     A disk that is full, read-only or gone makes each call raise StorageError, until it is well
     again: nothing needs a restart. A damaged file is set aside and a new one begun.
@@ -132,8 +134,17 @@ class Outbox:
     def waiting(self, at_most: int) -> list[Waiting]:
         """The oldest queries without an answer.
 
+        One that cannot be read any more is settled with the reason: it would hold up the others.
+
         Raises: StorageError.
         """
+        while True:
+            readable, broken = self._oldest(at_most)
+            if not broken:
+                return readable
+            self.answer(broken)
+
+    def _oldest(self, at_most: int) -> tuple[list[Waiting], list[tuple[str, Answer]]]:
         with self._opened() as database:
             rows = database.execute(
                 "SELECT id, asked_at, manifest, frame, uncertainty, threshold"
@@ -142,17 +153,19 @@ class Outbox:
                 (at_most,),
             ).fetchall()
         read = _manifests()
-        return [
-            Waiting(
-                identifier,
-                asked_at,
-                read(manifest),
-                unpack(frame, self._limits).tensors[0],
-                _number(uncertainty),
-                threshold,
-            )
-            for identifier, asked_at, manifest, frame, uncertainty, threshold in rows
-        ]
+        readable: list[Waiting] = []
+        broken: list[tuple[str, Answer]] = []
+        for identifier, asked_at, manifest, frame, uncertainty, threshold in rows:
+            try:
+                tensor = unpack(frame, self._limits).tensors[0]
+                known = read(manifest)
+            except _UNREADABLE as err:
+                logger.warning("query=%s cannot be read: %s", identifier, err)
+                broken.append((identifier, Answer(reason=f"the query cannot be read: {err}")))
+            else:
+                number = _number(uncertainty)
+                readable.append(Waiting(identifier, asked_at, known, tensor, number, threshold))
+        return readable, broken
 
     def unanswered(self) -> int:
         """How many queries have no answer yet.
@@ -174,7 +187,8 @@ class Outbox:
             freed = 0
             for identifier, answer in answers:
                 row = database.execute(
-                    "SELECT length(frame) FROM query WHERE id = ? AND answer IS NULL", (identifier,)
+                    "SELECT coalesce(length(frame), 0) FROM query WHERE id = ? AND answer IS NULL",
+                    (identifier,),
                 ).fetchone()
                 if row is None:
                     continue
@@ -189,6 +203,8 @@ class Outbox:
     def answers(self) -> list[LateAnswer]:
         """The answers that nobody acknowledged, in the order of their queries.
 
+        One that cannot be read any more says so in its `reason`.
+
         Raises: StorageError.
         """
         with self._opened() as database:
@@ -200,8 +216,9 @@ class Outbox:
         read = _manifests()
         return [
             _late_answer(
-                orjson.loads(answer),
-                read(manifest),
+                answer,
+                read,
+                manifest,
                 identifier=identifier,
                 asked_at=asked_at,
                 uncertainty=_number(uncertainty),
@@ -274,6 +291,10 @@ class Outbox:
             return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
+        # a query is what somebody's camera saw; the files beside it get the mode of this one
+        with contextlib.suppress(OSError):
+            self._path.touch(mode=0o600)
+            self._path.chmod(0o600)
         # one connection under one lock; autocommit, so that transactions are where they are written
         database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         try:
@@ -298,26 +319,31 @@ class Outbox:
 
 
 def _late_answer(
-    said: Mapping[str, Any],
-    manifest: BundleManifest,
+    answer: bytes,
+    read: Callable[[bytes], BundleManifest],
+    manifest: bytes,
     *,
     identifier: str,
     asked_at: float,
     uncertainty: float,
     threshold: float,
 ) -> LateAnswer:
-    if said["reason"]:
-        return LateAnswer(identifier, None, asked_at, said["reason"])
-    prediction = Prediction(
-        label=said["label"],
-        class_name=manifest.class_names[said["label"]],
-        probabilities=np.array(said["probabilities"], np.float32),
-        uncertainty=uncertainty,
-        threshold=threshold,
-        source=SERVER,
-        latency_ms=said["latency_ms"],
-        id=identifier,
-    )
+    try:
+        said = orjson.loads(answer)
+        if said["reason"]:
+            return LateAnswer(identifier, None, asked_at, said["reason"])
+        prediction = Prediction(
+            label=said["label"],
+            class_name=read(manifest).class_names[said["label"]],
+            probabilities=np.array(said["probabilities"], np.float32),
+            uncertainty=uncertainty,
+            threshold=threshold,
+            source=SERVER,
+            latency_ms=said["latency_ms"],
+            id=identifier,
+        )
+    except _UNREADABLE as err:
+        return LateAnswer(identifier, None, asked_at, f"the answer cannot be read: {err}")
     return LateAnswer(identifier, prediction, asked_at)
 
 

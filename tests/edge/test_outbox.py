@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +189,36 @@ def test_a_file_of_a_later_splitedge_is_left_alone(
     database.close()
     with pytest.raises(StorageError, match="made by a later splitedge"):
         Outbox(tmp_path).put(query(manifest, "a"))
+
+
+def test_rows_that_cannot_be_read_are_settled_and_hold_up_nothing(
+    tmp_path: Path, manifest: BundleManifest
+) -> None:
+    with closing(Outbox(tmp_path)) as outbox:
+        for number in range(5):
+            outbox.put(query(manifest, f"q{number}"))
+        outbox.answer([("q4", Answer(0, [1.0]))])
+    with sqlite3.connect(tmp_path / OUTBOX_NAME) as database:
+        database.execute("INSERT INTO bundle VALUES ('old/1/d1', '{\"format\": 0}')")
+        database.execute("UPDATE query SET frame = x'00' WHERE id = 'q0'")
+        database.execute("UPDATE query SET frame = NULL WHERE id = 'q1'")
+        database.execute("UPDATE query SET bundle = 'old/1/d1' WHERE id IN ('q2', 'q4')")
+    database.close()
+    with closing(Outbox(tmp_path)) as outbox:
+        assert [one.id for one in outbox.waiting(2)] == ["q3"]
+        late = {one.id: one for one in outbox.answers()}
+        assert sorted(late) == ["q0", "q1", "q2", "q4"]
+        for identifier in ("q0", "q1", "q2"):
+            assert late[identifier].reason.startswith("the query cannot be read: ")
+        assert late["q4"].reason.startswith("the answer cannot be read: ")
+        assert all(outbox.acknowledge(identifier) for identifier in late)
+
+
+def test_only_its_owner_reads_the_outbox(tmp_path: Path, manifest: BundleManifest) -> None:
+    with closing(Outbox(tmp_path)) as outbox:
+        outbox.put(query(manifest, "q"))
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert set(modes.values()) == {0o600}, modes
 
 
 def test_threads_share_an_outbox(tmp_path: Path, manifest: BundleManifest) -> None:
