@@ -1,4 +1,4 @@
-"""The device's side of splitedge: `EdgeAgent` and what it takes and gives.
+"""The device's side of splitedge: `enroll` once, then `EdgeAgent` and what it takes and gives.
 
 Names load when first used: the broker and the update process need the wire, not onnxruntime.
 """
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edge_sdk.agent import EdgeAgent
+    from edge_sdk.api import enroll
     from edge_sdk.errors import SplitedgeError
     from edge_sdk.prediction import LateAnswer, Prediction
     from edge_sdk.settings import AgentSettings, Agreement, Budget
@@ -22,6 +23,7 @@ __all__ = [
     "Prediction",
     "SplitedgeError",
     "__version__",
+    "enroll",
 ]
 
 _HOME = {
@@ -33,6 +35,7 @@ _HOME = {
     "Prediction": "edge_sdk.prediction",
     "SplitedgeError": "edge_sdk.errors",
     "__version__": "edge_sdk.version",
+    "enroll": "edge_sdk.api",
 }
 
 

@@ -7,29 +7,50 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import ssl
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 import orjson
 import urllib3
 
-from edge_sdk.durable import write_atomic
-from edge_sdk.errors import EnrolmentError, FrameError, LinkError, StorageError
-from edge_sdk.identity import Identity, check_server_url
+from edge_sdk.durable import check_writable, make_folder, write_atomic
+from edge_sdk.errors import (
+    ConfigurationError,
+    EnrolmentError,
+    FrameError,
+    LinkError,
+    SplitedgeError,
+    StorageError,
+    shown,
+)
+from edge_sdk.identity import Identity, check_not_enrolled, check_server_url
 from edge_sdk.mqtt import BrokerAddress
+from edge_sdk.trust import trusting
 from edge_sdk.wire.frames import HTTP_LIMITS, decode, encode
 from edge_sdk.wire.messages import RETRY_AFTER_MAX_S, Problem, Query, Reply, read_reply
-from profiles import DeviceProfile
+from profiles import DeviceProfile, probe
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 TIMEOUT_S: Final = 10.0
 CONNECTION_NAME: Final = "connection.json"
 ROOT_NAME: Final = "tuf/root.json"
-REFUSED: Final = {429: Problem.OVERLOADED, 503: Problem.NOT_READY, 404: Problem.UNKNOWN_MODEL}
+CA_NAME: Final = "ca.pem"
+REFUSED: Final = {
+    404: Problem.UNKNOWN_MODEL,
+    429: Problem.OVERLOADED,
+    503: Problem.NOT_READY,
+    504: Problem.EXPIRED,
+}
+# What an answer may hold, but for the tensors of an offload.
+JSON_BYTES: Final = 2_000_000
+CHUNK_BYTES: Final = 65_536
+# Root, connection and identity take less than this.
+ENROLMENT_BYTES: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,41 +83,53 @@ class Connection:
 def enroll(
     server: str,
     token: str,
-    state: Path,
+    state: str | Path,
     *,
-    profile: DeviceProfile,
+    profile: DeviceProfile | None = None,
     name: str | None = None,
-    ca: Path | None = None,
+    ca: str | Path | None = None,
 ) -> Identity:
-    """Trade a one-time token for an identity, and keep it in the state folder.
+    """Make this device a member of the server's fleet: once, before the first `EdgeAgent.open`.
 
-    The part of the token after the dot is the fingerprint of the fleet's TUF root: the root that
-    the server sends is checked against it before anything is written.
+        enroll("https://hub.example:8000", token, "/var/lib/splitedge", ca="hub-ca.pem")
+        agent = EdgeAgent.open("/var/lib/splitedge")    # fetches the device's bundle first
 
-    Raises: ConfigurationError for the URL, before the token is spent; EnrolmentError with the
-        server's reason; LinkError if it cannot be reached.
+    Trades a one-time token for an identity, and keeps it in the state folder. The part of the token
+    after the dot is the fingerprint of the fleet's TUF root: the root that the server sends is
+    checked against it before it is written.
+
+    Args:
+        server: base URL of its API, `https://host:port`.
+        token: from `splitedge server token create`.
+        state: the folder of everything the device keeps; made where missing, for its owner only.
+        profile: what this device is like; measured, which takes seconds, when None.
+        name: wanted device id; the profile's when None.
+        ca: PEM file of the only authority to trust; the system's when None. It is copied.
+    Returns: who the device is from now on.
+    Raises: before the token is spent: ConfigurationError for the URL, the `ca`, or a folder that
+        has an identity already; StorageError if the folder cannot be written; LinkError if the
+        server cannot be reached. EnrolmentError with the server's reason.
     """
+    state = Path(state)
     check_server_url(server)
-    secret, _, fingerprint = token.strip().partition(".")
-    body = {"token": secret, "name": name, "profile": profile.to_dict()}
-    url = f"{server.rstrip('/')}/api/v1/enroll"
-    status, answer = _call("POST", url, ca=ca, body=body)
-    if status != 201:
-        raise EnrolmentError(f"the server refused to enrol this device: {_reason(answer, status)}")
-    root = str(answer["root"]).encode()
-    if fingerprint and hashlib.sha256(root).hexdigest()[:32] != fingerprint:
-        raise EnrolmentError(
-            f"{server}: its root key is not the one this token was made for; "
-            "check the address, then make a new token"
-        )
-    identity = Identity(
-        server, str(answer["device"]), str(answer["fleet"]), str(answer["credential"]), ca
-    )
-    (state / ROOT_NAME).parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(state / ROOT_NAME, root)
-    _save_connection(state, answer)
-    identity.save(state)
-    return identity
+    check_not_enrolled(state)
+    authority = None if ca is None else _read_authority(Path(ca))
+    profile = profile or probe()
+    new = not state.exists()
+    try:
+        # a token is spent by the first answer: whatever may fail here fails before it
+        make_folder(state, mode=0o700)
+        make_folder((state / ROOT_NAME).parent)
+        check_writable(state, ENROLMENT_BYTES)
+        if authority is not None:
+            write_atomic(state / CA_NAME, authority)
+        kept = None if authority is None else state / CA_NAME
+        about = {"name": name, "profile": profile.to_dict()}
+        return _enroll(server, token, state, about, kept)
+    except BaseException:
+        if new:
+            shutil.rmtree(state, ignore_errors=True)
+        raise
 
 
 def connection(
@@ -127,17 +160,48 @@ def report_profile(identity: Identity, profile: DeviceProfile) -> None:
     _expect(*_call("PUT", url, ca=identity.ca, identity=identity, body=profile.to_dict()), url)
 
 
-def echo(identity: Identity, payload: bytes) -> None:
-    """Send `payload` there and back, for measuring the link.
+class Echo:
+    """Sends bytes there and back, for measuring the link.
 
-    Raises: LinkError.
+        with Echo(identity) as echo:
+            link = measure_link(echo)
+
+    All over one connection: setting one up takes several round trips, and the agent's stays up.
     """
-    url = identity.url("api/v1/link/echo")
-    response = _request("POST", url, ca=identity.ca, identity=identity, raw=payload)
-    if response.status != 200 or response.data != payload:
-        raise LinkError(
-            f"{url}: expected the same {len(payload)} bytes back, got {response.status}"
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._url = identity.url("api/v1/link/echo")
+        self._pool = _pool(self._url, identity.ca)
+
+    def __call__(self, payload: bytes) -> None:
+        """One round trip.
+
+        Raises: LinkError.
+        """
+        answer = _exchange(
+            self._pool,
+            "POST",
+            self._url,
+            identity=self._identity,
+            raw=payload,
+            at_most=max(len(payload), JSON_BYTES),
         )
+        if answer.status != 200 or answer.body != payload:
+            raise LinkError(
+                f"{self._url}: expected the same {len(payload)} bytes back, got {answer.status}"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.clear()
 
 
 def infer(identity: Identity, query: Query, deadline: float) -> Reply:
@@ -145,7 +209,8 @@ def infer(identity: Identity, query: Query, deadline: float) -> Reply:
 
     Args:
         deadline: on the monotonic clock.
-    Raises: LinkError if the server cannot be reached in time; FrameError for a bad answer.
+    Raises: LinkError if the server cannot be reached in time, does not know this device or is
+        broken, all of which may pass; FrameError for a bad answer.
     """
     if query.tensor is None:
         raise FrameError("infer: expected a tensor, got a probe")
@@ -155,7 +220,7 @@ def infer(identity: Identity, query: Query, deadline: float) -> Reply:
     }
     text, parts = encode(header, [query.tensor], key="inputs")
     url = identity.url(f"v2/models/{query.model}/versions/{query.version}/infer")
-    response = _request(
+    answer = _request(
         "POST",
         url,
         ca=identity.ca,
@@ -163,23 +228,82 @@ def infer(identity: Identity, query: Query, deadline: float) -> Reply:
         raw=b"".join((text, *parts)),
         headers={HEADER_LENGTH: str(len(text))},
         timeout_s=max(deadline - time.monotonic(), 0.001),
+        at_most=HTTP_LIMITS.frame_bytes,
     )
-    if response.status != 200:
-        detail = _reason(_json(response.data), response.status)
-        problem = REFUSED.get(response.status, Problem.FAILED)
-        seconds = response.headers.get("Retry-After", "")
+    if answer.status != 200:
+        detail = _reason(_json(answer.body), answer.status)
+        problem = REFUSED.get(answer.status)
+        if problem is None and (answer.status in (401, 403) or answer.status >= 500):
+            raise LinkError(f"{url}: {detail}")
+        seconds = answer.headers.get("Retry-After", "")
         retry_after_s = min(float(seconds), RETRY_AFTER_MAX_S) if seconds.isdecimal() else 0.0
+        problem = problem or Problem.FAILED
         return Reply(query.id, problem=problem, detail=detail, retry_after_s=retry_after_s)
-    length = response.headers.get(HEADER_LENGTH)
-    reply = read_reply(decode(response.data, None if length is None else int(length), HTTP_LIMITS))
+    reply = read_reply(decode(answer.body, _header_length(answer), HTTP_LIMITS))
     return Reply(query.id, reply.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def _enroll(
+    server: str, token: str, state: Path, about: Mapping[str, Any], ca: Path | None
+) -> Identity:
+    secret, _, fingerprint = token.strip().partition(".")
+    url = f"{server.rstrip('/')}/api/v1/enroll"
+    status, answer = _call("POST", url, ca=ca, body={"token": secret, **about})
+    if status != 201:
+        raise EnrolmentError(f"the server refused to enrol this device: {_reason(answer, status)}")
+    root = str(answer.get("root")).encode()
+    if fingerprint and hashlib.sha256(root).hexdigest()[:32] != fingerprint:
+        raise EnrolmentError(
+            f"{server}: its root key is not the one this token was made for; "
+            "check the address, then make a new token"
+        )
+    try:
+        identity = Identity(
+            server, str(answer["device"]), str(answer["fleet"]), str(answer["credential"]), ca
+        )
+        _connection(answer)
+    except (KeyError, SplitedgeError) as err:
+        raise EnrolmentError(
+            f"{server}: its answer names no usable identity ({err}); is it of the same version?"
+        ) from err
+    write_atomic(state / ROOT_NAME, root)
+    _save_connection(state, answer)
+    identity.save(state)
+    return identity
+
+
+def _read_authority(ca: Path) -> bytes:
+    trusting(ca)
+    try:
+        return ca.read_bytes()
+    except OSError as err:
+        raise ConfigurationError(f"{ca}: cannot be read ({err.strerror})") from err
+
+
+def _header_length(answer: _Answer) -> int | None:
+    text = answer.headers.get(HEADER_LENGTH)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 12):
+        raise FrameError(f"{HEADER_LENGTH}: expected a number of bytes, got {text!r:.50}")
+    return int(text)
 
 
 def _connection(answer: Mapping[str, Any]) -> Connection:
     broker = answer.get("broker")
     if not isinstance(broker, dict) or not isinstance(broker.get("url"), str):
         raise LinkError("the server names no broker; is it of the same version?")
-    return Connection(broker["url"], int(broker.get("max_packet_bytes", 2_000_000)))
+    size = broker.get("max_packet_bytes", 2_000_000)
+    if not isinstance(size, int):
+        raise LinkError(f"max_packet_bytes: expected a number of bytes, got {shown(size)}")
+    return Connection(broker["url"], size)
 
 
 def _save_connection(state: Path, answer: Mapping[str, Any]) -> None:
@@ -197,10 +321,10 @@ def _call(
 ) -> tuple[int, dict[str, Any]]:
     raw = None if body is None else orjson.dumps(body)
     headers = {"Content-Type": "application/json"}
-    response = _request(
+    answer = _request(
         method, url, ca=ca, identity=identity, raw=raw, headers=headers, timeout_s=timeout_s
     )
-    return response.status, _json(response.data)
+    return answer.status, _json(answer.body)
 
 
 def _expect(status: int, answer: dict[str, Any], url: str) -> dict[str, Any]:
@@ -218,24 +342,75 @@ def _request(
     raw: bytes | None = None,
     headers: Mapping[str, str] | None = None,
     timeout_s: float = TIMEOUT_S,
-) -> urllib3.BaseHTTPResponse:
-    sent = dict(headers or {})
+    at_most: int = JSON_BYTES,
+) -> _Answer:
+    # a pool each: these calls are rare, and none of them should hold a socket between two
+    with _pool(url, ca) as pool:
+        return _exchange(
+            pool,
+            method,
+            url,
+            identity=identity,
+            raw=raw,
+            headers=headers,
+            timeout_s=timeout_s,
+            at_most=at_most,
+        )
+
+
+def _pool(url: str, ca: Path | None) -> urllib3.PoolManager:
+    context = trusting(ca) if url.startswith("https") else None
+    return urllib3.PoolManager(ssl_context=context, retries=False)
+
+
+def _exchange(
+    pool: urllib3.PoolManager,
+    method: str,
+    url: str,
+    *,
+    identity: Identity | None = None,
+    raw: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    at_most: int = JSON_BYTES,
+) -> _Answer:
+    # identity: a compressed megabyte may unfold to a gigabyte
+    sent = {"Accept-Encoding": "identity", **(headers or {})}
     if identity is not None:
         sent["Authorization"] = identity.authorization
-    context = ssl.create_default_context(cafile=ca) if url.startswith("https") else None
-    # a pool each: these calls are rare, and none of them should hold a socket between two
-    with urllib3.PoolManager(ssl_context=context, retries=False) as pool:
+    deadline = time.monotonic() + timeout_s
+    try:
+        response = pool.request(
+            method,
+            url,
+            body=raw,
+            headers=sent,
+            timeout=urllib3.Timeout(total=timeout_s),
+            redirect=False,
+            preload_content=False,
+        )
         try:
-            return pool.request(
-                method,
-                url,
-                body=raw,
-                headers=sent,
-                timeout=urllib3.Timeout(total=timeout_s),
-                redirect=False,
-            )
-        except (urllib3.exceptions.HTTPError, OSError) as err:
-            raise LinkError(f"{url}: {_cause(err)}") from err
+            body = _read(response, url, deadline, at_most)
+        except BaseException:
+            response.close()  # what is left of it must not be the next one's answer
+            raise
+    except (urllib3.exceptions.HTTPError, OSError) as err:
+        raise LinkError(f"{url}: {_cause(err)}") from err
+    return _Answer(response.status, response.headers, body)
+
+
+def _read(response: urllib3.BaseHTTPResponse, url: str, deadline: float, at_most: int) -> bytes:
+    """The body as it comes. A socket's timeout starts again with each byte, so time is kept here:
+    a peer that dribbles is left at most one such timeout after the deadline.
+    """
+    body = bytearray()
+    while piece := response.read1(CHUNK_BYTES, decode_content=False):
+        body += piece
+        if len(body) > at_most:
+            raise LinkError(f"{url}: expected an answer of at most {at_most} bytes, got more")
+        if time.monotonic() > deadline:
+            raise LinkError(f"{url}: its answer was not whole in time; is the link this slow?")
+    return bytes(body)
 
 
 def _cause(err: Exception) -> str:

@@ -55,6 +55,16 @@ def make_folder(path: Path, *, mode: int = 0o755) -> None:
         raise storage_error(path, 0, err) from err
 
 
+def check_writable(folder: Path, size_bytes: int) -> None:
+    """Find out whether a file of that size can be written there, and leave nothing.
+
+    Raises: StorageError.
+    """
+    probe = folder / ".probe"
+    write_atomic(probe, bytes(size_bytes))
+    probe.unlink(missing_ok=True)
+
+
 def sync_file(path: Path) -> None:
     """Have the file's bytes on the disk before going on."""
     _sync(path, os.O_RDONLY)

@@ -261,6 +261,9 @@ class Offloader:
                 self._complete(pending, infer(self._identity, query, pending.deadline))
             except SplitedgeError as err:
                 pending.complete(NoReply(str(err)))
+            except Exception as err:  # the executor keeps it, and the caller waits out its deadline
+                logger.exception("an offload over HTTP failed")
+                pending.complete(NoReply(f"not sent: {err}"))
 
         with self._wake:
             if self._closing:

@@ -9,7 +9,6 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
@@ -30,6 +29,7 @@ app = typer.Typer(
 State = Annotated[Path, typer.Option("--state", help="Folder of everything the device keeps.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 STATE_DEFAULT = Path("splitedge-agent")
+NO_BUNDLE = "no bundle yet: the server has no model for it"
 
 
 @app.command(
@@ -48,45 +48,44 @@ def enroll(
     as_json: AsJson = False,
 ) -> None:
     """Trade a token for an identity, measure this device and fetch its bundle."""
-    from edge_sdk import api
-    from edge_sdk.agent import update
-    from edge_sdk.bundle import BundleStore
-    from edge_sdk.errors import ConfigurationError, NoBundleError
-    from edge_sdk.identity import IDENTITY_NAME
+    from edge_sdk import agent, api
+    from edge_sdk.errors import BundleError, LinkError, SplitedgeError
+    from edge_sdk.identity import check_not_enrolled
 
-    if (state / IDENTITY_NAME).exists():
-        raise ConfigurationError(
-            f"{state}: a device is enrolled there already; give another --state, or remove it"
-        )
-    url = urlsplit(server)
-    if url.scheme not in ("http", "https") or not url.hostname:
-        # asked anyhow, the server would take the token, and the identity be refused for its URL
-        raise ConfigurationError(f"--server: expected http(s)://HOST[:PORT], got {server!r}")
+    check_not_enrolled(state)
     console = Console(stderr=True)
     with console.status("measuring this device"):
         found = _profile(profile)
     with console.status(f"enrolling at {server}"):
         identity = api.enroll(server, token, state, profile=found, name=name, ca=ca)
         if profile is None:
-            api.report_profile(identity, found.with_link(_measure_link(identity)))
-    with console.status("fetching its bundle"):
-        update(state)
+            try:
+                api.report_profile(identity, found.with_link(_measure_link(identity)))
+            except LinkError as err:  # the token is spent and the device enrolled: on with it
+                typer.echo(f"warning: the link was not measured: {err}", err=True)
     try:
-        bundle = BundleStore(state).active().manifest.bundle
-    except NoBundleError:
-        bundle = None
+        with console.status("fetching its bundle"):
+            agent.update(state)
+    except SplitedgeError as err:
+        raise BundleError(
+            f"enrolled as {identity.device}, but {err}; then run `splitedge agent update`"
+        ) from err
+    bundle = _active_bundle(state)
     said = {"device": identity.device, "fleet": identity.fleet, "bundle": bundle}
     if as_json:
         print_json(said)
     else:
-        what = bundle or "no bundle yet: the server has no model"
-        typer.echo(f"enrolled as {identity.device} in fleet {identity.fleet}: {what}")
+        typer.echo(
+            f"enrolled as {identity.device} in fleet {identity.fleet}: {bundle or NO_BUNDLE}"
+        )
 
 
 @app.command(epilog="Example: splitedge agent run --state ./pi")
 def run(
     state: State = STATE_DEFAULT,
-    update_minutes: Annotated[float, typer.Option(help="How often to look for a bundle.")] = 60.0,
+    update_minutes: Annotated[
+        float, typer.Option(min=1, help="How often to look for a bundle.")
+    ] = 60.0,
 ) -> None:
     """Stay connected: report, take new bundles, until Ctrl-C."""
     from edge_sdk import EdgeAgent
@@ -103,6 +102,22 @@ def run(
                 agent.refresh()
             except SplitedgeError as err:
                 logging.getLogger(__name__).warning("%s", err)
+
+
+@app.command(epilog="Example: splitedge agent update --state ./pi")
+def update(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
+    """Fetch the bundle that the server assigns this device, now; a running agent takes it later."""
+    from edge_sdk import agent
+    from edge_sdk.identity import Identity
+
+    identity = Identity.load(state)
+    with Console(stderr=True).status(f"asking {identity.server}"):
+        agent.update(state)
+    bundle = _active_bundle(state)
+    if as_json:
+        print_json({"device": identity.device, "bundle": bundle})
+    else:
+        typer.echo(f"{identity.device}: {bundle or NO_BUNDLE}")
 
 
 @app.command(epilog="Example: splitedge agent train --data digits --state ./pi")
@@ -225,11 +240,22 @@ def _profile(reference: str | None) -> DeviceProfile:
     return probe() if reference is None else load_reference(reference)
 
 
+def _active_bundle(state: Path) -> str | None:
+    from edge_sdk.bundle import BundleStore
+    from edge_sdk.errors import NoBundleError
+
+    try:
+        return BundleStore(state).active().manifest.bundle
+    except NoBundleError:
+        return None
+
+
 def _measure_link(identity: Any) -> Any:
-    from edge_sdk.api import echo
+    from edge_sdk.api import Echo
     from profiles import measure_link
 
-    return measure_link(lambda payload: echo(identity, payload))
+    with Echo(identity) as echo:
+        return measure_link(echo)
 
 
 def _row(name: str, answer: Prediction) -> dict[str, Any]:

@@ -549,6 +549,11 @@ class Fleet:
         assert process is not None
         return process.pid
 
+    @property
+    def http(self) -> str:
+        """URL of its API."""
+        return self._server.http
+
     def kill_broker(self) -> None:
         """kill -9; the server starts another one."""
         for child in psutil.Process(self.pid).children():

@@ -335,7 +335,7 @@ def test_address_without_a_scheme_is_refused_before_the_token_is_spent(
     assert splitedge(*enroll, "--server", http).json["bundle"] == "bench-tiny/1/d2"
 
 
-@pytest.mark.parametrize("command", [("predict", "x.npy"), ("run",), ("status",)])
+@pytest.mark.parametrize("command", [("predict", "x.npy"), ("run",), ("status",), ("update",)])
 def test_device_that_is_not_enrolled_is_told_how(
     command: tuple[str, ...], tmp_path: Path, splitedge: Splitedge
 ) -> None:
@@ -349,6 +349,18 @@ def test_device_is_enrolled_once(pi: Path, server: tuple[str, Path], splitedge: 
     enroll = ("agent", "enroll", "--server", server[0], "--token", "t", "--state", pi)
     assert "enrolled there already" in splitedge(*enroll).refusal
     assert (pi / "agent.json").read_bytes() == before
+
+
+def test_update_fetches_what_is_assigned_and_says_it(pi: Path, splitedge: Splitedge) -> None:
+    kept = (pi / "active.json").read_bytes()
+    (pi / "active.json").unlink()
+    said = splitedge("agent", "update", "--state", pi, "--json").json
+    assert said == {"device": "pi-1", "bundle": "bench-tiny/1/d2"}
+    assert (
+        json.loads(kept)["slots"].items()
+        <= json.loads((pi / "active.json").read_text())["slots"].items()
+    )
+    assert "pi-1: bench-tiny/1/d2" in splitedge("agent", "update", "--state", pi).out
 
 
 def test_running_agent_keeps_its_state_to_itself_and_ends_well(
@@ -390,6 +402,7 @@ def test_debug_shows_the_traceback_wherever_it_is_put(
         ("agent", "predict"),
         ("agent", "enroll", "--server", "http://127.0.0.1:1"),
         ("agent", "predict", "x.npy", "--threshold", "low"),
+        ("agent", "run", "--update-minutes", "0"),
         ("agent", "dance"),
         ("dance",),
     ],
