@@ -6,6 +6,8 @@ import gzip
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -242,3 +244,25 @@ def test_an_answer_without_an_identity_is_said_and_leaves_nothing(
     with pytest.raises(EnrolmentError, match="names no usable identity"):
         enroll(peer.url, "t", tmp_path / "pi", profile=PI)
     assert not os.path.lexists(tmp_path / "pi")
+
+
+def test_after_the_token_is_spent_the_device_is_enrolled_whatever_fails(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """The link cannot be measured, nor a bundle be fetched: both are told, and how to go on."""
+    broker = {"url": "mqtt://127.0.0.1:1", "max_packet_bytes": 1000}
+    body = {"root": "{}", "device": "pi", "fleet": "default", "credential": "c", "broker": broker}
+    answers = [response(201, orjson.dumps(body))]
+
+    def respond(write: Write) -> None:
+        write(answers.pop() if answers else response(500, b'{"error": "down"}'))
+
+    command = [sys.executable, "-P", "-m", "edge_sdk.cli", "agent", "enroll", "--token", "t"]
+    command += ["--server", serve(respond).url, "--state", str(tmp_path / "pi")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    warning, error = done.stderr.strip().splitlines()
+    assert warning.startswith("warning: the link was not measured: ")
+    assert error.startswith("error: enrolled as pi, but update: ")
+    assert error.endswith("then run `splitedge agent update`")
+    assert Identity.load(tmp_path / "pi").device == "pi"
