@@ -588,6 +588,7 @@ class Fleet:
         (of a proxy, say) and takes messages of that size.
         """
         state = self._devices / name
+        shutil.rmtree(state, ignore_errors=True)  # of a first try of the same test
         token = create_token(self.state)
         profile = load_reference("raspberry-pi-4")
         api.enroll(self._server.http, token, state, profile=profile, name=name)
