@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import platform
 import resource
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -117,10 +118,14 @@ def peak(method: str, dataset: str, clients: int, data: Data = None) -> None:
 
 
 def _peak_mib(method: str, dataset: str, clients: int, data: Path | None) -> float:
+    """Median of three processes: one and the same run differs by up to 80 MiB."""
     command = [sys.executable, "-P", "-m", "benchmarks.training", "peak", method, dataset]
     command += [str(clients)] + ([] if data is None else ["--data", str(data.resolve())])
-    run = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(run.stdout)
+    peaks = []
+    for _ in range(3):
+        run = subprocess.run(command, check=True, capture_output=True, text=True)
+        peaks.append(float(run.stdout))
+    return statistics.median(peaks)
 
 
 def _recipe(name: str, data: Path | None) -> Recipe:
