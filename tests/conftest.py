@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+END_WITHIN_S = 60.0
 ROOT = Path(__file__).parents[1]
 FIXTURE = ROOT / "tests" / "fixtures" / "fashion-mnist"
 
@@ -66,3 +70,16 @@ def _shared() -> Path:
 def _full_data() -> Path | None:
     folder = _shared() / "data"
     return folder if (folder / "train-images-idx3-ubyte.gz").is_file() else None
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """A thread that a failed test left behind must not keep the run from ending: say it, and go."""
+
+    def leave() -> None:
+        time.sleep(END_WITHIN_S)
+        left = [t.name for t in threading.enumerate() if not t.daemon and t.is_alive()]
+        sys.stderr.write(f"still running {END_WITHIN_S:g} s after the last test: {left}\n")
+        sys.stderr.flush()
+        os._exit(int(exitstatus))
+
+    threading.Thread(target=leave, daemon=True).start()

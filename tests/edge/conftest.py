@@ -179,7 +179,7 @@ class Depot:
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         if tls is not None:
             self._http.socket = tls.wrap_socket(self._http.socket, server_side=True)
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,))
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
         scheme = "http" if tls is None else "https"
         self.url = f"{scheme}://127.0.0.1:{self._http.server_port}"
@@ -463,7 +463,7 @@ class FaultProxy:
         self._target = target
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -483,10 +483,12 @@ class FaultProxy:
 
     def close(self) -> None:
         """Refuse and cut everything."""
-        self._call(self._shut())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        try:
+            self._call(self._shut())
+        finally:  # a loop that went on would keep pytest from ending
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)

@@ -147,7 +147,7 @@ def test_a_restarted_server_is_used_again_within_seconds(
         while not done.wait(0.01):
             answers.append(timed(agent, digits.x[len(answers) % 200]))
 
-    thread = threading.Thread(target=classify)
+    thread = threading.Thread(target=classify, daemon=True)
     thread.start()
     try:
         fleet.restart()
@@ -217,7 +217,7 @@ def test_refresh_changes_the_bundle_between_predictions_under_load(
                     failures.append(err)
                 at += 1
 
-        threads = [threading.Thread(target=classify) for _ in range(3)]
+        threads = [threading.Thread(target=classify, daemon=True) for _ in range(3)]
         for thread in threads:
             thread.start()
         try:

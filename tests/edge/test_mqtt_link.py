@@ -201,7 +201,7 @@ class Refuser:
         self.times: list[float] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = BrokerAddress("127.0.0.1", self._listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:

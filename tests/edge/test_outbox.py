@@ -228,7 +228,7 @@ def test_threads_share_an_outbox(tmp_path: Path, manifest: BundleManifest) -> No
         for number in range(10):
             outbox.put(query(manifest, f"{name}-{number}"))
 
-    threads = [threading.Thread(target=fill, args=(name,)) for name in range(4)]
+    threads = [threading.Thread(target=fill, args=(name,), daemon=True) for name in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -349,7 +349,7 @@ class Agent:
         command = [sys.executable, "-P", "-c", AGENT, str(state), str(samples), what]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.words: list[list[str]] = []
-        self._reader = threading.Thread(target=self._read)
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:

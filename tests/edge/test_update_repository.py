@@ -170,7 +170,9 @@ def test_old_metadata_is_pruned_but_not_what_a_device_may_be_reading(
 
 def test_threads_publish_side_by_side(repository: ArtifactRepository, export: Export) -> None:
     folders = [export.write(version) for version in range(1, 7)]
-    threads = [threading.Thread(target=repository.publish_bundles, args=(f,)) for f in folders]
+    threads = [
+        threading.Thread(target=repository.publish_bundles, args=(f,), daemon=True) for f in folders
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -330,7 +330,7 @@ def test_stop_answers_all_that_wait_and_refuses_what_comes(
     batcher, x = start(), sample(exported, 0)
     running = hold(batcher, engine, x)
     waiting = [Asked(batcher, engine, x) for _ in range(5)]
-    stopping = threading.Thread(target=batcher.stop)
+    stopping = threading.Thread(target=batcher.stop, daemon=True)
     stopping.start()
     assert all(isinstance(asked.outcome, OverloadedError) for asked in waiting)
     with pytest.raises(OverloadedError):
@@ -367,7 +367,7 @@ def test_every_query_gets_exactly_one_outcome(
             else:
                 taken.append((-1 if x is bad else which, asked))
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(4)]
     for thread in threads:
         thread.start()
     if seed == 2:

@@ -84,7 +84,7 @@ def in_thread(limits: AcceptorLimits, tls: ssl.SSLContext | None = None) -> Iter
         await over.wait()
         await broker.close()
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
     thread.start()
     yield listening.get(timeout=10)
     loop.call_soon_threadsafe(over.set)
@@ -223,7 +223,7 @@ def test_keep_alive_is_enforced(child: BrokerChild) -> None:
         logged_in(child.port, "pi-2", keep_alive_s=1) as living,
     ):
         began = time.monotonic()
-        ends = threading.Thread(target=ends_within, args=(silent, 10))
+        ends = threading.Thread(target=ends_within, args=(silent, 10), daemon=True)
         ends.start()
         while ends.is_alive():
             living.sendall(b"\xc0\x00")
@@ -284,7 +284,7 @@ def test_flood_is_slowed_down_and_others_go_on(child: BrokerChild, backend: Mqtt
                 while time.monotonic() < stop:
                     flooder.sendall(packet)
 
-        flooding = threading.Thread(target=flood)
+        flooding = threading.Thread(target=flood, daemon=True)
         flooding.start()
         trips, highest = [], before
         while flooding.is_alive():

@@ -233,7 +233,7 @@ def test_sigterm_while_queries_run_ends_it_all_the_same(
                 return
             statuses.append(answer.status)
 
-    threads = [threading.Thread(target=flood) for _ in range(8)]
+    threads = [threading.Thread(target=flood, daemon=True) for _ in range(8)]
     for thread in threads:
         thread.start()
     time.sleep(0.5)

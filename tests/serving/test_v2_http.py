@@ -86,7 +86,7 @@ class Site:
         self.port: int = listener.getsockname()[1]
         config = uvicorn.Config(create_app(self.services), log_config=None)
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([listener],))
+        self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
         self._thread.start()
         self._pool = urllib3.HTTPConnectionPool("127.0.0.1", self.port, maxsize=8, timeout=20)
 
@@ -319,7 +319,7 @@ def test_batches_from_many_clients_do_not_mix(site: Site, exported: Exported) ->
             if abs(answer.outputs["logits"][0] - expected[i]).max() > TOLERANCE:
                 failures.append(f"sample {i}")
 
-    threads = [threading.Thread(target=ask, args=(offset,)) for offset in range(4)]
+    threads = [threading.Thread(target=ask, args=(offset,), daemon=True) for offset in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -508,7 +508,7 @@ def test_long_bodies_do_not_keep_the_others_waiting(site: Site, exported: Export
     def flood() -> None:
         statuses.extend(site.call("POST", INFER, body).status for _ in range(3))
 
-    threads = [threading.Thread(target=flood) for _ in range(4)]
+    threads = [threading.Thread(target=flood, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
@@ -560,7 +560,8 @@ def test_a_full_queue_is_429_while_probes_are_answered(
     request = {"inputs": [as_json("x", exported.x[:1])]}
     answers: list[Answer] = []
     threads = [
-        threading.Thread(target=lambda: answers.append(site.infer(request))) for _ in range(QUEUE)
+        threading.Thread(target=lambda: answers.append(site.infer(request)), daemon=True)
+        for _ in range(QUEUE)
     ]
     for thread in threads:
         thread.start()

@@ -84,7 +84,8 @@ class Asking:
     def __init__(self, trainer: Any, requests: dict[str, Any], deadline_s: float) -> None:
         self._replies: list[dict[str, Reply]] = []
         self._thread = threading.Thread(
-            target=lambda: self._replies.append(trainer.mailbox.exchange(requests, deadline_s))
+            target=lambda: self._replies.append(trainer.mailbox.exchange(requests, deadline_s)),
+            daemon=True,
         )
         self._thread.start()
 
@@ -243,7 +244,7 @@ def test_end_reaches_those_who_wait(trainer: Any, pi: TrainerLink) -> None:
             pi.fetch("", 10.0)
         ends.append(TrainingEndedError)
 
-    waiting = threading.Thread(target=poll)
+    waiting = threading.Thread(target=poll, daemon=True)
     waiting.start()
     time.sleep(0.1)
     began = time.monotonic()
@@ -353,7 +354,7 @@ def test_duplicate_and_reordered_replies_leave_no_trace_in_the_weights(trainer: 
     threads = []
     for name in ("ada", "bob"):
         driver = Driver(client(name), Noisy(trainer.enrol(name), trainer.url))
-        threads.append(threading.Thread(target=driver.run))
+        threads.append(threading.Thread(target=driver.run, daemon=True))
         threads[-1].start()
     trainer.mailbox.wait_there(2, 10)
     got = weights(trainer.transport)
@@ -387,7 +388,7 @@ def test_driver_waits_out_a_trainer_that_is_restarted(make_trainer: Callable[...
 
     link = Moving()
     driver = Driver(client(), link)
-    thread = threading.Thread(target=driver.run)
+    thread = threading.Thread(target=driver.run, daemon=True)
     thread.start()
     first.mailbox.wait_there(1, 10)
     assert tuple(first.mailbox.exchange({"pi": start()}, 10)) == ("pi",)
