@@ -105,16 +105,16 @@ class _Round:
         plan = self.plan = start.plan
         _check_data(client, plan)
         # JSON has no infinity: no limit is one thing, in a simulation and over a network
-        self.clip = None if plan.clip in {None, math.inf} else plan.clip
+        self.clip = None if plan.part.clip in {None, math.inf} else plan.part.clip
         template = network_of(plan)
         self.stages = template.L
-        if plan.whole:
+        if plan.part.whole:
             self.prefix: nn.Module = deepcopy(template.segment(0, None))
         else:
             self.prefix = deepcopy(template.prefix(plan.depth))
         self.prefix.to(client.device)
         self.head = None
-        if plan.exit_head:
+        if plan.part.exit_head:
             self.head = deepcopy(template.exit_head(plan.depth)).to(client.device)
         self._take(start.weights)
         self.prefix.train()
@@ -124,7 +124,7 @@ class _Round:
         if self.head is not None:
             self.head.train()
             self.head_optimiser = _sgd(list(self.head.parameters()), plan)
-        self.anchor = [p.detach().clone() for p in self.parameters] if plan.prox_mu else None
+        self.anchor = [p.detach().clone() for p in self.parameters] if plan.part.prox_mu else None
         self.batches = self._order()
         self.open: _Open | None = None
         self.opened = 0  # batches up to the last one that was opened
@@ -136,7 +136,7 @@ class _Round:
         counts: tuple[int, ...] = ()
         if self.plan.send_labels:
             counts = tuple(np.bincount(self.client.y, minlength=self.plan.classes).tolist())
-        steps = 0 if self.plan.whole else len(self.batches)
+        steps = 0 if self.plan.part.whole else len(self.batches)
         return Ready(self.number, self.client.samples, steps, counts)
 
     def step(self, message: Step) -> Features:
@@ -160,14 +160,14 @@ class _Round:
     def end(self, message: EndRound) -> Update:
         """Close the last batch and hand over what was learnt."""
         self._close(message.feedback)
-        if self.plan.whole:
+        if self.plan.part.whole:
             self._train_whole()
         weights = read_weights(self.prefix)
         if self.head is not None:
             heads = {f"exit{self.plan.depth}.{k}": v for k, v in read_weights(self.head).items()}
             weights |= heads
             self.client.personal |= {key: value.clone() for key, value in heads.items()}
-        if self.plan.personal_share:
+        if self.plan.part.personal_share:
             self.client.personal |= {key: value.clone() for key, value in weights.items()}
         mean_loss = self.loss_sum / max(self.seen, 1)
         return Update(
@@ -189,7 +189,7 @@ class _Round:
 
     def _take(self, weights: Weights) -> None:
         """Start from the average, from what is personal, or from a mixture of the two."""
-        share, own = self.plan.personal_share, self.client.personal
+        share, own = self.plan.part.personal_share, self.client.personal
         mixed = {
             key: torch.lerp(value, own[key], share) if share and key in own else value
             for key, value in weights.items()
@@ -305,7 +305,7 @@ class _Round:
         if self.anchor is not None:
             # FedProx: the gradient of mu/2 * |w - w_start|^2
             gradients = [
-                gradient + self.plan.prox_mu * (parameter.detach() - start)
+                gradient + self.plan.part.prox_mu * (parameter.detach() - start)
                 for gradient, parameter, start in zip(
                     gradients, self.parameters, self.anchor, strict=True
                 )

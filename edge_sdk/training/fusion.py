@@ -30,7 +30,7 @@ def own_weight(plan: Plan, stages: int, own_loss: float, server_loss: float) -> 
     depth = plan.depth / stages
     # (Lc+eps)^-1 / ((Lc+eps)^-1 + (Ls+eps)^-1) without the two divisions by something tiny
     surer = (server_loss + EPS) / (own_loss + server_loss + 2 * EPS)
-    match plan.fusion:
+    match plan.part.fusion:
         case "tpgf":
             return depth * surer
         case "no_loss":
@@ -40,7 +40,7 @@ def own_weight(plan: Plan, stages: int, own_loss: float, server_loss: float) -> 
         case "equal":
             return 0.5
         case "fixed":
-            return plan.exit_share
+            return plan.part.exit_share
         case "server":
             return 0.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -22,6 +21,7 @@ from edge_sdk.training.messages import (
     from_bytes,
     to_bytes,
 )
+from edge_sdk.trust import trusting
 
 MESSAGE_ID: Final = "Training-Message"
 CONNECT_S: Final = 5.0
@@ -84,7 +84,7 @@ class TrainerLink:
     def __init__(self, identity: Identity, url: str) -> None:
         self._url = url.rstrip("/")
         self._headers = {"Authorization": identity.authorization}
-        context = ssl.create_default_context(cafile=identity.ca) if url[:5] == "https" else None
+        context = trusting(identity.ca) if url.startswith("https:") else None
         self._pool = urllib3.PoolManager(ssl_context=context, retries=False)
 
     def hello(self, samples: int, input_shape: tuple[int, ...], classes: int) -> Welcome:

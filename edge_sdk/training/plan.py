@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import CODECS, Codec
@@ -15,15 +15,14 @@ from edge_sdk.nets.supernet import Supernet
 
 Fusion = Literal["server", "tpgf", "no_loss", "no_depth", "equal", "fixed"]
 FUSIONS: Final = get_args(Fusion)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How one client trains in one round.
+class ClientPart:
+    """The client's half of a method.
 
     Attributes:
-        backbone, input_shape, classes, mean, std, norm: what `edge_sdk.nets.build` takes.
-        depth: stages on the client; with `whole` all of them and the final head.
         whole: the client trains the whole network and no server step takes place (FedAvg).
         exit_head: the client trains an exit head at its depth.
         fusion: how the client's and the server's gradients of the prefix are joined; `server`
@@ -33,6 +32,51 @@ class Plan:
         personal_share: lambda: what the client starts from is lambda * its own last weights +
             (1 - lambda) * the average; 0 takes the average.
         prox_mu: FedProx's pull towards the round's start; 0 for none.
+    """
+
+    whole: bool = False
+    exit_head: bool = False
+    fusion: Fusion = "server"
+    exit_share: float = 0.5
+    clip: float | None = None
+    personal_share: float = 0.0
+    prox_mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("whole", "exit_head"):
+            value = getattr(self, name)
+            _need(isinstance(value, bool), name, "true or false", value)
+        for name in ("exit_share", "personal_share"):
+            value = getattr(self, name)
+            _need(_is_number(value) and 0 <= value <= 1, name, "0 to 1", value)
+        mu, clip = self.prox_mu, self.clip
+        _need(_is_number(mu) and mu >= 0, "prox_mu", "at least 0", mu)
+        _need(clip is None or (isinstance(clip, int | float) and clip > 0), "clip", "above 0", clip)
+        _need(self.fusion in FUSIONS, "fusion", f"one of {', '.join(FUSIONS)}", self.fusion)
+        _need(
+            self.exit_head or self.fusion == "server",
+            "fusion",
+            "server where there is no exit head",
+            self.fusion,
+        )
+        _need(
+            not (self.whole and self.exit_head),
+            "exit_head",
+            "none where the client trains the whole network",
+            self.exit_head,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one client trains in one round.
+
+    Attributes:
+        backbone, input_shape, classes, mean, std, norm: what `edge_sdk.nets.build` takes.
+        depth: stages on the client; where it trains the whole network, all of them.
+        part: the method's half of the client.
+        iterations: batches a round, drawn from an endless stream of reshuffled samples; None for
+            `epochs` passes over all samples.
         send_labels: whether labels travel with the features.
     """
 
@@ -44,15 +88,10 @@ class Plan:
     depth: int
     learning_rate: float
     batch: int
+    part: ClientPart = field(default_factory=ClientPart)
     epochs: int = 1
+    iterations: int | None = None
     norm: str | None = None
-    whole: bool = False
-    exit_head: bool = False
-    fusion: Fusion = "server"
-    exit_share: float = 0.5
-    clip: float | None = None
-    personal_share: float = 0.0
-    prox_mu: float = 0.0
     momentum: float = 0.0
     weight_decay: float = 0.0
     codec: Codec = "fp32"
@@ -63,6 +102,9 @@ class Plan:
         for name in ("depth", "batch", "epochs", "classes"):
             value = getattr(self, name)
             _need(_is_whole(value) and value >= 1, name, "a whole number of at least 1", value)
+        if self.iterations is not None:
+            value = self.iterations
+            _need(_is_whole(value) and value >= 1, "iterations", "a whole number from 1 up", value)
         _need(
             _is_whole(self.seed) and self.seed >= 0, "seed", "a whole number from 0 up", self.seed
         )
@@ -77,7 +119,6 @@ class Plan:
             value = getattr(self, name)
             _need(all(map(_is_number, value)), name, "numbers", value)
         _need(self.codec in CODECS, "codec", f"one of {', '.join(CODECS)}", self.codec)
-        check_part(self)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -89,63 +130,40 @@ class Plan:
 
         Raises: ConfigurationError naming what is missing, unknown or wrong.
         """
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(set(data) - known)
-        if unknown:
-            raise ConfigurationError(f"plan: unknown {', '.join(unknown)}; update this device")
+        if not isinstance(data, Mapping):
+            raise ConfigurationError(f"plan: expected its fields, got {data!r:.100}")
+        lists = ("input_shape", "mean", "std")
         try:
-            lists = {name: tuple(data[name]) for name in ("input_shape", "mean", "std")}
-            return cls(**{**data, **lists})
+            read = {name: tuple(v) if name in lists else v for name, v in data.items()}
+            read["part"] = _read(ClientPart, data["part"])
         except (KeyError, TypeError) as err:
             raise ConfigurationError(f"plan: {err}") from err
+        return _read(cls, read)
 
 
-class Part(Protocol):
-    """What a plan and a method both say of the client's half."""
-
-    @property
-    def whole(self) -> bool: ...
-    @property
-    def exit_head(self) -> bool: ...
-    @property
-    def fusion(self) -> Fusion: ...
-    @property
-    def exit_share(self) -> float: ...
-    @property
-    def clip(self) -> float | None: ...
-    @property
-    def personal_share(self) -> float: ...
-    @property
-    def prox_mu(self) -> float: ...
+# the parts of a client's half that are records themselves, by the field that holds them
+_RECORDS: Final[Mapping[str, type[Any]]] = {}
 
 
-def check_part(part: Part) -> None:
-    """See that the client's half can be trained as it says.
+def _read(kind: type[T], data: object) -> T:
+    """A record as JSON has it; what a field of it holds is read by `_RECORDS`.
 
-    Raises: ConfigurationError naming the field.
+    Raises: ConfigurationError naming what is missing, unknown or wrong.
     """
-    for name in ("whole", "exit_head"):
-        value = getattr(part, name)
-        _need(isinstance(value, bool), name, "true or false", value)
-    for name in ("exit_share", "personal_share"):
-        value = getattr(part, name)
-        _need(_is_number(value) and 0 <= value <= 1, name, "0 to 1", value)
-    mu, clip = part.prox_mu, part.clip
-    _need(_is_number(mu) and mu >= 0, "prox_mu", "at least 0", mu)
-    _need(clip is None or (isinstance(clip, int | float) and clip > 0), "clip", "above 0", clip)
-    _need(part.fusion in FUSIONS, "fusion", f"one of {', '.join(FUSIONS)}", part.fusion)
-    _need(
-        part.exit_head or part.fusion == "server",
-        "fusion",
-        "server where there is no exit head",
-        part.fusion,
-    )
-    _need(
-        not (part.whole and part.exit_head),
-        "exit_head",
-        "none where the client trains the whole network",
-        part.exit_head,
-    )
+    if not isinstance(data, Mapping):
+        raise ConfigurationError(f"plan: expected fields of {kind.__name__}, got {data!r:.100}")
+    unknown = sorted(set(data) - {item.name for item in fields(kind)})  # type: ignore[arg-type]  # a dataclass, always
+    if unknown:
+        raise ConfigurationError(f"plan: unknown {', '.join(unknown)}; update this device")
+    inner = {
+        name: _read(record, data[name])
+        for name, record in _RECORDS.items()
+        if data.get(name) is not None and kind is ClientPart
+    }
+    try:
+        return kind(**{**data, **inner})
+    except TypeError as err:
+        raise ConfigurationError(f"plan: {err}") from err
 
 
 def network_of(plan: Plan) -> Supernet:

@@ -252,7 +252,7 @@ class Engine:
 
     def _start(self, now: _Round, name: str) -> StartRound:
         plan = self._plans[name]
-        exit_head = plan.exit_head and self._method.share_exits
+        exit_head = plan.part.exit_head and self._method.share_exits
         return StartRound(now.number, plan, _part(now.sent, plan, exit_head=exit_head))
 
     def _ready(self, now: _Round, requests: Mapping[str, Request]) -> dict[str, Ready]:
@@ -303,7 +303,7 @@ class Engine:
         accepted = {}
         for name, update in updates.items():
             plan = self._plans[name]
-            sent = _part(now.sent, plan, exit_head=plan.exit_head)
+            sent = _part(now.sent, plan, exit_head=plan.part.exit_head)
             fault = update_fault(update, sent, now.samples[name], self._settings.norm_bound)
             if fault is not None:
                 now.refuse(name, fault)
@@ -371,7 +371,7 @@ def _only(kind: type[R], replies: Mapping[str, Reply], number: int) -> dict[str,
 def _part(weights: Weights, plan: Plan, *, exit_head: bool) -> Weights:
     """Those of the stages a client trains, by its plan."""
     starts = [f"stage{stage}." for stage in range(1, plan.depth + 1)]
-    if plan.whole:
+    if plan.part.whole:
         starts += ["stage", "head."]
     if exit_head:
         starts.append(f"exit{plan.depth}.")

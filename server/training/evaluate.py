@@ -196,8 +196,8 @@ class Evaluator:
         for key, own in client.personal.items():
             if key.startswith(mark) and not world.method.share_exits:
                 weights[key] = own
-            elif plan.personal_share and key in weights:
-                weights[key] = torch.lerp(weights[key], own, plan.personal_share)
+            elif plan.part.personal_share and key in weights:
+                weights[key] = torch.lerp(weights[key], own, plan.part.personal_share)
         load_weights(prefix, {k: v for k, v in weights.items() if not k.startswith("exit")})
         load_weights(head, _unmarked(weights, mark))
         return prefix, head
@@ -227,7 +227,7 @@ class Evaluator:
     def _exits(self) -> Iterator[tuple[nn.Module, dict[str, nn.Module]]]:
         """Prefixes with the exit heads on them; one prefix a depth where nobody has its own."""
         plans = self._world.plans
-        if any(plan.personal_share for plan in plans.values()):
+        if any(plan.part.personal_share for plan in plans.values()):
             for name in plans:
                 prefix, head = self._pair(name)
                 yield prefix, {name: head}

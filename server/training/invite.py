@@ -6,7 +6,6 @@ Who was offline when it was asked is asked again, for as long as training goes o
 from __future__ import annotations
 
 import logging
-import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Final
 import orjson
 import urllib3
 
+from edge_sdk.trust import trusting_only
 from server.errors import ServerError
 from server.registry.database import Registry
 from server.training.mailbox import Mailbox
@@ -39,11 +39,8 @@ class Inviter:
         self._server = server.rstrip("/")
         self._headers = {"Authorization": f"Bearer operator:{secret}"}
         self._body = orjson.dumps({"op": "train", "url": trainer})
-        context = None
-        if pinned is not None:
-            context = ssl.create_default_context(cafile=pinned)
-            # it names this host as devices know it; the certificate is the very one, that is enough
-            context.check_hostname = False
+        # it names this host as devices know it; the certificate is the very one, that is enough
+        context = None if pinned is None else trusting_only(pinned)
         self._pool = urllib3.PoolManager(ssl_context=context, retries=False, timeout=TIMEOUT_S)
 
     @contextmanager

@@ -6,31 +6,15 @@ Each paper is one file in `methods/` that builds such a record out of a recipe's
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.training.plan import Fusion, check_part
+from edge_sdk.training.plan import ClientPart
 from server.training.aggregation import WeightRule, by_samples
 from server.training.server_steps import ServerStep, copies
 
 Labels = Literal["sent", "derivable", "private"]
-
-
-@dataclass(frozen=True, slots=True)
-class ClientPart:
-    """The client's half, in the words of its plan (edge_sdk.training.plan)."""
-
-    whole: bool = False
-    exit_head: bool = False
-    fusion: Fusion = "server"
-    exit_share: float = 0.5
-    clip: float | None = None
-    personal_share: float = 0.0
-    prox_mu: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_part(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +25,7 @@ class Method:
         name: as in a recipe.
         labels: what the server learns of labels; nothing is called private without a measured
             attack that fails.
-        client: the client's half.
+        client: the client's half, in the words of its plan.
         server_step: None where the server has none (FedAvg).
         weigh: aggregation weights of the participants.
         server_weight: lambda, the server's own vote in aggregation.
@@ -51,7 +35,7 @@ class Method:
 
     name: str
     labels: Labels = "sent"
-    client: ClientPart = ClientPart()
+    client: ClientPart = field(default_factory=ClientPart)
     server_step: ServerStep | None = copies
     weigh: WeightRule = by_samples
     server_weight: float = 0.0

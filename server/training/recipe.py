@@ -81,6 +81,7 @@ class TrainSettings:
     Attributes:
         depth: every client's; None lets SuperSFL's Eq. 1 decide from memory and latency drawn
             uniformly from `memory_gb` and `latency_ms`.
+        iterations: batches a round; None for `epochs` passes over a client's samples.
         server_learning_rate: the clients' own where None.
     """
 
@@ -89,6 +90,7 @@ class TrainSettings:
     learning_rate: float
     batch: int
     epochs: int = 1
+    iterations: int | None = None
     depth: int | None = None
     memory_gb: tuple[float, float] = (2.0, 16.0)
     latency_ms: tuple[float, float] = (20.0, 200.0)
@@ -100,7 +102,7 @@ class TrainSettings:
     norm: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "batch", "epochs", "depth"):
+        for name in ("rounds", "batch", "epochs", "iterations", "depth"):
             value = getattr(self, name)
             if value is not None:
                 _whole(name, value)

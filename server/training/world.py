@@ -175,7 +175,7 @@ def plan_of(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Pla
 
     Raises: ConfigurationError for a number that no client can train by.
     """
-    train, part = recipe.train, method.client
+    train = recipe.train
     return Plan(
         backbone=train.backbone,
         input_shape=tuple(dataset.x_train.shape[1:]),
@@ -185,15 +185,10 @@ def plan_of(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Pla
         depth=depth,
         learning_rate=train.learning_rate,
         batch=train.batch,
+        part=method.client,
         epochs=train.epochs,
+        iterations=train.iterations,
         norm=train.norm,
-        whole=part.whole,
-        exit_head=part.exit_head,
-        fusion=part.fusion,
-        exit_share=part.exit_share,
-        clip=part.clip,
-        personal_share=part.personal_share,
-        prox_mu=part.prox_mu,
         momentum=train.momentum,
         weight_decay=train.weight_decay,
         codec=train.codec,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from edge_sdk.nets import build
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.messages import Update, Weights
-from edge_sdk.training.plan import Plan
+from edge_sdk.training.plan import ClientPart, Plan
 from edge_sdk.training.weights import read_weights
 from profiles.allocation import supersfl_depth
 from server.training.aggregation import (
@@ -203,7 +203,7 @@ HAR: dict[str, Any] = {
     "learning_rate": 0.02,
     "batch": 16,
     "epochs": 3,
-    "whole": True,
+    "part": ClientPart(whole=True),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import fields
 from typing import Any
 from zlib import crc32
 
@@ -24,15 +25,21 @@ from edge_sdk.training.messages import (
     Update,
     Weights,
 )
-from edge_sdk.training.plan import Plan, network_of
+from edge_sdk.training.plan import ClientPart, Plan, network_of
 from edge_sdk.training.weights import load_weights, read_weights
 
 RATE = 0.1
 DEPTH, L = 2, 5
 
 
+PART = {field.name for field in fields(ClientPart)}
+
+
 def plan(**numbers: Any) -> Plan:
+    part: dict[str, Any] = {"exit_head": True, "fusion": "tpgf", "clip": 0.5}
+    part |= {name: value for name, value in numbers.items() if name in PART}
     return Plan(
+        part=ClientPart(**part),
         **{
             "backbone": "tiny",
             "input_shape": (1, 8, 8),
@@ -42,11 +49,8 @@ def plan(**numbers: Any) -> Plan:
             "depth": DEPTH,
             "learning_rate": RATE,
             "batch": 4,
-            "exit_head": True,
-            "fusion": "tpgf",
-            "clip": 0.5,
-            **numbers,
-        }
+            **{name: value for name, value in numbers.items() if name not in PART},
+        },
     )
 
 
@@ -57,7 +61,7 @@ def data(samples: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def start(p: Plan, number: int = 1, more: Weights | None = None) -> StartRound:
-    part = network_of(p).segment(0, None) if p.whole else network_of(p).prefix(p.depth)
+    part = network_of(p).segment(0, None) if p.part.whole else network_of(p).prefix(p.depth)
     return StartRound(number, p, read_weights(part) | (more or {}))
 
 

@@ -90,7 +90,6 @@ class World:
         momentum: float = 0.0,
         **numbers: Any,
     ) -> None:
-        part = method.client
         self.clients = {name: _client(name) for name in names}
         self.state = ServerState(
             build("tiny", classes=CLASSES, seed=0), ServerTraining(0.05, momentum=momentum)
@@ -107,13 +106,7 @@ class World:
                     "learning_rate": 0.05,
                     "batch": 4,
                     "momentum": momentum,
-                    "whole": part.whole,
-                    "exit_head": part.exit_head,
-                    "fusion": part.fusion,
-                    "exit_share": part.exit_share,
-                    "clip": part.clip,
-                    "personal_share": part.personal_share,
-                    "prox_mu": part.prox_mu,
+                    "part": method.client,
                     **numbers,
                 }
             )

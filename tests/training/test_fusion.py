@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.training.fusion import clip_l2, fuse, own_weight
-from edge_sdk.training.plan import Fusion, Plan
+from edge_sdk.training.plan import ClientPart, Fusion, Plan
 
 L = 12
 
@@ -24,9 +24,7 @@ def plan(fusion: Fusion, depth: int = 3, exit_share: float = 0.5) -> Plan:
         depth,
         0.1,
         8,
-        exit_head=True,
-        fusion=fusion,
-        exit_share=exit_share,
+        ClientPart(exit_head=True, fusion=fusion, exit_share=exit_share),
     )
 
 

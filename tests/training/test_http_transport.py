@@ -38,7 +38,7 @@ from edge_sdk.training.messages import (
     to_bytes,
 )
 from edge_sdk.training.personal import load_personal, save_personal
-from edge_sdk.training.plan import Plan, network_of
+from edge_sdk.training.plan import ClientPart, Plan, network_of
 from server.settings import Address
 from server.training.engine import Engine, RoundSettings
 from server.training.methods.splitfed import splitfed_v1
@@ -61,8 +61,7 @@ def plan_with(*, exit_head: bool) -> Plan:
         depth=1,
         learning_rate=0.1,
         batch=10,
-        exit_head=exit_head,
-        fusion="tpgf" if exit_head else "server",
+        part=ClientPart(exit_head=exit_head, fusion="tpgf" if exit_head else "server"),
     )
 
 

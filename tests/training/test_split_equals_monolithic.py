@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from edge_sdk.nets import NAMES, Supernet
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.messages import EndRound, Features, StartRound, Step, Update
-from edge_sdk.training.plan import Plan, network_of
+from edge_sdk.training.plan import ClientPart, Plan, network_of
 from edge_sdk.training.weights import read_weights
 from server.training.engine import Engine
-from server.training.method import ClientPart, Method
+from server.training.method import Method
 from server.training.methods.fedavg import fedavg, fedprox
 from server.training.methods.splitfed import minibatch, splitfed_v1, splitfed_v2
 from server.training.server_steps import Arrival, one_model
@@ -58,7 +58,6 @@ RATE, SEED, CLASSES = 0.05, 3, 4
 
 def plan_for(name: str, depth: int, method: Method | None = None, **numbers: Any) -> Plan:
     channels = SHAPES[name][0]
-    part = ClientPart() if method is None else method.client
     return Plan(
         name,
         SHAPES[name],
@@ -67,8 +66,7 @@ def plan_for(name: str, depth: int, method: Method | None = None, **numbers: Any
         (1.0,) * channels,
         depth,
         seed=SEED,
-        whole=part.whole,
-        prox_mu=part.prox_mu,
+        part=ClientPart() if method is None else method.client,
         **{"learning_rate": RATE, "batch": 2, **numbers},
     )
 

@@ -51,7 +51,6 @@ def digits() -> Dataset:
 
 
 def plan_of(data: Dataset, depth: int, method: Method, **more: Any) -> Plan:
-    part = method.client
     return Plan(
         backbone="tiny",
         input_shape=(1, 8, 8),
@@ -61,9 +60,7 @@ def plan_of(data: Dataset, depth: int, method: Method, **more: Any) -> Plan:
         depth=depth,
         learning_rate=0.05,
         batch=BATCH,
-        exit_head=part.exit_head,
-        fusion=part.fusion,
-        clip=part.clip,
+        part=method.client,
         seed=SEED,
         **more,
     )

@@ -34,7 +34,7 @@ from edge_sdk.training.messages import (
     from_bytes,
     to_bytes,
 )
-from edge_sdk.training.plan import Plan
+from edge_sdk.training.plan import ClientPart, Plan
 
 PLAN: dict[str, Any] = {
     "backbone": "tiny",
@@ -45,10 +45,9 @@ PLAN: dict[str, Any] = {
     "depth": 2,
     "learning_rate": 0.1 + 0.2,  # no short decimal
     "batch": 8,
-    "exit_head": True,
-    "fusion": "tpgf",
-    "clip": 0.5,
+    "part": ClientPart(exit_head=True, fusion="tpgf", clip=0.5),
 }
+SAID = Plan(**PLAN).to_dict()
 
 DTYPES = [np.float32, np.float16, np.float64, np.uint8, np.int64]
 tensors = (
@@ -216,8 +215,8 @@ UPDATE = {"round": 1, "samples": 3, "loss": 0.5, "steps": 1, "supervised": 1}
         said("EndRound", round=1, feedback={"loss": 1}),
         said("StartRound", round=1, plan={}),
         said("StartRound", round=1, plan=[]),
-        said("StartRound", round=1, plan={**PLAN, "depth": "two"}),
-        said("StartRound", round=1, plan={**PLAN, "run": "rm"}),
+        said("StartRound", round=1, plan={**SAID, "depth": "two"}),
+        said("StartRound", round=1, plan={**SAID, "run": "rm"}),
         said("Plan", **PLAN),
         said("object"),
         b"",
@@ -299,17 +298,9 @@ def test_a_plan_comes_back_as_json_has_it() -> None:
         ({"momentum": -0.1}, "momentum"),
         ({"momentum": float("nan")}, "momentum"),
         ({"weight_decay": -1}, "weight_decay"),
-        ({"prox_mu": -1}, "prox_mu"),
-        ({"exit_share": 1.1}, "exit_share"),
-        ({"personal_share": -0.1}, "personal_share"),
-        ({"clip": 0}, "clip"),
-        ({"clip": float("nan")}, "clip"),
-        ({"clip": "none"}, "'none'|str"),
-        ({"fusion": "sum"}, "fusion"),
+        ({"iterations": 0}, "iterations"),
         ({"codec": "zip"}, "codec"),
-        ({"exit_head": False}, "fusion: expected server where there is no exit head"),
-        ({"whole": True}, "exit_head"),
-        ({"whole": 1}, "whole"),
+        ({"part": None}, "ClientPart"),
         ({"seed": -1}, "seed"),
         ({"mean": ["a"]}, "mean"),
         ({"input_shape": [1, 8.5, 8]}, "input_shape"),
@@ -319,11 +310,34 @@ def test_a_plan_comes_back_as_json_has_it() -> None:
 )
 def test_a_plan_that_cannot_be_is_refused_by_field(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        Plan.from_dict({**PLAN, **change})
+        Plan.from_dict({**SAID, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"prox_mu": -1}, "prox_mu"),
+        ({"exit_share": 1.1}, "exit_share"),
+        ({"personal_share": -0.1}, "personal_share"),
+        ({"clip": 0}, "clip"),
+        ({"clip": float("nan")}, "clip"),
+        ({"clip": "none"}, "'none'|str"),
+        ({"fusion": "sum"}, "fusion"),
+        ({"exit_head": False}, "fusion: expected server where there is no exit head"),
+        ({"whole": True}, "exit_head"),
+        ({"whole": 1}, "whole"),
+        ({"run": "rm"}, "unknown run; update this device"),
+    ],
+)
+def test_a_client_s_half_that_cannot_be_is_refused_by_field(
+    change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Plan.from_dict({**SAID, "part": {**SAID["part"], **change}})
 
 
 def test_what_a_plan_lacks_is_named() -> None:
     with pytest.raises(ConfigurationError, match="mean"):
-        Plan.from_dict({name: value for name, value in PLAN.items() if name != "mean"})
+        Plan.from_dict({name: value for name, value in SAID.items() if name != "mean"})
     with pytest.raises(ConfigurationError, match="depth"):
-        Plan.from_dict({name: value for name, value in PLAN.items() if name != "depth"})
+        Plan.from_dict({name: value for name, value in SAID.items() if name != "depth"})

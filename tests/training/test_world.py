@@ -111,7 +111,11 @@ def test_whole_networks_are_all_stages_deep(method: str, depth: int) -> None:
 def test_a_method_reaches_its_clients_as_a_plan() -> None:
     world = world_of("splitgp", method_numbers={"personal_share": 0.9}, seed=7)
     for plan in world.plans.values():
-        assert (plan.personal_share, plan.exit_head, plan.fusion) == (0.9, True, "fixed")
+        assert (plan.part.personal_share, plan.part.exit_head, plan.part.fusion) == (
+            0.9,
+            True,
+            "fixed",
+        )
         assert (plan.seed, plan.batch, plan.send_labels) == (7, 16, True)
 
 

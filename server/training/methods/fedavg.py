@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from server.training.method import ClientPart, Method
+from edge_sdk.training.plan import ClientPart
+from server.training.method import Method
 
 
 def fedavg() -> Method:

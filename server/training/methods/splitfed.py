@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from server.training.method import ClientPart, Method
+from edge_sdk.training.plan import ClientPart
+from server.training.method import Method
 from server.training.server_steps import concatenated, copies, one_model
 
 

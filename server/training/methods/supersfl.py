@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from edge_sdk.training.plan import ClientPart
 from server.training.aggregation import by_depth_and_loss, normalised
-from server.training.method import ClientPart, Method
+from server.training.method import Method
 from server.training.server_steps import one_model
 
 CLIP: Final = 0.5
