@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +84,14 @@ class Trainer:
         self.stack.callback(link.close)
         return link
 
-    def join(self, clients: Mapping[str, TrainingClient], **more: Any) -> None:
+    def join(
+        self, clients: Mapping[str, TrainingClient], *, ca: Path | None = None, **more: Any
+    ) -> None:
         """Have each client trained by a driver in a thread of its own, and wait until all are
         there.
         """
         for name, client in clients.items():
-            driver = Driver(client, self.link(self.enrol(name)), **more)
+            driver = Driver(client, self.link(replace(self.enrol(name), ca=ca)), **more)
             thread = threading.Thread(target=driver.run, daemon=True)
             thread.start()
             self.drivers[name] = driver
@@ -107,7 +109,9 @@ class Trainer:
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
-    """Starts trainers: `make_trainer(input_shape, classes, no_reply_s=...)`."""
+    """Starts trainers: `make_trainer(input_shape, classes, no_reply_s=...)`; tls: certificate
+    and key.
+    """
     with ExitStack() as stack:
         registry = open_registry(tmp_path)
         stack.callback(registry.close)
@@ -119,6 +123,7 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
             no_reply_s: float = 10.0,
             fetch_s: float = 5.0,
             reply_bytes_max: int = 64_000_000,
+            tls: tuple[Path | None, Path | None] = (None, None),
         ) -> Trainer:
             operator = new_secret()
             mailbox = Mailbox(fetch_s=fetch_s)
@@ -129,7 +134,7 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
                 Hello(1, input_shape, classes),
                 reply_bytes_max=reply_bytes_max,
             )
-            listener = stack.enter_context(Listener(app, Address("127.0.0.1", 0)))
+            listener = stack.enter_context(Listener(app, Address("127.0.0.1", 0), *tls))
             trainer = Trainer(mailbox, registry, listener.url, operator, stack)
             stack.callback(trainer.close)
             return trainer
