@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from edge_sdk.errors import FrameError
 
 CONSTANTS = "normalise."
+STATISTICS = (".running_mean", ".running_var")
 
 
 def own_weights(module: nn.Module) -> dict[str, Tensor]:
@@ -64,3 +65,8 @@ def check_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> No
 def travels(name: str, tensor: Tensor) -> bool:
     """Whether that entry of a state dict is part of the weights."""
     return tensor.is_floating_point() and not name.startswith(CONSTANTS)
+
+
+def is_statistic(name: str) -> bool:
+    """Whether that tensor is one of BatchNorm's running statistics, which no gradient steps."""
+    return name.endswith(STATISTICS)
