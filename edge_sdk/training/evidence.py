@@ -1,0 +1,119 @@
+"""What a network's logits say as evidence: a Dirichlet, its uncertainties, and the loss that
+teaches it.    BESplit, 3.2 (papers/000), after Sensoy et al. 2018
+
+    e = softplus(logits)    alpha = e + 1    S = sum alpha    p = alpha / S    u = N / S
+
+All of it is computed in float64: lnGamma of a large S loses in float32 the digits that count, and
+these are B x N numbers beside the millions of a forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from edge_sdk.errors import ConfigurationError
+
+# Entropies are differences of terms as large as alpha * ln alpha: up to here float64 keeps nine
+# digits of them, and a class with more evidence than this is no surer in any way that matters.
+EVIDENCE_MAX: Final = 1e6
+
+
+def evidence(logits: Tensor) -> Tensor:
+    """e = softplus(logits), float64, of the same shape.
+
+    Ours: the paper leaves the non-negative activation open.
+    """
+    return nn.functional.softplus(logits.double())
+
+
+def concentration(logits: Tensor) -> Tensor:
+    """alpha = e + 1 of (B, N) logits: (B, N) float64, each at least 1.    Eq. 20"""
+    return evidence(logits) + 1
+
+
+def aleatoric(alpha: Tensor) -> Tensor:
+    """Expected entropy of the class under the Dirichlet, in nats.    Eq. 3
+
+    U_ale = sum_i alpha_i/S * (digamma(S+1) - digamma(alpha_i+1))
+
+    Args:
+        alpha: (B, N) float64.
+    Returns: (B,), from 0 (one class has all evidence) to ln N.
+    """
+    strength = alpha.sum(1, keepdim=True)
+    gaps = torch.digamma(strength + 1) - torch.digamma(alpha + 1)
+    return (alpha / strength * gaps).sum(1)
+
+
+def dirichlet_entropy(alpha: Tensor) -> Tensor:
+    """Differential entropy of the Dirichlet, in nats.    Eq. 4
+
+    H = sum_i lnGamma(alpha_i) - lnGamma(S) - sum_i (alpha_i-1) * (digamma(alpha_i) - digamma(S))
+
+    Differs: the paper prints lnGamma(S) inside the sum, which takes it away N times.
+
+    Args:
+        alpha: (B, N) float64.
+    Returns: (B,), at most -ln (N-1)!, that of no evidence at all.
+    """
+    strength = alpha.sum(1, keepdim=True)
+    volume = torch.lgamma(alpha).sum(1) - torch.lgamma(strength).squeeze(1)
+    spread = ((alpha - 1) * (torch.digamma(alpha) - torch.digamma(strength))).sum(1)
+    return volume - spread
+
+
+def epistemic(alpha: Tensor) -> Tensor:
+    """U_epi = 1 / (1 + H_max - H), with H_max = -lnGamma(N) that of no evidence.
+
+    Differs: the paper takes H itself, which is negative for N > 2 and so gives the surer client the
+    smaller ratio in Eq. 9. This one grows with the uncertainty and stays above 0.
+
+    Args:
+        alpha: (B, N) float64.
+    Returns: (B,), in (0, 1]; 1 where there is no evidence.
+    """
+    return 1 / (1 + kl_to_uniform(alpha.clamp(max=EVIDENCE_MAX)).clamp(min=0))
+
+
+def kl_to_uniform(alpha: Tensor) -> Tensor:
+    """KL(Dir(alpha) || Dir(1)) in nats: H_max - H, (B,); 0 without evidence.
+
+    Args:
+        alpha: (B, N) float64.
+    """
+    return -math.lgamma(alpha.shape[1]) - dirichlet_entropy(alpha)
+
+
+def evidential_losses(logits: Tensor, labels: Tensor, kl_weight: float) -> Tensor:
+    """The evidential loss of each sample.    Eq. 5
+
+    L = digamma(S) - digamma(alpha_y) + lam_t * KL(Dir(alpha~) || Dir(1)),
+    alpha~ = y + (1 - y) * alpha: the evidence for the true class is not held against it.
+
+    Args:
+        logits: (B, N) float. labels: (B,) int64, each in [0, N).
+        kl_weight: lam_t; 0 leaves the expected cross-entropy under the Dirichlet alone.
+    Returns: (B,) float64.
+    """
+    alpha = concentration(logits)
+    true = nn.functional.one_hot(labels, alpha.shape[1]).to(alpha.dtype)
+    fit = torch.digamma(alpha.sum(1)) - torch.digamma((true * alpha).sum(1))
+    if not kl_weight:
+        return fit
+    return fit + kl_weight * kl_to_uniform(true + (1 - true) * alpha)
+
+
+def kl_weight_at(number: int, anneal_rounds: int) -> float:
+    """lam_t = min(1, t / T) of round t, counted from 1.    Eq. 5
+
+    Args:
+        anneal_rounds: T; with 1 the whole weight from the first round on.
+    Raises: ConfigurationError if T is below 1.
+    """
+    if anneal_rounds < 1:
+        raise ConfigurationError(f"anneal_rounds: expected at least 1, got {anneal_rounds}")
+    return min(1.0, number / anneal_rounds)
