@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
-from zlib import crc32
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
-from edge_sdk.training.codec import encode_batch
-from edge_sdk.training.fusion import clip_l2, fuse, own_weight
+from edge_sdk.training.half import Half
 from edge_sdk.training.messages import (
     EndRound,
-    Features,
-    Feedback,
     NoReply,
-    Ready,
+    Outputs,
     Reply,
     Request,
     StartRound,
     Step,
-    Update,
     Weights,
 )
-from edge_sdk.training.plan import Plan, network_of
-from edge_sdk.training.weights import load_weights, read_weights
 
 Array = NDArray[Any]
+
+# halves of methods whose clients do more, by the part of the plan that asks for it
+HALVES: Final[Mapping[str, type[Half]]] = {}
 
 
 class TrainingClient:
@@ -56,7 +48,7 @@ class TrainingClient:
         self.y = np.asarray(y, np.int64)
         # exit heads by depth and, for personal methods, the last weights of all this client trains
         self.personal: Weights = {}
-        self._round: _Round | None = None
+        self._round: Half | None = None
 
     def handle(self, message: Request | NoReply) -> Reply:
         """Do what the server asks, or go on without it.
@@ -65,13 +57,15 @@ class TrainingClient:
             NoReply where there is no exit head to learn by.
         """
         if isinstance(message, StartRound):
-            self._round = _Round(self, message)
+            self._round = _half(self, message)
             return self._round.ready()
         if self._round is None or self._round.number != message.round:
             raise FrameError(f"client {self.name}: no round {message.round} is under way here")
         match message:
             case Step():
                 return self._round.step(message)
+            case Outputs():
+                return self._round.answer(message)
             case EndRound():
                 update = self._round.end(message)
                 self._round = None
@@ -86,268 +80,8 @@ class TrainingClient:
         return len(self.y)
 
 
-@dataclass(slots=True)
-class _Open:
-    """A batch between its forward and its backward half."""
-
-    z: Tensor
-    own: Tensor | None  # dLc/dz, through the exit head as it was before its step
-    loss: float
-    samples: int
-
-
-class _Round:
-    """One client in one round: the prefix, the exit head and their optimisers."""
-
-    def __init__(self, client: TrainingClient, start: StartRound) -> None:
-        self.number = start.round
-        self.client = client
-        plan = self.plan = start.plan
-        _check_data(client, plan)
-        # JSON has no infinity: no limit is one thing, in a simulation and over a network
-        self.clip = None if plan.part.clip in {None, math.inf} else plan.part.clip
-        template = network_of(plan)
-        self.stages = template.L
-        if plan.part.whole:
-            self.prefix: nn.Module = deepcopy(template.segment(0, None))
-        else:
-            self.prefix = deepcopy(template.prefix(plan.depth))
-        self.prefix.to(client.device)
-        self.head = None
-        if plan.part.exit_head:
-            self.head = deepcopy(template.exit_head(plan.depth)).to(client.device)
-        self._take(start.weights)
-        self.prefix.train()
-        self.parameters = list(self.prefix.parameters())
-        self.optimiser = _sgd(self.parameters, plan)
-        self.head_optimiser = None
-        if self.head is not None:
-            self.head.train()
-            self.head_optimiser = _sgd(list(self.head.parameters()), plan)
-        self.anchor = [p.detach().clone() for p in self.parameters] if plan.part.prox_mu else None
-        self.batches = self._order()
-        self.open: _Open | None = None
-        self.opened = 0  # batches up to the last one that was opened
-        self.loss_sum = 0.0
-        self.seen = self.done = self.supervised = 0
-
-    def ready(self) -> Ready:
-        """Counts, before the first batch."""
-        counts: tuple[int, ...] = ()
-        if self.plan.send_labels:
-            counts = tuple(np.bincount(self.client.y, minlength=self.plan.classes).tolist())
-        steps = 0 if self.plan.part.whole else len(self.batches)
-        return Ready(self.number, self.client.samples, steps, counts)
-
-    def step(self, message: Step) -> Features:
-        """Close the batch before and open the one asked for."""
-        self._close(message.feedback)
-        if not 0 <= message.step < len(self.batches):
-            raise FrameError(f"client {self.client.name}: no step {message.step}")
-        x, y = self._batch(message.step)
-        self.open = self._forward(x, y)
-        self.opened = message.step + 1
-        values, ranges = encode_batch(self.open.z.detach(), self.plan.codec)
-        return Features(
-            self.number,
-            message.step,
-            values,
-            y if self.plan.send_labels else None,
-            None if self.head is None else self.open.loss,
-            ranges,
-        )
-
-    def end(self, message: EndRound) -> Update:
-        """Close the last batch and hand over what was learnt."""
-        self._close(message.feedback)
-        if self.plan.part.whole:
-            self._train_whole()
-        weights = read_weights(self.prefix)
-        if self.head is not None:
-            heads = {f"exit{self.plan.depth}.{k}": v for k, v in read_weights(self.head).items()}
-            weights |= heads
-            self.client.personal |= {key: value.clone() for key, value in heads.items()}
-        if self.plan.part.personal_share:
-            self.client.personal |= {key: value.clone() for key, value in weights.items()}
-        mean_loss = self.loss_sum / max(self.seen, 1)
-        return Update(
-            self.number, weights, self.client.samples, mean_loss, self.done, self.supervised
-        )
-
-    def alone(self) -> Update:
-        """The open batch and those left by the exit head alone    SuperSFL, Alg. 3."""
-        if self.head is None:
-            raise FrameError(
-                f"client {self.client.name}: round {self.number} is given up: without an exit head"
-                " there is nothing to learn by while the server is silent"
-            )
-        self._close(None)
-        for step in range(self.opened, len(self.batches)):
-            self.open = self._forward(*self._batch(step))
-            self._close(None)
-        return self.end(EndRound(self.number))
-
-    def _take(self, weights: Weights) -> None:
-        """Start from the average, from what is personal, or from a mixture of the two."""
-        share, own = self.plan.part.personal_share, self.client.personal
-        mixed = {
-            key: torch.lerp(value, own[key], share) if share and key in own else value
-            for key, value in weights.items()
-        }
-        head = f"exit{self.plan.depth}."
-        load_weights(self.prefix, {k: v for k, v in mixed.items() if not k.startswith("exit")})
-        if self.head is not None:
-            # a head the server does not send is the client's own, or fresh in its first round
-            source = mixed if any(key.startswith(head) for key in mixed) else own
-            found = {k.removeprefix(head): v for k, v in source.items() if k.startswith(head)}
-            if found:
-                load_weights(self.head, found)
-
-    def _order(self) -> list[NDArray[np.int64]]:
-        key = [self.plan.seed, self.number, crc32(self.client.name.encode())]
-        generator = np.random.default_rng(key)
-        n, batch = self.client.samples, self.plan.batch
-        batches: list[NDArray[np.int64]] = []
-        for _ in range(self.plan.epochs):
-            order = generator.permutation(n)
-            # a last batch of one sample joins the one before it: BatchNorm cannot train on it
-            ends = [at for at in range(batch, n, batch) if n - at > 1 or batch == 1]
-            batches += np.split(order, ends)
-        return batches
-
-    def _batch(self, step: int) -> tuple[Tensor, Tensor]:
-        rows = self.batches[step]
-        x = torch.from_numpy(np.ascontiguousarray(self.client.x[rows]))
-        device = self.client.device
-        return x.to(device), torch.from_numpy(self.client.y[rows]).to(device)
-
-    def _forward(self, x: Tensor, y: Tensor) -> _Open:
-        """The forward half and, with an exit head, one step of that head.
-
-        SuperSFL, Alg. 2, phase 1. Of the client's own gradient the part at the cut is kept: the
-        way back through the prefix is taken once it is known whether the server answers.
-        """
-        z = self._run(x)
-        own, loss = None, 0.0
-        if self.head is not None and self.head_optimiser is not None:
-            own_loss = nn.functional.cross_entropy(self.head(z), y)
-            heads = list(self.head.parameters())
-            own, *gradients = torch.autograd.grad(own_loss, [z, *heads])
-            _apply(self.head_optimiser, heads, gradients)
-            loss = float(own_loss.detach())
-        return _Open(z, own, loss, len(y))
-
-    def _close(self, feedback: Feedback | None) -> None:
-        """The backward half, with the server's feedback or without it (SuperSFL, Alg. 3).
-
-        Without feedback and without an exit head there is nothing to learn from.
-        """
-        batch, self.open = self.open, None
-        if batch is None or (feedback is None and batch.own is None):
-            return
-        self._step_prefix(self._gradient(batch, feedback))
-        loss = batch.loss
-        if feedback is not None:
-            share = self._own_weight(batch, feedback)
-            loss = share * batch.loss + (1 - share) * feedback.loss
-            self.supervised += 1
-        self._count(loss, batch.samples)
-
-    def _gradient(self, batch: _Open, feedback: Feedback | None) -> list[Tensor]:
-        """Of the prefix: g_c alone, g_s alone, or the two joined (SuperSFL, Eq. 2-4)."""
-        if feedback is None:
-            assert batch.own is not None
-            return clip_l2(self._pull(batch.z, batch.own), self.clip)
-        gradient = feedback.gradient
-        # of the sum: as good, and twice as fast as looking at each
-        if gradient.shape != batch.z.shape or not math.isfinite(float(gradient.sum())):
-            raise FrameError(
-                f"client {self.client.name}: feedback: expected a finite gradient of shape"
-                f" {tuple(batch.z.shape)}, got shape {tuple(gradient.shape)}"
-            )
-        if batch.own is None:
-            return self._pull(batch.z, gradient)
-        share = self._own_weight(batch, feedback)
-        if self.clip is None:
-            # both ways back are linear, so without a limit in between one does for the two
-            return self._pull(batch.z, torch.lerp(gradient, batch.own, share))
-        own = self._pull(batch.z, batch.own, keep=True)
-        return fuse(clip_l2(own, self.clip), self._pull(batch.z, gradient), share)
-
-    def _own_weight(self, batch: _Open, feedback: Feedback) -> float:
-        if batch.own is None:
-            return 0.0
-        return own_weight(self.plan, self.stages, batch.loss, feedback.loss)
-
-    def _pull(self, z: Tensor, gradient: Tensor, *, keep: bool = False) -> list[Tensor]:
-        """A gradient at the cut, taken back to the prefix's parameters."""
-        return list(torch.autograd.grad(z, self.parameters, gradient, retain_graph=keep))
-
-    def _train_whole(self) -> None:
-        """Every batch of a client that holds the whole network."""
-        for step in range(len(self.batches)):
-            x, y = self._batch(step)
-            loss = nn.functional.cross_entropy(self._run(x), y)
-            self._step_prefix(list(torch.autograd.grad(loss, self.parameters)))
-            self._count(float(loss.detach()), len(y))
-
-    def _run(self, x: Tensor) -> Tensor:
-        try:
-            z: Tensor = self.prefix(x)
-        except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
-            raise FrameError(
-                f"client {self.client.name}: a batch of {len(x)} cannot be trained: {err};"
-                ' give it more samples or build the network with norm = "group"'
-            ) from err
-        return z
-
-    def _step_prefix(self, gradients: Sequence[Tensor]) -> None:
-        if self.anchor is not None:
-            # FedProx: the gradient of mu/2 * |w - w_start|^2
-            gradients = [
-                gradient + self.plan.part.prox_mu * (parameter.detach() - start)
-                for gradient, parameter, start in zip(
-                    gradients, self.parameters, self.anchor, strict=True
-                )
-            ]
-        _apply(self.optimiser, self.parameters, gradients)
-
-    def _count(self, loss: float, samples: int) -> None:
-        self.loss_sum += loss * samples
-        self.seen += samples
-        self.done += 1
-
-
-def _check_data(client: TrainingClient, plan: Plan) -> None:
-    if len(client.x) != len(client.y) or not len(client.y):
-        raise FrameError(
-            f"client {client.name}: expected a label for each of one or more inputs,"
-            f" got {len(client.x)} inputs and {len(client.y)} labels"
-        )
-    if client.x.shape[1:] != plan.input_shape:
-        raise FrameError(
-            f"client {client.name}: the plan is for inputs {plan.input_shape},"
-            f" the data here are {client.x.shape[1:]}"
-        )
-    low, high = int(client.y.min()), int(client.y.max())
-    if low < 0 or high >= plan.classes:
-        raise FrameError(
-            f"client {client.name}: the plan is for labels 0 to {plan.classes - 1},"
-            f" the data here have {low} to {high}"
-        )
-
-
-def _sgd(parameters: list[nn.Parameter], plan: Plan) -> torch.optim.SGD:
-    return torch.optim.SGD(
-        parameters, plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay
-    )
-
-
-def _apply(
-    optimiser: torch.optim.SGD, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]
-) -> None:
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-    optimiser.step()
-    for parameter in parameters:
-        parameter.grad = None
+def _half(client: TrainingClient, start: StartRound) -> Half:
+    for name, kind in HALVES.items():
+        if getattr(start.plan.part, name) is not None:
+            return kind(client, start)
+    return Half(client, start)

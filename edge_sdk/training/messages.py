@@ -29,10 +29,12 @@ class Feedback:
 
     gradient: of the server's loss with respect to the features as sent, same shape.
     loss: Ls, the mean over this client's samples.
+    outputs: (B, N) the server's logits, to learn from; None where the method has no use for them.
     """
 
     gradient: Tensor
     loss: float
+    outputs: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,27 @@ class StartRound:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The feedback of the step before, if there is any, and the order for the next features."""
+    """The feedback of the step before, if there is any, and the order for the next features.
+
+    batch: samples to take; None for as many as the plan says.
+    """
 
     round: int
     step: int
     feedback: Feedback | None = None
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What the server made of the step's features, where only the client can judge it.
+
+    outputs: (B, ...) logits, or embeddings where the client has the last layer.
+    """
+
+    round: int
+    step: int
+    outputs: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +86,7 @@ class NoReply:
     round: int
 
 
-Request = StartRound | Step | EndRound
+Request = StartRound | Step | Outputs | EndRound
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +110,9 @@ class Features:
     features: (B, ...) as they travel: float32, float16 or, for int8, uint8. labels: (B,) int64,
         None where they stay on the client. loss: Lc of the exit head, None without one.
     ranges: (B, 2), what the int8 codec needs to decode (edge_sdk.training.codec).
+    view: (B, ...) features of a second view, coded as the first; `view_ranges` as `ranges`.
+    entry: the depth from which the second view comes.
+    same: (B,) uint8, 1 where the two views' labels are equal.
     """
 
     round: int
@@ -100,6 +121,23 @@ class Features:
     labels: Tensor | None
     loss: float | None
     ranges: Tensor | None = None
+    view: Tensor | None = None
+    view_ranges: Tensor | None = None
+    entry: int | None = None
+    same: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputGradient:
+    """The gradient of the client's loss with respect to the server's outputs, same shape.
+
+    loss: Ls, the mean over the batch.
+    """
+
+    round: int
+    step: int
+    gradient: Tensor
+    loss: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +157,11 @@ class Update:
     supervised: int
 
 
-Reply = Ready | Features | Update
+Reply = Ready | Features | OutputGradient | Update
 
 _KINDS: Final = {
-    kind.__name__: kind for kind in (StartRound, Step, EndRound, Ready, Features, Update)
+    kind.__name__: kind
+    for kind in (StartRound, Step, Outputs, EndRound, Ready, Features, OutputGradient, Update)
 }
 
 
@@ -137,11 +176,15 @@ def to_bytes(message: Request | Reply) -> bytes:
                 tensors[name] = value.contiguous()
             case Feedback():
                 tensors[f"{name}.gradient"] = value.gradient.contiguous()
+                if value.outputs is not None:
+                    tensors[f"{name}.outputs"] = value.outputs.contiguous()
                 said[name] = value.loss
             case Plan():
                 said[name] = value.to_dict()
             case dict():
                 tensors |= {f"{name}/{key}": tensor.contiguous() for key, tensor in value.items()}
+            case None if _FIELDS[name] is _optional:
+                pass  # a tensor that is not there
             case _:
                 said[name] = value
     return save(tensors, metadata={"message": orjson.dumps(said).decode()})
@@ -179,7 +222,7 @@ def _build(
     if unknown:
         raise TypeError(f"{kind.__name__} has no {', '.join(map(shown, unknown))}")
     fields = {name: _FIELDS[name](name, said, tensors) for name in expected}
-    if kind is Update:
+    if kind in {OutputGradient, Update}:
         fields["loss"] = _number("loss", fields["loss"])
     return kind(**fields)
 
@@ -189,6 +232,10 @@ def _whole(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -
     if type(value) is not int or value < 0:
         raise TypeError(f"{name}: expected a whole number from 0 up, got {shown(value)}")
     return value
+
+
+def _whole_or_none(name: str, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int | None:
+    return None if said[name] is None else _whole(name, said, tensors)
 
 
 def _loss(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> float | None:
@@ -224,7 +271,8 @@ def _weights(name: str, _said: Mapping[str, Any], tensors: Mapping[str, Tensor])
 def _feedback(name: str, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Feedback | None:
     if said[name] is None:
         return None
-    return Feedback(tensors[f"{name}.gradient"], _number(name, said[name]))
+    loss = _number(name, said[name])
+    return Feedback(tensors[f"{name}.gradient"], loss, tensors.get(f"{name}.outputs"))
 
 
 def _plan(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> Plan:
@@ -242,6 +290,13 @@ _FIELDS: Final[Mapping[str, Callable[[str, Mapping[str, Any], Mapping[str, Tenso
     "features": _tensor,
     "labels": _optional,
     "ranges": _optional,
+    "view": _optional,
+    "view_ranges": _optional,
+    "same": _optional,
+    "entry": _whole_or_none,
+    "batch": _whole_or_none,
+    "outputs": _tensor,
+    "gradient": _tensor,
     "weights": _weights,
     "feedback": _feedback,
     "plan": _plan,

@@ -25,6 +25,8 @@ from edge_sdk.training.messages import (
     EndRound,
     Features,
     Feedback,
+    OutputGradient,
+    Outputs,
     Ready,
     Reply,
     Request,
@@ -58,10 +60,11 @@ tensors = (
 weights = st.dictionaries(st.text(min_size=1, max_size=20), tensors, max_size=4)
 numbers = st.integers(0, 2**53)
 losses = st.floats(allow_nan=False, allow_infinity=False)
-feedbacks = st.none() | st.builds(Feedback, tensors, losses)
+feedbacks = st.none() | st.builds(Feedback, tensors, losses, st.none() | tensors)
 MESSAGES = st.one_of(
     st.builds(StartRound, numbers, st.just(Plan(**PLAN)), weights),
-    st.builds(Step, numbers, numbers, feedbacks),
+    st.builds(Step, numbers, numbers, feedbacks, st.none() | numbers),
+    st.builds(Outputs, numbers, numbers, tensors),
     st.builds(EndRound, numbers, feedbacks),
     st.builds(Ready, numbers, numbers, numbers, st.lists(numbers, max_size=5).map(tuple)),
     st.builds(
@@ -72,7 +75,12 @@ MESSAGES = st.one_of(
         st.none() | tensors,
         st.none() | losses,
         st.none() | tensors,
+        st.none() | tensors,
+        st.none() | tensors,
+        st.none() | numbers,
+        st.none() | tensors,
     ),
+    st.builds(OutputGradient, numbers, numbers, tensors, losses),
     st.builds(Update, numbers, weights, numbers, losses, numbers, numbers),
 )
 
@@ -128,6 +136,8 @@ GOOD = [
         Features(
             3, 0, torch.ones(2, 4, dtype=torch.uint8), torch.tensor([1, 2]), 0.1, torch.ones(2, 2)
         ),
+        Outputs(3, 1, torch.ones(2, 10)),
+        OutputGradient(3, 1, torch.ones(2, 10), 0.5),
         Update(3, {"stage1.0.bias": torch.ones(2)}, 10, 0.5, 2, 2),
     )
 ]
