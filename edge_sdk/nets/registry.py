@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.nets.bottleneck import add_bottleneck
 from edge_sdk.nets.densenet import densenet121
 from edge_sdk.nets.har import har_cnn
 from edge_sdk.nets.layers import Norm
@@ -60,6 +61,7 @@ def build(
     std: Sequence[float] | None = None,
     seed: int | None = None,
     norm: Norm | None = None,
+    bottleneck: tuple[int, int] | None = None,
 ) -> Supernet:
     """A new super-network of the named backbone, on the CPU and in train mode.
 
@@ -71,6 +73,8 @@ def build(
         seed: same weights for the same seed, the global generator untouched; None draws them
             from the global generator.
         norm: the normalisation layers of a backbone that has BatchNorm, its default.
+        bottleneck: a depth and the channels to which its cut is narrowed; see add_bottleneck. The
+            other layers' weights are those of the same seed without it.
     Raises: ConfigurationError for an unknown name, or arguments the backbone cannot take.
     """
     backbone = _BACKBONES.get(name)
@@ -88,7 +92,10 @@ def build(
         if seed is not None:
             # Not torch.manual_seed: that would seed the accelerators too, which are not forked.
             torch.default_generator.manual_seed(seed)
-        return backbone.builder(spec)
+        net = backbone.builder(spec)
+        if bottleneck is not None:
+            add_bottleneck(net, *bottleneck)
+        return net
 
 
 def _shape(name: str, default: tuple[int, ...], given: tuple[int, ...] | None) -> tuple[int, ...]:

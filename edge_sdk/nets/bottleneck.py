@@ -1,0 +1,77 @@
+"""A narrow place at a cut: what crosses it is small, and tells less of the input.
+
+SCALA, section 5.7, after ResSFL (Li et al. 2022): a pair of 3x3 convolutions without ReLU, stride
+1. The device's last stage ends in the one to few channels, the server's first one begins with the
+one back.
+
+    stage d     ... -> (C, H, W) -> squeeze -> (c, H, W)   over the wire
+    stage d+1   (c, H, W) -> expand -> (C, H, W) -> ...
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from copy import deepcopy
+
+import torch
+from torch import nn
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.nets.supernet import Supernet
+
+
+def add_bottleneck(net: Supernet, depth: int, channels: int) -> None:
+    """Narrow the cut at `depth` to `channels`, in place; the exit head there is drawn anew.
+
+    With C channels before, 9*C*c + c parameters join the prefix and 9*C*c + C the suffix (3 for
+    9 where maps have one axis). Every tensor keeps its name, but those of a stage that is no
+    nn.Sequential: these are under `block.` then.
+
+    Raises: ConfigurationError if `depth` is no cut, what crosses it has no channels, or `channels`
+        is not below theirs.
+    """
+    shape = _shape_at(net, depth)
+    if len(shape) != len(net.input_shape):
+        raise ConfigurationError(
+            f"{net.name}: expected maps with channels at depth {depth} for a bottleneck,"
+            f" got tokens of shape {shape}; choose another backbone"
+        )
+    if not 1 <= channels < shape[0]:
+        raise ConfigurationError(
+            f"{net.name}: expected a bottleneck of 1 to {shape[0] - 1} channels at depth {depth},"
+            f" got {channels}"
+        )
+    conv = nn.Conv1d if len(shape) == 2 else nn.Conv2d
+    squeeze = conv(shape[0], channels, 3, padding=1)
+    expand = conv(channels, shape[0], 3, padding=1)
+    net.stages[depth - 1] = nn.Sequential(
+        OrderedDict([*_children(net.stages[depth - 1]), ("squeeze", squeeze)])
+    )
+    beyond = net.head if depth == net.L else net.stages[depth]
+    widened = nn.Sequential(OrderedDict([("expand", expand), *_children(beyond)]))
+    if depth == net.L:
+        net.head = widened
+    else:
+        net.stages[depth] = widened
+    net.exits[str(depth)] = _narrowed(net.exit_head(depth), shape[0], channels)
+
+
+def _shape_at(net: Supernet, depth: int) -> tuple[int, ...]:
+    with torch.no_grad():  # on no device: shapes alone, and no statistics are touched
+        prefix = deepcopy(net.prefix(depth)).to("meta").eval()
+        z = prefix(torch.empty(1, *net.input_shape, device="meta"))
+    return tuple(z.shape[1:])
+
+
+def _children(part: nn.Module) -> list[tuple[str, nn.Module]]:
+    return list(part.named_children()) if type(part) is nn.Sequential else [("block", part)]
+
+
+def _narrowed(head: nn.Module, before: int, channels: int) -> nn.Sequential:
+    """The same head on fewer channels: its pooling keeps them apart, only the linear layer grows
+    with them.
+    """
+    *pooling, linear = head.children()
+    assert isinstance(linear, nn.Linear)
+    features = linear.in_features // before * channels
+    return nn.Sequential(*pooling, nn.Linear(features, linear.out_features))
