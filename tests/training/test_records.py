@@ -80,7 +80,7 @@ def test_a_surer_client_earns_more_at_equal_evidence_and_aleatoric_uncertainty()
     sure = torch.tensor([[41.0, 5.0, 5.0]], dtype=torch.float64)
     unsure = torch.tensor([[8.2, 1.0, 1.0]], dtype=torch.float64)
     assert float(dirichlet_entropy(sure)) < float(dirichlet_entropy(unsure)) < 0
-    evidence = [[4.0, 1, 1], [1, 4, 1], [1, 1, 4]]
+    evidence = [[4.0, 1.0, 1.0], [1.0, 4.0, 1.0], [1.0, 1.0, 4.0]]
     records = {
         name: record(evidence, [1.0] * 3, ale=0.5, epi=float(epistemic(alpha)))
         for name, alpha in (("sure", sure), ("unsure", unsure))
