@@ -30,7 +30,7 @@ def cosine(one: Weights, other: Weights) -> float:
 
     0 where they share none or either is zero or not finite: it says nothing about a direction.
     """
-    shared = [name for name in one if name in other]
+    shared = sorted(name for name in one if name in other)  # a transport may change the order
     if not shared:
         return 0.0
     a = torch.cat([one[name].flatten().double() for name in shared])
