@@ -20,6 +20,7 @@ from typing import Final, Protocol
 
 from edge_sdk.errors import LinkError, SplitedgeError
 from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.heartbeat import Heartbeat
 from edge_sdk.training.link import (
     ANSWER_S,
     NotThereError,
@@ -27,7 +28,15 @@ from edge_sdk.training.link import (
     TrainingEndedError,
     Welcome,
 )
-from edge_sdk.training.messages import Features, NoReply, Reply, Request, Update, Weights
+from edge_sdk.training.messages import (
+    Features,
+    NoReply,
+    OutputGradient,
+    Reply,
+    Request,
+    Update,
+    Weights,
+)
 from edge_sdk.training.warmup import warm_up
 
 logger = logging.getLogger(__name__)
@@ -42,6 +51,9 @@ class Link(Protocol):
 
     def hello(self, samples: int, input_shape: tuple[int, ...], classes: int) -> Welcome:
         """Say that this device is there."""
+
+    def alive(self) -> None:
+        """Say so again; called in a thread of its own."""
 
     def fetch(self, after: str, wait_s: float) -> tuple[str, Request] | None:
         """The next message and its id."""
@@ -62,7 +74,7 @@ class Tally:
 
 
 class Driver:
-    """Runs one client against one trainer, in one thread.
+    """Runs one client against one trainer, in one thread; a second one gives signs of life.
 
     Args:
         keep: called with the client's personal weights after each round.
@@ -81,6 +93,7 @@ class Driver:
         self._link = link
         self._keep = keep
         self._welcomed = welcomed
+        self._heartbeat = Heartbeat(link.alive)
         self._stopping = threading.Event()
         self._no_reply_s = 0.0
         self._there = False
@@ -96,6 +109,14 @@ class Driver:
         Raises: RefusedReplyError if the trainer does not take this device or its data.
         """
         warm_up()
+        with self._heartbeat:
+            self._run()
+
+    def stop(self) -> None:
+        """Have `run` return; from any thread."""
+        self._stopping.set()
+
+    def _run(self) -> None:
         while not self._stopping.is_set():
             try:
                 self._turn()
@@ -109,10 +130,6 @@ class Driver:
                 self._pause()
             if self._silent_s() <= 0:
                 self._go_on_alone()
-
-    def stop(self) -> None:
-        """Have `run` return; from any thread."""
-        self._stopping.set()
 
     def _turn(self) -> None:
         if not self._there:
@@ -129,6 +146,7 @@ class Driver:
         client = self._client
         welcome = self._link.hello(client.samples, client.x.shape[1:], int(client.y.max()) + 1)
         self._no_reply_s = welcome.no_reply_s
+        self._heartbeat.pace(welcome.alive_s)
         if self._welcomed is not None:
             self._welcomed(welcome)
         self._there = True
@@ -141,7 +159,7 @@ class Driver:
             self._link.decline(identifier, str(err))
             return
         self._outbox = identifier, reply
-        if isinstance(reply, Features):
+        if isinstance(reply, Features | OutputGradient):
             self._waiting = message.round, time.monotonic()
         self._made(reply)
         self._hand_in(identifier, reply)

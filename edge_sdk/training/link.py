@@ -14,6 +14,7 @@ from edge_sdk.identity import Identity
 from edge_sdk.training.messages import (
     BYTES_MAX,
     EndRound,
+    Outputs,
     Reply,
     Request,
     StartRound,
@@ -45,10 +46,15 @@ class RefusedReplyError(SplitedgeError):
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What this device takes part in, and after how long a silence it goes on by itself."""
+    """What this device takes part in.
+
+    no_reply_s: silence of the trainer after which it goes on by itself.
+    alive_s: how often it is to say that it is there.
+    """
 
     training: str
     no_reply_s: float
+    alive_s: float
 
 
 def trainer_url(identity: Identity, invited: str) -> str:
@@ -85,7 +91,7 @@ class TrainerLink:
         self._url = url.rstrip("/")
         self._headers = {"Authorization": identity.authorization}
         context = trusting(identity.ca) if url.startswith("https:") else None
-        self._pool = urllib3.PoolManager(ssl_context=context, retries=False)
+        self._pool = urllib3.PoolManager(maxsize=2, ssl_context=context, retries=False)
 
     def hello(self, samples: int, input_shape: tuple[int, ...], classes: int) -> Welcome:
         """Say that this device is there.
@@ -95,9 +101,17 @@ class TrainerLink:
         said = {"samples": samples, "input_shape": list(input_shape), "classes": classes}
         data = _json(self._call("POST", "hello", raw=orjson.dumps(said), json=True).data)
         try:
-            return Welcome(str(data["training"]), float(data["no_reply_s"]))
+            times = (float(data[name]) for name in ("no_reply_s", "alive_s"))
+            return Welcome(str(data["training"]), *times)
         except (KeyError, TypeError, ValueError) as err:
             raise LinkError(f"{self._url}: no welcome of a trainer ({err!r})") from err
+
+    def alive(self) -> None:
+        """Say that this device is there; from any thread, while another call is under way.
+
+        Raises: LinkError, RefusedReplyError.
+        """
+        self._call("POST", "alive", timeout_s=CONNECT_S)
 
     def fetch(self, after: str, wait_s: float) -> tuple[str, Request] | None:
         """The next message and its id; None where there is none within `wait_s`.
@@ -114,7 +128,7 @@ class TrainerLink:
         if len(response.data) > BYTES_MAX:
             raise FrameError(f"{self._url}: a message of {len(response.data)} bytes")
         message = from_bytes(response.data)
-        if not isinstance(message, StartRound | Step | EndRound):
+        if not isinstance(message, StartRound | Step | Outputs | EndRound):
             raise FrameError(f"{self._url}: expected a request, got {type(message).__name__}")
         return response.headers.get(MESSAGE_ID, ""), message
 

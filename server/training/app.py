@@ -14,7 +14,7 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from edge_sdk.training.messages import EndRound, Reply, StartRound, Step, from_bytes
+from edge_sdk.training.messages import EndRound, Outputs, Reply, StartRound, Step, from_bytes
 from server.errors import BadRequestError, EndedError, ForbiddenError, NotThereError
 from server.routes import errors
 from server.routes.authentication import Keys, authenticate
@@ -42,10 +42,12 @@ class Welcome(BaseModel):
     """What it takes part in.
 
     no_reply_s: silence after which a device goes on by itself.
+    alive_s: how often it says that it is there, whatever it does meanwhile.
     """
 
     training: str
     no_reply_s: float
+    alive_s: float
 
 
 class Declined(BaseModel):
@@ -146,6 +148,11 @@ def create_app(  # noqa: C901 - one entry a route
         outcome = await run_in_threadpool(lambda: mailbox.reply(name, message, _reply(raw)))
         return ReplyOutcome(outcome=outcome)
 
+    @app.post("/api/v1/training/alive", status_code=204)
+    def alive(name: Annotated[str, Depends(device)]) -> None:
+        # that training is over is told to who asks for work, and counted then
+        mailbox.alive(name)
+
     @app.post("/api/v1/training/decline", status_code=204)
     def decline(name: Annotated[str, Depends(member)], body: Declined) -> None:
         logger.warning("device=%s declines: %s", name, body.reason)
@@ -156,6 +163,6 @@ def create_app(  # noqa: C901 - one entry a route
 
 def _reply(raw: bytes) -> Reply:
     message = from_bytes(raw)
-    if isinstance(message, StartRound | Step | EndRound):
+    if isinstance(message, StartRound | Step | Outputs | EndRound):
         raise BadRequestError(f"expected a reply, got {type(message).__name__}")
     return message

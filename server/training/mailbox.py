@@ -2,7 +2,8 @@
 
 A device has a box with at most one message. Messages have ids; of the replies to one id the first
 complete one counts, and what comes later, twice or unasked is counted and dropped. A device that
-missed a deadline is away until it is heard again: nobody waits for it meanwhile.
+missed a deadline is behind until it asks or answers again: nobody waits for it meanwhile. Nor for
+one that is silent: whatever it works at, a device that is well says all the time that it is there.
 
 An update of a round that is over is kept apart: the next round may still merge it.
 """
@@ -23,6 +24,8 @@ from typing import Final
 from edge_sdk.training.messages import (
     EndRound,
     Features,
+    OutputGradient,
+    Outputs,
     Ready,
     Reply,
     Request,
@@ -36,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 # An idle device polls all the time, so one that has not come for its message is not there.
 FETCH_S: Final = 5.0
+# A device beats four times in this; a Pi that swaps misses some of them.
+SILENCE_S: Final = 15.0
 # Enough to tell a second reply from a late one; a device has one message at a time.
 IDS_REMEMBERED: Final = 64
 ALONE: Final = "it finished the round without the server"
@@ -78,7 +83,7 @@ class Hello:
 class Missed:
     """A message that got no reply in time.
 
-    what: `start`, `end` or `step N`.
+    what: `start`, `end`, `step N` or `outputs of step N`.
     """
 
     device: str
@@ -93,7 +98,8 @@ class _Box:
     fetched: bool = False
     reply: Reply | None = None
     declined: str = ""
-    away: bool = False
+    behind: bool = False  # it missed a deadline, and has not come for anything since
+    heard_at: float = 0.0
     held: Update | None = None  # of the round under way, finished without the server
     ended: int = 0  # the last round whose end it was asked for
     answered: OrderedDict[str, bool] = field(default_factory=OrderedDict)  # by id
@@ -106,10 +112,15 @@ class Mailbox:
     Args:
         delivered: (device, round) of the updates that count already, after a restart.
         fetch_s: how long a device may leave its message before it is taken for away.
+        silence_s: how long one may be silent altogether, whatever it was asked.
     """
 
     def __init__(
-        self, delivered: Iterable[tuple[str, int]] = (), *, fetch_s: float = FETCH_S
+        self,
+        delivered: Iterable[tuple[str, int]] = (),
+        *,
+        fetch_s: float = FETCH_S,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self._changed = threading.Condition()
         self._boxes: dict[str, _Box] = {}
@@ -118,6 +129,7 @@ class Mailbox:
         self._late: dict[str, Update] = {}
         self._missed: list[Missed] = []
         self._fetch_s = fetch_s
+        self._silence_s = silence_s
         self._session = secrets.token_hex(4)
         self._issued = 0
         self._round = max((number for _, number in self._delivered), default=0)
@@ -145,15 +157,16 @@ class Mailbox:
                 waiting = [box for box in boxes.values() if self._awaited(box, now)]
                 if not waiting or now >= end:
                     break
-                fetches = [box.put_at + self._fetch_s for box in waiting if not box.fetched]
-                self._changed.wait(min([end, *fetches]) - now)
+                patience = [box.heard_at + self._silence_s for box in waiting]
+                patience += [box.put_at + self._fetch_s for box in waiting if not box.fetched]
+                self._changed.wait(min([end, *patience]) - now)
             for name, box in boxes.items():
-                self._close(name, box, deadline_s)
+                self._close(name, box, deadline_s, now)
             return {name: box.reply for name, box in boxes.items() if box.reply is not None}
 
     def wait_there(self, count: int, timeout_s: float) -> list[str]:
-        """Those that said hello and are not away, by name: as soon as there are `count` of them,
-        or the time is over.
+        """Those that said hello and are neither behind nor silent, by name: as soon as there are
+        `count` of them, or the time is over.
         """
         with self._changed:
             self._changed.wait_for(lambda: len(self._present()) >= count, timeout_s)
@@ -184,19 +197,24 @@ class Mailbox:
             self._ended = True
             for box in self._boxes.values():
                 _wake(box)
-            self._changed.wait_for(lambda: not self._there, timeout_s)
+            self._changed.wait_for(lambda: not self._present(), timeout_s)
 
     # the devices' side
 
     def hello(self, device: str, said: Hello) -> None:
         """A device is there, for the first time or after a restart."""
         with self._changed:
-            box = self._boxes.setdefault(device, _Box())
+            box = self._heard(device)
             if box.message is not None and box.fetched and box.reply is None:
                 box.declined = "it started anew"
-            box.away = False
             self._there[device] = said
             self._changed.notify_all()
+
+    def alive(self, device: str) -> None:
+        """The device is there, and may be at work."""
+        with self._changed:
+            if device in self._there:
+                self._boxes[device].heard_at = time.monotonic()
 
     def knows(self, device: str) -> bool:
         """Whether the device has said hello to this trainer."""
@@ -250,7 +268,7 @@ class Mailbox:
     def decline(self, device: str, identifier: str, reason: str) -> None:
         """The device cannot do what the message asks; nobody is to wait for it."""
         with self._changed:
-            box = self._boxes.setdefault(device, _Box())
+            box = self._heard(device)
             if box.message is not None and box.message.id == identifier and box.reply is None:
                 box.declined = reason
                 self._changed.notify_all()
@@ -258,12 +276,18 @@ class Mailbox:
     # under the lock
 
     def _present(self) -> list[str]:
-        return sorted(name for name in self._there if not self._boxes[name].away)
+        now = time.monotonic()
+        boxes = {name: self._boxes[name] for name in self._there}
+        return sorted(name for name, box in boxes.items() if not self._away(box, now))
+
+    def _away(self, box: _Box, now: float) -> bool:
+        return box.behind or now - box.heard_at >= self._silence_s
 
     def _heard(self, device: str) -> _Box:
         box = self._boxes.setdefault(device, _Box())
-        if box.away:
-            box.away = False
+        box.heard_at = time.monotonic()
+        if box.behind:
+            box.behind = False
             self._changed.notify_all()
         return box
 
@@ -291,20 +315,19 @@ class Mailbox:
         return box
 
     def _awaited(self, box: _Box, now: float) -> bool:
-        if box.reply is not None or box.declined or box.away:
+        if box.reply is not None or box.declined:
             return False
         if not box.fetched and now - box.put_at >= self._fetch_s:
-            box.away = True
-        return not box.away
+            box.behind = True
+        return not self._away(box, now)
 
-    def _close(self, device: str, box: _Box, deadline_s: float) -> None:
+    def _close(self, device: str, box: _Box, deadline_s: float, now: float) -> None:
         message, box.message = box.message, None
         if box.reply is None and message is not None:
-            silent = "it is away" if box.away else f"no reply within {deadline_s:g} s"
+            silent = "it is away" if self._away(box, now) else f"no reply within {deadline_s:g} s"
             why = box.declined or silent
             self._missed.append(Missed(device, _named(message.request), why))
-            # heard from again, it is waited for again
-            box.away = not box.declined
+            box.behind = not box.declined
 
     def _take(self, device: str, box: _Box, identifier: str, reply: Reply) -> Outcome:
         message = box.message
@@ -360,6 +383,8 @@ def _answers(request: Request, reply: Reply) -> bool:
             return isinstance(reply, Ready)
         case Step():
             return isinstance(reply, Features) and reply.step == request.step
+        case Outputs():
+            return isinstance(reply, OutputGradient) and reply.step == request.step
         case EndRound():
             return isinstance(reply, Update)
 
@@ -370,6 +395,8 @@ def _named(request: Request) -> str:
             return "start"
         case Step():
             return f"step {request.step}"
+        case Outputs():
+            return f"outputs of step {request.step}"
         case EndRound():
             return "end"
 

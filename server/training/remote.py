@@ -46,7 +46,7 @@ from server.training.checkpoint import (
 from server.training.engine import Engine
 from server.training.invite import Inviter
 from server.training.listener import Listener
-from server.training.mailbox import Hello, HttpTransport, Mailbox, Missed
+from server.training.mailbox import SILENCE_S, Hello, HttpTransport, Mailbox, Missed
 from server.training.recipe import Recipe
 from server.training.simulate import LOG, REPORT, line_of, row_of, write_report
 from server.training.transports import LocalTransport
@@ -66,6 +66,8 @@ WEIGHTS: Final = "weights.safetensors"
 # SuperSFL's 5 s, counted from the latest moment at which the server closes a step.
 NO_REPLY_S: Final = 5.0
 END_S: Final = 10.0
+# Signs of life in the silence after which a device is away: some get lost.
+BEATS: Final = 4
 # Beside the weights of the whole network, which no update exceeds: features of one batch, headers.
 REPLY_SLACK_BYTES: Final = 64_000_000
 TEST_BATCH: Final = 512
@@ -82,6 +84,7 @@ class TrainerSettings:
         min_devices: how many have to be there for the first round; the recipe's `data.clients`
             where None.
         join_s: how long to wait for them, and later for those that a quorum lacks.
+        silence_s: a device not heard of for so long is away, whatever it holds.
         server: URL of the running server, which invites the devices; None invites nobody.
         tls_cert, tls_key: PEM files, the server's own.
         insecure: listen in the clear off loopback all the same.
@@ -92,6 +95,7 @@ class TrainerSettings:
     http: Address
     min_devices: int | None = None
     join_s: float = 600.0
+    silence_s: float = SILENCE_S
     resume: bool = False
     server: str | None = None
     tls_cert: Path | None = None
@@ -105,6 +109,8 @@ class TrainerSettings:
             refuse_clear_text("--http", self.http)
         if self.min_devices is not None and self.min_devices < 1:
             raise ConfigurationError(f"--min-devices: expected 1 or more, got {self.min_devices}")
+        if not 1 <= self.silence_s < math.inf:
+            raise ConfigurationError(f"--silence: expected 1 s or more, got {self.silence_s}")
 
     @property
     def folder(self) -> Path:
@@ -145,11 +151,18 @@ def train(
         world = _world(recipe, dataset)
         warm_up()
         rows = _rows_so_far(world, settings)
-        mailbox = Mailbox([(name, row["round"]) for row in rows for name in row["participants"]])
+        mailbox = Mailbox(
+            [(name, row["round"]) for row in rows for name in row["participants"]],
+            silence_s=settings.silence_s,
+        )
         app = create_app(
             mailbox,
             _Keys(registry, secret_sha256(secret)),
-            Welcome(training=settings.name, no_reply_s=recipe.round.step_deadline_s + NO_REPLY_S),
+            Welcome(
+                training=settings.name,
+                no_reply_s=recipe.round.step_deadline_s + NO_REPLY_S,
+                alive_s=settings.silence_s / BEATS,
+            ),
             Hello(1, tuple(dataset.x_train.shape[1:]), dataset.classes),
             reply_bytes_max=_bytes(world.state.net) + REPLY_SLACK_BYTES,
         )
@@ -283,7 +296,7 @@ def accuracy(net: Supernet, x: Array, y: NDArray[np.int64]) -> float:
 def _world(recipe: Recipe, dataset: Dataset) -> World:
     """The recipe without clients of its own: these are elsewhere."""
     method = recipe.build_method()
-    state = server_state(recipe, build_network(recipe, dataset))
+    state = server_state(recipe, method, build_network(recipe, dataset))
     engine = Engine(method, {}, state, LocalTransport({}), recipe.round)
     return World(
         recipe,

@@ -35,6 +35,9 @@ def train(
     join_minutes: Annotated[
         float, typer.Option(help="How long to wait for devices before giving up.")
     ] = 10.0,
+    silence: Annotated[
+        float, typer.Option(help="Seconds; a device not heard of for so long is not waited for.")
+    ] = 15.0,
     http: Annotated[str, typer.Option(help="HOST:PORT of the trainer.")] = "127.0.0.1:8100",
     threads: Annotated[int, typer.Option(min=1, help="Of torch.")] = 1,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate, the server's.")] = None,
@@ -71,6 +74,7 @@ def train(
         http=Address.parse(http, "--http"),
         min_devices=min_devices,
         join_s=60 * join_minutes,
+        silence_s=silence,
         resume=resume,
         server=None if known is None else f"{scheme}://{known.http}",
         tls_cert=tls_cert,

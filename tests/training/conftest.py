@@ -1,16 +1,23 @@
 """One thread: other test folders share the cores, and the last bits depend on the thread count.
 
-And a small fleet in training: a trainer's mailbox behind real sockets, devices in threads.
+And a small fleet in training: a trainer's mailbox behind real sockets, devices in threads; or
+trainer and devices as processes that may be killed and frozen.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import pytest
 import torch
@@ -37,6 +44,170 @@ PROFILE: dict[str, Any] = {
     "link_latency_ms": None,
     "link_bandwidth_mbps": None,
 }
+
+
+# Imports torch once and forks for each order, a line of JSON, so that a process costs no seconds:
+#   {"what": "device", "log": FILE, ...}    take_part(...);  answered with its process id
+#   {"what": "trainer", "log": FILE, ...}   train(...), a line of JSON a round in the log
+#   {"wait": PID}                           answered with its wait status: 9 killed, 0 done
+# "kill": [CALL, N] kills it as it makes the N-th call of that name.
+NURSERY = """
+import json, logging, os, signal, sys
+from pathlib import Path
+
+import torch
+
+from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.driver import Driver
+from edge_sdk.training.member import take_part
+from edge_sdk.training.warmup import warm_up
+from server.settings import Address
+from server.training import remote
+from server.training.mailbox import Mailbox
+from server.training.recipe import load_recipe
+
+CALLS = {
+    "handle": (TrainingClient, "handle"),
+    "hand_in": (Driver, "_hand_in"),
+    "reply": (Mailbox, "reply"),
+    "save": (remote, "save_checkpoint"),
+}
+
+def kill_at(name, number):
+    owner, attribute = CALLS[name]
+    plain = getattr(owner, attribute)
+    left = number
+    def counting(*arguments, **more):
+        nonlocal left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(*arguments, **more)
+    setattr(owner, attribute, counting)
+
+def say(line):
+    print(line, flush=True)
+
+def device(state, data, trainer):
+    take_part(Path(state), data, trainer=trainer, say=say)
+
+def trainer(state, recipe, port, **more):
+    settings = remote.TrainerSettings(Path(state), "run", Address("127.0.0.1", port), **more)
+    remote.train(load_recipe(Path(recipe)), settings, say=say,
+        on_round=lambda row: say("round " + json.dumps(row)))
+
+torch.set_num_threads(1)
+warm_up()
+say("{}")
+for line in sys.stdin:
+    order = json.loads(line)
+    if "wait" in order:
+        say(os.waitpid(order["wait"], 0)[1])
+        continue
+    child = os.fork()
+    if child:
+        say(child)
+        continue
+    log = os.open(order.pop("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number in (1, 2):
+        os.dup2(log, number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    logging.basicConfig(level=logging.INFO)
+    what, kill = order.pop("what"), order.pop("kill", None)
+    if kill is not None:
+        kill_at(*kill)
+    try:
+        {"device": device, "trainer": trainer}[what](**order)
+    except BaseException:
+        logging.exception("ended")
+        os._exit(1)
+    os._exit(0)
+"""
+
+
+class Child:
+    """A trainer or a device that is a process."""
+
+    def __init__(self, nursery: Nursery, pid: int, log: Path) -> None:
+        self._nursery = nursery
+        self._status: int | None = None
+        self.pid = pid
+        self.log = log
+
+    def until(self, word: str, times: int = 1, within_s: float = 60.0) -> None:
+        """Wait until it has said `word` so many times."""
+        end = time.monotonic() + within_s
+        while self.log.read_text().count(word) < times:
+            assert time.monotonic() < end, f"{word!r} was not said: {self.log.read_text()[-2000:]}"
+            time.sleep(0.02)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rounds that a trainer has said."""
+        lines = self.log.read_text().splitlines()
+        return [json.loads(line[6:]) for line in lines if line.startswith("round {")]
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its wait status: 9 where it was killed, 0 where it came to its end."""
+        if self._status is None:
+            self._status = self._nursery.order({"wait": self.pid})
+        return self._status
+
+    def end(self) -> None:
+        """Kill it where it still runs."""
+        if self._status is None:
+            self.signal(signal.SIGKILL)
+            self.wait()
+
+
+class Nursery:
+    """Where processes are born that are to be killed or frozen."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-P", "-c", NURSERY]
+        self._folder = folder
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._born: list[Child] = []
+        self._read()
+
+    def order(self, words: Mapping[str, Any]) -> int:
+        """What it answers to an order."""
+        orders = cast("IO[str]", self._process.stdin)
+        orders.write(json.dumps(words) + "\n")
+        orders.flush()
+        return int(self._read())
+
+    def start(self, what: str, *, kill: tuple[str, int] | None = None, **words: Any) -> Child:
+        """A `device` or a `trainer`, killed as it makes the N-th call of a name."""
+        log = self._folder / f"{what}-{len(self._born)}.log"
+        log.touch()
+        pid = self.order({"what": what, "kill": kill, "log": str(log), **words})
+        self._born.append(Child(self, pid, log))
+        return self._born[-1]
+
+    def close(self) -> None:
+        """End it and all that it bore."""
+        for child in self._born:
+            child.end()
+        self._process.communicate()
+
+    def _read(self) -> str:
+        line = cast("IO[str]", self._process.stdout).readline()
+        assert line, "the nursery ended"
+        return line
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    """Starts trainers and devices as processes, and ends them."""
+    nursery = Nursery(tmp_path)
+    yield nursery
+    nursery.close()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -122,15 +293,16 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
             *,
             no_reply_s: float = 10.0,
             fetch_s: float = 5.0,
+            silence_s: float = 15.0,
             reply_bytes_max: int = 64_000_000,
             tls: tuple[Path | None, Path | None] = (None, None),
         ) -> Trainer:
             operator = new_secret()
-            mailbox = Mailbox(fetch_s=fetch_s)
+            mailbox = Mailbox(fetch_s=fetch_s, silence_s=silence_s)
             app = create_app(
                 mailbox,
                 Keys(registry, secret_sha256(operator)),
-                Welcome(training="test", no_reply_s=no_reply_s),
+                Welcome(training="test", no_reply_s=no_reply_s, alive_s=silence_s / 4),
                 Hello(1, input_shape, classes),
                 reply_bytes_max=reply_bytes_max,
             )
