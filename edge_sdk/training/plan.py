@@ -19,6 +19,86 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class Distillation:
+    """How a client teaches an auxiliary model of its own (BESplit, Eq. 18).
+
+    Attributes:
+        head: on its extractor: `global` pools over the whole map, as the paper has it; `exit` is
+            built as the network's own exit head, which on small maps keeps more.
+        client_share: lam_C, weight of the relations between the prefix's features.
+        server_share: lam_G, weight of the server's answers.
+        tau: temperature of both.
+        anneal_rounds: T, rounds until evidence for wrong classes counts in full.
+    """
+
+    head: Literal["global", "exit"] = "global"
+    client_share: float = 0.2
+    server_share: float = 0.3
+    tau: float = 5.0
+    anneal_rounds: int = 10
+
+    def __post_init__(self) -> None:
+        _need(self.head in ("global", "exit"), "distil head", "global or exit", self.head)
+        for name in ("client_share", "server_share"):
+            value = getattr(self, name)
+            _need(_is_number(value) and value >= 0, name, "at least 0", value)
+        _need(_is_number(self.tau) and self.tau > 0, "tau", "more than 0", self.tau)
+        rounds = self.anneal_rounds
+        _need(
+            _is_whole(rounds) and rounds >= 1, "anneal_rounds", "a whole number from 1 up", rounds
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Inversion:
+    """A decoder of the client's own that tries to draw its inputs out of its features, and how much
+    the prefix is trained against it (SCALA, section 5.7, after ResSFL).
+
+    The prefix's loss gains `weight * max(0, SSIM - threshold)`.
+
+    Attributes:
+        threshold: likeness up to which a drawing is no harm.
+        width: channels inside the decoder, a multiple of 8. learning_rate: its own (Adam's).
+    """
+
+    weight: float = 0.3
+    threshold: float = 0.5
+    width: int = 16
+    learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        weight, rate, width = self.weight, self.learning_rate, self.width
+        _need(_is_number(weight) and weight >= 0, "inversion: weight", "at least 0", weight)
+        threshold = self.threshold
+        within = _is_number(threshold) and 0 <= threshold <= 1
+        _need(within, "inversion: threshold", "0 to 1", threshold)
+        eights = _is_whole(width) and 8 <= width <= 512 and width % 8 == 0
+        _need(eights, "inversion: width", "a multiple of 8 up to 512", width)
+        _need(_is_number(rate) and rate > 0, "inversion: learning_rate", "more than 0", rate)
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalBack:
+    """The last linear layer, kept and trained by the client alone    SplitLPF
+
+    Attributes:
+        dropout: share of the embeddings before it that is left out while it learns.
+        learning_rate: its own; None for the plan's.
+        follow_accuracy: lower the rate as the client's accuracy grows (edge_sdk.training.u_shape).
+    """
+
+    dropout: float = 0.5
+    learning_rate: float | None = None
+    follow_accuracy: bool = True
+
+    def __post_init__(self) -> None:
+        drop, rate, follow = self.dropout, self.learning_rate, self.follow_accuracy
+        _need(_is_number(drop) and 0 <= drop < 1, "dropout", "from 0 to below 1", drop)
+        _need(rate is None or (_is_number(rate) and rate > 0), "back_rate", "above 0", rate)
+        _need(isinstance(follow, bool), "follow_accuracy", "true or false", follow)
+
+
+@dataclass(frozen=True, slots=True)
 class ClientPart:
     """The client's half of a method.
 
@@ -32,6 +112,10 @@ class ClientPart:
         personal_share: lambda: what the client starts from is lambda * its own last weights +
             (1 - lambda) * the average; 0 takes the average.
         prox_mu: FedProx's pull towards the round's start; 0 for none.
+        distil: the auxiliary model taught beside the prefix; None for none.
+        bottleneck: channels to which the cut is narrowed (edge_sdk.nets.bottleneck); None leaves
+            the backbone's own.
+        inversion: training against a decoder that tries to draw the inputs; None for none.
     """
 
     whole: bool = False
@@ -41,6 +125,9 @@ class ClientPart:
     clip: float | None = None
     personal_share: float = 0.0
     prox_mu: float = 0.0
+    distil: Distillation | None = None
+    bottleneck: int | None = None
+    inversion: Inversion | None = None
 
     def __post_init__(self) -> None:
         for name in ("whole", "exit_head"):
@@ -64,6 +151,29 @@ class ClientPart:
             "exit_head",
             "none where the client trains the whole network",
             self.exit_head,
+        )
+        _need(
+            self.back is None or not (self.whole or self.exit_head),
+            "back",
+            "none where the client trains the whole network or an exit head",
+            self.back,
+        )
+        narrow = self.bottleneck
+        _need(
+            narrow is None or (_is_whole(narrow) and narrow >= 1), "bottleneck", "channels", narrow
+        )
+        uncut = self.whole and (narrow is not None or self.inversion is not None)
+        _need(
+            not uncut,
+            "bottleneck, inversion",
+            "none where nothing is cut: the client trains the whole network",
+            (narrow, self.inversion),
+        )
+        _need(
+            not (self.whole and self.distil),
+            "distil",
+            "none where the client trains the whole network",
+            self.distil,
         )
 
 
@@ -119,6 +229,12 @@ class Plan:
             value = getattr(self, name)
             _need(all(map(_is_number, value)), name, "numbers", value)
         _need(self.codec in CODECS, "codec", f"one of {', '.join(CODECS)}", self.codec)
+        _need(
+            self.part.inversion is None or len(self.input_shape) == 3,
+            "input_shape",
+            "images, of three axes, where they are guarded against inversion",
+            self.input_shape,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -142,7 +258,7 @@ class Plan:
 
 
 # the parts of a client's half that are records themselves, by the field that holds them
-_RECORDS: Final[Mapping[str, type[Any]]] = {}
+_RECORDS: Final[Mapping[str, type[Any]]] = {"distil": Distillation, "inversion": Inversion}
 
 
 def _read(kind: type[T], data: object) -> T:
@@ -170,11 +286,13 @@ def network_of(plan: Plan) -> Supernet:
     """The plan's network with the weights of its seed, to copy parts of: built once a process,
     since that takes longer than a client's round.
     """
-    norms = {} if plan.norm is None else {"norm": plan.norm}
+    more: dict[str, Any] = {} if plan.norm is None else {"norm": plan.norm}
+    if plan.part.bottleneck is not None:
+        more["bottleneck"] = (plan.depth, plan.part.bottleneck)
     return _network(
         plan.backbone,
         plan.seed,
-        tuple(norms.items()),
+        tuple(more.items()),
         input_shape=plan.input_shape,
         classes=plan.classes,
         mean=plan.mean,
@@ -183,10 +301,8 @@ def network_of(plan: Plan) -> Supernet:
 
 
 @lru_cache(maxsize=8)
-def _network(
-    backbone: str, seed: int, norms: tuple[tuple[str, Any], ...], **shape: Any
-) -> Supernet:
-    return build(backbone, seed=seed, **shape, **dict(norms))
+def _network(backbone: str, seed: int, more: tuple[tuple[str, Any], ...], **shape: Any) -> Supernet:
+    return build(backbone, seed=seed, **shape, **dict(more))
 
 
 def _is_whole(value: object) -> bool:
