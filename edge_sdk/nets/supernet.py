@@ -66,6 +66,21 @@ class View(nn.Sequential):
     def training(self, mode: bool) -> None:
         """Hold nothing: nn.Module sets this flag on itself, then on the parts, which count."""
 
+    @property
+    def classifier(self) -> nn.Linear:
+        """The last layer of a view with the final head: embeddings to logits."""
+        last = list(self[-1].children())[-1]
+        assert isinstance(last, nn.Linear), "a head ends in a linear layer"
+        return last
+
+    @property
+    def neck(self) -> View:
+        """A view with the final head, but for its classifier: what it gives are embeddings."""
+        parts = OrderedDict(self.named_children())
+        *body, _classifier = self[-1].named_children()
+        parts["head"] = nn.Sequential(OrderedDict(body))
+        return View(parts)
+
 
 class Supernet(nn.Module):
     """A backbone of L stages that may be cut after some of them.

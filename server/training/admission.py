@@ -6,13 +6,13 @@ on without it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
 
 from edge_sdk.errors import FrameError
-from edge_sdk.training.messages import Features, Ready, Update, Weights
+from edge_sdk.training.messages import Features, OutputGradient, Ready, Update, Weights
 from edge_sdk.training.plan import Plan
 from edge_sdk.training.weights import check_weights
 
@@ -23,30 +23,70 @@ LARGEST_FEATURE: Final = 65504.0
 
 def ready_fault(ready: Ready, plan: Plan) -> str | None:
     """Of a client about to start: samples there are, and batches that these can fill."""
-    batches = plan.epochs * -(-ready.samples // plan.batch)
+    batches = plan.iterations or plan.epochs * -(-ready.samples // plan.batch)
     if ready.samples < 1 or not 0 <= ready.steps <= batches:
         return (
             f"{ready.samples} samples in {ready.steps} steps: expected at least 1 sample"
             f" and 0 to {batches} steps"
         )
+    counts = ready.label_counts
+    if counts and (len(counts) != plan.classes or sum(counts) != ready.samples):
+        return f"label counts: expected {plan.classes} that sum to {ready.samples}, got {counts}"
     return None
 
 
-def features_fault(features: Features, plan: Plan, shape: tuple[int, ...]) -> str | None:
+def features_fault(
+    features: Features, plan: Plan, shape_at: Callable[[int], tuple[int, ...]]
+) -> str | None:
     """Of one batch, decoded.
 
     Args:
-        shape: of one sample at the client's cut.
+        shape_at: of one sample at a depth.
     """
+    shape = shape_at(plan.depth)
     z, labels = features.features, features.labels
     size = len(z) if z.ndim else 0
     # a last batch of one sample joins the one before it
     if z.shape[1:] != shape or not 1 <= size <= plan.batch + 1:
         want = f"(1..{plan.batch + 1}, {', '.join(map(str, shape))})"
         return f"features: expected shape {want}, got {tuple(z.shape)}"
-    low, high = torch.aminmax(z)
-    if not (low >= -LARGEST_FEATURE and high <= LARGEST_FEATURE):  # NaN fails every comparison
+    if not _bounded(z):
         return f"features: expected values up to {LARGEST_FEATURE:g}, got larger ones or NaN"
+    return _view_fault(features, plan, shape_at) or _labels_fault(labels, plan, size)
+
+
+def gradient_fault(reply: OutputGradient, outputs: torch.Tensor) -> str | None:
+    """Of a client's gradient with respect to the server's outputs."""
+    gradient = reply.gradient
+    if gradient.shape != outputs.shape or gradient.dtype != torch.float32:
+        got = f"{gradient.dtype} {tuple(gradient.shape)}"
+        return f"output gradient: expected float32 of shape {tuple(outputs.shape)}, got {got}"
+    if not _bounded(gradient) or not 0 <= reply.loss < float("inf"):
+        return "output gradient: expected finite values and a loss from 0 up"
+    return None
+
+
+def _view_fault(
+    features: Features, plan: Plan, shape_at: Callable[[int], tuple[int, ...]]
+) -> str | None:
+    """Of a second view, if there is one: all of it or nothing."""
+    view, entry, same = features.view, features.entry, features.same
+    if view is None:
+        return None if entry is None and same is None else "view: expected features with its depth"
+    if entry is None or not 1 <= entry <= plan.depth:
+        return f"view: expected an entry depth of 1 to {plan.depth}, got {entry}"
+    size = len(features.features)
+    if view.shape != (size, *shape_at(entry)) or not _bounded(view):
+        want = (size, *shape_at(entry))
+        return f"view: expected finite values of shape {want}, got shape {tuple(view.shape)}"
+    if same is None or same.dtype != torch.uint8 or same.shape != (size,) or int(same.max()) > 1:
+        return f"view: expected {size} bits that say where labels are equal"
+    return None
+
+
+def _labels_fault(labels: torch.Tensor | None, plan: Plan, size: int) -> str | None:
+    if not plan.send_labels:
+        return None if labels is None else "labels: expected none, they stay on the client"
     if labels is None:
         return "labels: expected one for each sample, got none"
     if labels.dtype != torch.int64 or labels.shape != (size,):
@@ -80,6 +120,11 @@ def update_fault(
         if not norm <= norm_bound:
             return f"change of norm {norm:.3g}: expected at most {norm_bound:g}"
     return None
+
+
+def _bounded(values: torch.Tensor) -> bool:
+    low, high = torch.aminmax(values)
+    return bool(low >= -LARGEST_FEATURE and high <= LARGEST_FEATURE)  # NaN fails every comparison
 
 
 def _change(weights: Mapping[str, torch.Tensor], sent: Weights) -> float:

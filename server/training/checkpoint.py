@@ -1,9 +1,9 @@
 """A run on disk: after each round one file with all that the next one depends on.
 
-A checkpoint is a safetensors file: the global weights, the server's momentum and what clients keep
-to themselves, and as JSON in its metadata the recipe and the rounds so far. It is written whole or
-not at all, and the one before stays beside it. Nothing is pickled. What is drawn at random is keyed
-by seed, round and client, so there is no generator to save.
+A checkpoint is a safetensors file: the global weights, the server's momentum, the method's memory
+and what clients keep to themselves, and as JSON in its metadata the recipe and the rounds so far.
+It is written whole or not at all, and the one before stays beside it. Nothing is pickled. What is
+drawn at random is keyed by seed, round and client, so there is no generator to save.
 
     folder/checkpoints/round-000012.safetensors
     folder/checkpoints/round-000013.safetensors
@@ -43,7 +43,7 @@ class Checkpoint:
     Attributes:
         recipe: as `Recipe.to_dict` has it.
         rows: the report's rounds so far, the last one's number is `round`.
-        tensors: by `net/NAME`, `momentum/STAGE/PLACE` and `client/CLIENT/NAME`.
+        tensors: by `net/NAME`, `momentum/STAGE/PLACE`, `memory/NAME` and `client/CLIENT/NAME`.
     """
 
     round: int
@@ -62,6 +62,7 @@ class Checkpoint:
             stage, _, place = key.partition("/")
             momentum[int(stage), int(place)] = tensor
         world.state.set_momentum(momentum)
+        world.state.memory = {k: t.to(world.device) for k, t in self._part("memory/").items()}
         for key, tensor in self._part("client/").items():
             name, _, weight = key.partition("/")
             if name not in world.clients:
@@ -81,6 +82,7 @@ def save_checkpoint(folder: Path, world: World, rows: list[Row]) -> Path:
     tensors = {f"net/{name}": tensor for name, tensor in world.state.read().items()}
     for (stage, place), tensor in world.state.momentum().items():
         tensors[f"momentum/{stage}/{place}"] = tensor
+    tensors |= {f"memory/{name}": tensor for name, tensor in world.state.memory.items()}
     for client in world.clients.values():
         tensors |= {f"client/{client.name}/{key}": t for key, t in client.personal.items()}
     said = {"format": FORMAT, "recipe": world.recipe.to_dict(), "rows": rows}

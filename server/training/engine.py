@@ -18,11 +18,12 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.training.codec import decode_batch
@@ -30,6 +31,8 @@ from edge_sdk.training.messages import (
     EndRound,
     Features,
     Feedback,
+    OutputGradient,
+    Outputs,
     Ready,
     Reply,
     Request,
@@ -39,17 +42,23 @@ from edge_sdk.training.messages import (
     Weights,
 )
 from edge_sdk.training.plan import Plan
-from server.training.admission import features_fault, ready_fault, update_fault
+from server.training.admission import (
+    features_fault,
+    gradient_fault,
+    ready_fault,
+    update_fault,
+)
 from server.training.aggregation import Contribution, merge
 from server.training.ledger import Ledger
 from server.training.method import Method
 from server.training.server_steps import Arrival
 from server.training.state import ServerState
 from server.training.transports import Transport
+from server.training.view import RoundView
 
 logger = logging.getLogger(__name__)
 
-R = TypeVar("R", Ready, Features, Update)
+R = TypeVar("R", Ready, Features, OutputGradient, Update)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +132,15 @@ class RoundResult:
 class _Round:
     """One round under way.
 
-    sent: every weight as it was at the start. samples: n_k by client, as said at the start.
+    view: what the method's parts may know of it.
     """
 
     number: int
     supervised: bool
-    sent: Weights
+    view: RoundView
     ledger: Ledger = field(default_factory=Ledger)
     samples: dict[str, int] = field(default_factory=dict)
+    label_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     contributions: dict[str, Contribution] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     missed: Counter[str] = field(default_factory=Counter)
@@ -156,8 +166,11 @@ class Engine:
         transport: Transport,
         settings: RoundSettings | None = None,
     ) -> None:
-        if method.labels == "private" and method.server_step is not None:
-            raise ConfigurationError(f"{method.name}: its server step needs labels")
+        if method.batch_share is not None and not all(p.iterations for p in plans.values()):
+            raise ConfigurationError(
+                f"{method.name}: shares each batch out, so rounds are counted in batches:"
+                " expected train.iterations"
+            )
         self._method = method
         self._plans = dict(plans)
         self._state = state
@@ -175,24 +188,23 @@ class Engine:
         """
         start = time.perf_counter()
         asked = self._choose(number, seed)
-        now = _Round(number, self._supervises(number, seed), self._state.read())
+        now = self._open(number, seed)
         momentum = {key: tensor.clone() for key, tensor in self._state.momentum().items()}
         self._state.net.train()  # whoever judged it in between
+        self._state.trunk.train()
         size = self._settings.cohort or len(asked)
         for at in range(0, len(asked), size):
-            accepted = self._accept(now, self._train(now, asked[at : at + size]))
-            self._state.fold_copies({name: c.update.samples for name, c in accepted.items()})
-            now.contributions |= accepted
+            now.contributions |= self._accept(now, self._train(now, asked[at : at + size]))
+            self._state.copies.clear()  # those trained in vain
         stale = self._take_late(now, late or {})
         enough = self._enough(len(now.contributions), len(asked))
         if enough:
-            self._merge(now.contributions)
+            self._merge(now)
         else:
             count = len(now.contributions)
             logger.warning("round=%d not merged: %d of %d updates", number, count, len(asked))
-            self._state.write(now.sent)
+            self._state.write(now.view.sent)
             self._state.set_momentum(momentum)
-        self._state.drop_copies()
         heard = now.contributions.keys() | now.refused.keys()
         return RoundResult(
             round=number,
@@ -208,6 +220,20 @@ class Engine:
             missed_steps=now.missed,
             stale=stale,
         )
+
+    def _open(self, number: int, seed: int) -> _Round:
+        samples: dict[str, int] = {}
+        counts: dict[str, tuple[int, ...]] = {}
+        view = RoundView(
+            number,
+            plans=self._plans,
+            sent=self._state.read(),
+            samples=samples,
+            label_counts=counts,
+            memory=dict(self._state.memory),
+        )
+        supervised = self._supervises(number, seed)
+        return _Round(number, supervised, view, samples=samples, label_counts=counts)
 
     def _choose(self, number: int, seed: int) -> list[str]:
         names = list(self._plans)
@@ -231,17 +257,18 @@ class Engine:
         """One cohort from its weights to its updates."""
         requests: dict[str, Request] = {name: self._start(now, name) for name in names}
         ready = self._ready(now, requests)
+        shares = self._shares(ready)
         feedback: dict[str, Feedback] = {}
         for step in range(max((reply.steps for reply in ready.values()), default=0)):
             orders: dict[str, Request] = {
-                name: Step(now.number, step, feedback.get(name))
+                name: Step(now.number, step, feedback.get(name), shares.get(name))
                 for name, reply in ready.items()
                 if step < reply.steps and name not in now.refused
             }
             left = {name: kept for name, kept in feedback.items() if name not in orders}
             features = self._features(now, step, orders)
             # a client that ran out of batches gets its last feedback with the end of its round
-            feedback = left | (self._answer(features) if now.supervised else {})
+            feedback = left | (self._answer(now, step, features) if now.supervised else {})
         ends: dict[str, Request] = {
             name: EndRound(now.number, feedback.get(name))
             for name in ready
@@ -253,7 +280,7 @@ class Engine:
     def _start(self, now: _Round, name: str) -> StartRound:
         plan = self._plans[name]
         exit_head = plan.part.exit_head and self._method.share_exits
-        return StartRound(now.number, plan, _part(now.sent, plan, exit_head=exit_head))
+        return StartRound(now.number, plan, _part(now.view.sent, plan, exit_head=exit_head))
 
     def _ready(self, now: _Round, requests: Mapping[str, Request]) -> dict[str, Ready]:
         replies = self._exchange(now, requests, self._settings.round_deadline_s)
@@ -264,8 +291,17 @@ class Engine:
                 now.refuse(name, fault)
                 continue
             now.samples[name] = reply.samples
+            now.label_counts[name] = reply.label_counts
             ready[name] = reply
         return ready
+
+    def _shares(self, ready: Mapping[str, Ready]) -> Mapping[str, int]:
+        """The batch of each participant, where the method shares it out."""
+        rule = self._method.batch_share
+        if rule is None or not ready:
+            return {}
+        batch = max(self._plans[name].batch for name in ready)
+        return rule({name: reply.samples for name, reply in ready.items()}, batch)
 
     def _features(
         self, now: _Round, step: int, orders: Mapping[str, Request]
@@ -280,35 +316,69 @@ class Engine:
                 continue
             plan = self._plans[name]
             try:
-                z = decode_batch(found[name].features, found[name].ranges)
+                decoded = _decoded(found[name])
             except FrameError as err:
                 now.refuse(name, str(err))
                 continue
-            decoded = replace(found[name], features=z, ranges=None)
-            fault = features_fault(decoded, plan, self._state.shape_at(plan.depth))
+            fault = features_fault(decoded, plan, self._state.shape_at)
             if fault is not None:
                 now.refuse(name, fault)
                 continue
             features[name] = decoded
         return features
 
-    def _answer(self, features: Mapping[str, Features]) -> dict[str, Feedback]:
+    def _answer(
+        self, now: _Round, step: int, features: Mapping[str, Features]
+    ) -> dict[str, Feedback]:
+        """What the server's step returns; it may ask the clients before it does."""
         if self._method.server_step is None or not features:
             return {}
+        now.view.step = step
         arrivals = {name: Arrival(self._plans[name].depth, f) for name, f in features.items()}
-        return self._method.server_step(self._state, arrivals)
+        answer = self._method.server_step(self._state, arrivals, now.view)
+        if not isinstance(answer, Generator):
+            return answer
+        try:
+            outputs = next(answer)
+            while True:
+                outputs = answer.send(self._gradients(now, step, outputs))
+        except StopIteration as done:
+            feedback: dict[str, Feedback] = done.value
+            return feedback
+
+    def _gradients(
+        self, now: _Round, step: int, outputs: Mapping[str, Tensor]
+    ) -> dict[str, OutputGradient]:
+        """Of the clients' losses with respect to the server's outputs, found sound."""
+        requests: dict[str, Request] = {
+            name: Outputs(now.number, step, tensor) for name, tensor in outputs.items()
+        }
+        replies = self._exchange(now, requests, self._settings.step_deadline_s)
+        found = _only(OutputGradient, replies, now.number)
+        gradients = {}
+        for name, asked in outputs.items():
+            if name not in found or found[name].step != step:
+                now.missed[name] += 1
+                continue
+            fault = gradient_fault(found[name], asked)
+            if fault is not None:
+                now.refuse(name, fault)
+                continue
+            gradients[name] = found[name]
+        return gradients
 
     def _accept(self, now: _Round, updates: Mapping[str, Update]) -> dict[str, Contribution]:
         """The updates that are sound; one that learnt from no batch has nothing to say."""
         accepted = {}
         for name, update in updates.items():
             plan = self._plans[name]
-            sent = _part(now.sent, plan, exit_head=plan.part.exit_head)
+            sent = _part(now.view.sent, plan, exit_head=plan.part.exit_head)
             fault = update_fault(update, sent, now.samples[name], self._settings.norm_bound)
             if fault is not None:
                 now.refuse(name, fault)
             elif update.steps:
-                accepted[name] = Contribution(plan.depth, update)
+                copy = {} if update.round < now.number else self._state.take_copy(name)
+                accepted[name] = Contribution(plan.depth, update, copy)
         return accepted
 
     def _take_late(self, now: _Round, late: Mapping[str, Update]) -> dict[str, int]:
@@ -326,7 +396,6 @@ class Engine:
             accepted = self._accept(now, {name: update})
             if accepted:
                 logger.info("round=%d client=%s update merged %d late", now.number, name, rounds)
-                self._state.fold_copies({name: update.samples})
                 now.contributions |= accepted
                 stale[name] = rounds
         # in client order, as floats are added
@@ -346,18 +415,17 @@ class Engine:
             now.ledger.received(reply)
         return in_order
 
-    def _merge(self, contributions: Mapping[str, Contribution]) -> None:
-        method = self._method
+    def _merge(self, now: _Round) -> None:
+        method, contributions = self._method, now.contributions
         if not method.share_exits:  # heads stay on their clients
             contributions = {
                 name: replace(c, update=replace(c.update, weights=_without_exits(c.update)))
                 for name, c in contributions.items()
             }
-        own = self._state.read()
-        folded, share = self._state.folded()
-        weights = method.weigh(contributions)
-        server_weight = dict.fromkeys(own, method.server_weight) | share
-        self._state.write(merge(contributions, weights, own | folded, server_weight))
+        weights = method.weigh(contributions, now.view)
+        merged = merge(contributions, weights, self._state.read(), method.server_weight)
+        self._state.write(merged)
+        self._state.memory = now.view.memory
 
 
 def _only(kind: type[R], replies: Mapping[str, Reply], number: int) -> dict[str, R]:
@@ -366,6 +434,16 @@ def _only(kind: type[R], replies: Mapping[str, Reply], number: int) -> dict[str,
         for name, reply in replies.items()
         if isinstance(reply, kind) and reply.round == number
     }
+
+
+def _decoded(features: Features) -> Features:
+    """As the sender computed them, up to the codec's error.
+
+    Raises: FrameError.
+    """
+    z = decode_batch(features.features, features.ranges)
+    view = None if features.view is None else decode_batch(features.view, features.view_ranges)
+    return replace(features, features=z, ranges=None, view=view, view_ranges=None)
 
 
 def _part(weights: Weights, plan: Plan, *, exit_head: bool) -> Weights:

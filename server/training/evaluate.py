@@ -139,8 +139,8 @@ class Evaluator:
         labels = torch.from_numpy(world.y_test[rows])
         prefix, head = self._personalised(name)
         entropies, locally, remotely = [], [], []
-        with _evaluating(world.state.net), _evaluating(prefix), _evaluating(head):
-            suffix = world.state.net.suffix(depth)
+        with _evaluating(world.state.trunk), _evaluating(prefix), _evaluating(head):
+            suffix = world.state.trunk.suffix(depth)
             for x in self._batches(rows):
                 z = prefix(x)
                 logits = head(z)

@@ -1,4 +1,4 @@
-"""What training sends, in bytes by kind: weights, features, labels, gradients."""
+"""What training sends, in bytes by kind: weights, features, labels, outputs, gradients."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from torch import Tensor
 from edge_sdk.training.messages import (
     EndRound,
     Features,
+    OutputGradient,
+    Outputs,
     Reply,
     Request,
     StartRound,
@@ -32,6 +34,10 @@ class Ledger:
                 self._down("weights", sum(map(_size, request.weights.values())))
             case Step() | EndRound() if request.feedback is not None:
                 self._down("gradients", _size(request.feedback.gradient))
+                if request.feedback.outputs is not None:
+                    self._down("outputs", _size(request.feedback.outputs))
+            case Outputs():
+                self._down("outputs", _size(request.outputs))
             case _:
                 pass
 
@@ -39,11 +45,13 @@ class Ledger:
         """Count what comes from a client; features as their codec sends them."""
         match reply:
             case Features():
-                self._up("features", _size(reply.features))
-                if reply.ranges is not None:
-                    self._up("features", _size(reply.ranges))
-                if reply.labels is not None:
-                    self._up("labels", _size(reply.labels))
+                coded = (reply.features, reply.ranges, reply.view, reply.view_ranges)
+                self._up("features", sum(_size(part) for part in coded if part is not None))
+                for part in (reply.labels, reply.same):
+                    if part is not None:
+                        self._up("labels", _size(part))
+            case OutputGradient():
+                self._up("output gradients", _size(reply.gradient))
             case Update():
                 self._up("weights", sum(map(_size, reply.weights.values())))
             case _:

@@ -6,15 +6,19 @@ Each paper is one file in `methods/` that builds such a record out of a recipe's
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.plan import ClientPart
 from server.training.aggregation import WeightRule, by_samples
-from server.training.server_steps import ServerStep, copies
+from server.training.server_steps import ServerStep, copies, needs_labels
+from server.training.state import Trunk
 
 Labels = Literal["sent", "derivable", "private"]
+# n_k by client and the batch of all together, to the batch of each
+BatchShare = Callable[[Mapping[str, int], int], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,10 @@ class Method:
             attack that fails.
         client: the client's half, in the words of its plan.
         server_step: None where the server has none (FedAvg).
-        weigh: aggregation weights of the participants.
+        trunk: whether the server trains stages of its own (server.training.state).
+        batch_share: how a batch is shared out among the participants of a round; None gives each
+            the plan's.
+        weigh: aggregation weights of the participants, on both sides of the cut.
         server_weight: lambda, the server's own vote in aggregation.
         share_exits: whether exit heads are averaged and sent out, or stay on their clients.
         finetune_steps: SGD steps of each client on its own data after training.
@@ -37,12 +44,20 @@ class Method:
     labels: Labels = "sent"
     client: ClientPart = field(default_factory=ClientPart)
     server_step: ServerStep | None = copies
+    trunk: Trunk = "shared"
+    batch_share: BatchShare | None = None
     weigh: WeightRule = by_samples
     server_weight: float = 0.0
     share_exits: bool = False
     finetune_steps: int = 0
 
     def __post_init__(self) -> None:
+        step = self.server_step
+        if self.labels != "sent" and step is not None and needs_labels(step):
+            raise ConfigurationError(
+                f"{self.name}: its server step needs labels, and labels = {self.labels!r} keeps"
+                " them on the clients"
+            )
         if not 0 <= self.server_weight < math.inf:
             raise ConfigurationError(
                 f"server_weight: expected a number from 0 up, got {self.server_weight}"

@@ -1,5 +1,9 @@
 """The server's step: from every participant's features to a gradient for each.
 
+A step takes every participant's features at once and returns what goes back to each. Where only the
+client can judge the server's outputs, a step is a generator: it yields outputs by client, is sent
+their gradients, and returns the feedback.
+
 one_model      one suffix for all; each batch steps it, in client order (SplitFedV2, SuperSFL)
 copies         a suffix for each client, averaged after the round (SplitFedV1)
 concatenated   one forward over all features together (Minibatch-SFL, SCALA)
@@ -9,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import isgeneratorfunction
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +23,9 @@ from torch import Tensor, nn
 from edge_sdk.errors import FrameError
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.fusion import clip_l2
-from edge_sdk.training.messages import Features, Feedback
+from edge_sdk.training.messages import Features, Feedback, OutputGradient
 from server.training.state import ServerState, Suffix
+from server.training.view import RoundView
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +49,18 @@ class Arrival:
 
 
 Arrivals = Mapping[str, Arrival]
-ServerStep = Callable[[ServerState, Arrivals], dict[str, Feedback]]
+Answers = dict[str, Feedback]
+# yields outputs by client, is sent the gradients of those who answered
+Asking = Generator[dict[str, Tensor], Mapping[str, OutputGradient], Answers]
+ServerStep = Callable[[ServerState, Arrivals, RoundView], Answers | Asking]
 
 
-def one_model(state: ServerState, arrivals: Arrivals) -> dict[str, Feedback]:
+def needs_labels(step: ServerStep) -> bool:
+    """Whether the server judges its own outputs; a step that asks the clients need not."""
+    return not isgeneratorfunction(step)
+
+
+def one_model(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Answers:
     """Every client's batch steps the same stages d+1..L and the final head, one after another.
 
     The gradient returned is that of the forward pass before the step it belongs to.
@@ -63,7 +77,7 @@ def one_model(state: ServerState, arrivals: Arrivals) -> dict[str, Feedback]:
     }
 
 
-def copies(state: ServerState, arrivals: Arrivals) -> dict[str, Feedback]:
+def copies(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Answers:
     """Every client's batch steps that client's own copy of the suffix."""
     return {
         client: feedback
@@ -72,7 +86,7 @@ def copies(state: ServerState, arrivals: Arrivals) -> dict[str, Feedback]:
     }
 
 
-def concatenated(state: ServerState, arrivals: Arrivals) -> dict[str, Feedback]:
+def concatenated(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Answers:
     """One forward and one step over all features; clients of different depths join on the way up.
 
     The server's loss is the mean over all samples. A client's gradient is that of the mean over
@@ -84,7 +98,7 @@ def concatenated(state: ServerState, arrivals: Arrivals) -> dict[str, Feedback]:
     inputs = [_input(arrivals[client]) for client in order]
     labels = torch.cat([arrivals[client].labels for client in order])
     try:
-        logits = _climb(state.net, inputs, [arrivals[client].depth for client in order])
+        logits = _climb(state.trunk, inputs, [arrivals[client].depth for client in order])
     except ValueError as err:
         logger.warning("clients=%s get no feedback: %s", ",".join(order), err)
         return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from edge_sdk.errors import FrameError
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.messages import Weights
 from edge_sdk.training.weights import check_weights, own_weights, read_weights
+
+Trunk = Literal["shared", "own"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +33,23 @@ class ServerState:
 
     Args:
         net: the super-network; every stage, exit head and the final head, held once.
+        trunk: `shared`: clients and server train the same stages; `own`: the server has stages of
+            its own after every cut, which are never merged with clients' (HARMONY).
+
+    Attributes:
+        trunk: what the server's steps train: `net` itself, or the server's own.
+        memory: what the method keeps from round to round.
     """
 
-    def __init__(self, net: Supernet, training: ServerTraining) -> None:
+    def __init__(self, net: Supernet, training: ServerTraining, trunk: Trunk = "shared") -> None:
         self.net = net
+        self.trunk = net if trunk == "shared" else deepcopy(net)
         self.training = training
+        self.memory: dict[str, Tensor] = {}
         self.copies: dict[str, Suffix] = {}
         self._suffixes: dict[int, Suffix] = {}
-        self._optimiser = self._sgd(net.segment(0, None).parameters())
+        self._optimiser = self._sgd(self.trunk.segment(0, None).parameters())
         self._cuts: dict[int, tuple[int, ...]] = {}
-        self._folded: dict[str, tuple[Tensor, int]] = {}
-        self._samples = 0
 
     def shape_at(self, depth: int) -> tuple[int, ...]:
         """Of one sample's features after that many stages."""
@@ -61,7 +70,9 @@ class ServerState:
         return weights
 
     def read(self) -> Weights:
-        """Every weight, by the names that travel: `stage1.…`, `head.…`, `exit2.…`."""
+        """Every weight, by the names that travel: `stage1.…`, `head.…`, `exit2.…`; what the server
+        has of its own as `trunk.stage3.…` and `trunk.head.…`.
+        """
         return {name: tensor.clone() for name, tensor in self._own().items()}
 
     def write(self, weights: Weights) -> None:
@@ -81,59 +92,45 @@ class ServerState:
         for depth in self.net.cuts:
             head = own_weights(self.net.exit_head(depth))
             weights |= {f"exit{depth}.{name}": tensor for name, tensor in head.items()}
-        return weights
+        return weights | self._of_server(own_weights(self.trunk.suffix(min(self.net.cuts))))
+
+    def _of_server(self, weights: Weights) -> Weights:
+        """Weights of a suffix, by the names that travel."""
+        if self.trunk is self.net:
+            return weights
+        return {f"trunk.{name}": tensor for name, tensor in weights.items()}
+
+    def whole(self, depth: int) -> nn.Module:
+        """The network as a client of that depth and the server run it together: (B, ...) to logits.
+
+        Shares its parts with `net` and the server's trunk.
+        """
+        return nn.Sequential(self.net.prefix(depth), self.trunk.suffix(depth))
 
     def suffix(self, depth: int) -> Suffix:
-        """Stages depth+1..L and the final head, the network's own.
+        """Stages depth+1..L and the final head, the one for all clients.
 
         One optimiser serves all depths: it steps the parameters that have gradients, so momentum
         is a parameter's own and does not depend on where a client is cut.
         """
         if depth not in self._suffixes:
-            module = self.net.suffix(depth)
+            module = self.trunk.suffix(depth)
             self._suffixes[depth] = Suffix(module, list(module.parameters()), self._optimiser)
         return self._suffixes[depth]
 
     def copy_for(self, client: str, depth: int) -> Suffix:
         """This client's own copy of the suffix, made when first asked for in a round."""
         if client not in self.copies:
-            module = deepcopy(self.net.suffix(depth))
+            module = deepcopy(self.trunk.suffix(depth))
             module.train()
             parameters = list(module.parameters())
             self.copies[client] = Suffix(module, parameters, self._sgd(parameters))
         return self.copies[client]
 
-    def fold_copies(self, samples: Mapping[str, int]) -> None:
-        """Add the copies of these clients, weighted by n_k, to the round's sum, and drop them all.
-
-        Args:
-            samples: n_k of those whose updates are merged, in client order: addition depends on
-                order. A copy whose client is not among them was trained in vain.
-        """
-        for client, count in samples.items():
-            if client not in self.copies:
-                continue
-            for name, tensor in read_weights(self.copies[client].module).items():
-                total, weight = self._folded.get(name, (torch.zeros_like(tensor), 0))
-                self._folded[name] = (total + count * tensor, weight + count)
-        self._samples += sum(samples.values())
-        self.copies.clear()
-
-    def folded(self) -> tuple[Weights, dict[str, float]]:
-        """The mean of the round's copies, and their share of all samples, tensor by tensor.
-
-        Beside clients weighted by n_k / n that share makes every client's training of a stage
-        count the same, on the client or in its copy.
-        """
-        mean = {name: total / weight for name, (total, weight) in self._folded.items()}
-        share = {name: weight / self._samples for name, (_, weight) in self._folded.items()}
-        return mean, share
-
-    def drop_copies(self) -> None:
-        """Forget the round's copies and their sum."""
-        self.copies.clear()
-        self._folded.clear()
-        self._samples = 0
+    def take_copy(self, client: str) -> Weights:
+        """The weights of this client's copy, which is dropped; none where it has no copy."""
+        copy = self.copies.pop(client, None)
+        return {} if copy is None else self._of_server(own_weights(copy.module))
 
     def momentum(self) -> dict[tuple[int, int], Tensor]:
         """For a checkpoint: the momentum of each stage's parameters that have been stepped, by
@@ -165,7 +162,7 @@ class ServerState:
             self._optimiser.state[parameter]["momentum_buffer"] = tensor.to(parameter.device)
 
     def _places(self) -> Iterator[tuple[tuple[int, int], nn.Parameter]]:
-        for stage, part in enumerate([*self.net.stages, self.net.head]):
+        for stage, part in enumerate([*self.trunk.stages, self.trunk.head]):
             for number, parameter in enumerate(part.parameters()):
                 yield (stage, number), parameter
 

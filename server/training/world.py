@@ -84,7 +84,7 @@ def build_world(recipe: Recipe, device: str = "cpu") -> World:
         for name, depth in zip(names, depths, strict=True)
     }
     clients = _clients(names, dataset, parts, place)
-    state = server_state(recipe, net.to(place))
+    state = server_state(recipe, method, net.to(place))
     engine = Engine(method, plans, state, VisitingTransport(clients), recipe.round)
     return World(
         recipe,
@@ -197,7 +197,7 @@ def plan_of(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Pla
     )
 
 
-def server_state(recipe: Recipe, net: Supernet) -> ServerState:
+def server_state(recipe: Recipe, method: Method, net: Supernet) -> ServerState:
     """The server's side of the recipe over `net`."""
     train = recipe.train
     return ServerState(
@@ -208,6 +208,7 @@ def server_state(recipe: Recipe, net: Supernet) -> ServerState:
             weight_decay=train.weight_decay,
             clip=train.server_clip,
         ),
+        method.trunk,
     )
 
 

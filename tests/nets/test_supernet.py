@@ -314,3 +314,15 @@ def test_importing_edge_sdk_loads_nothing_heavy() -> None:
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_embeddings_and_classifier_are_the_suffix_in_two(depth: int) -> None:
+    net = build("tiny", classes=3, seed=0)
+    suffix, z = net.suffix(depth), net.prefix(depth)(torch.rand(2, 1, 8, 8))
+    embeddings = suffix.neck(z)
+    assert embeddings.shape == (2, suffix.classifier.in_features)
+    assert torch.equal(suffix.classifier(embeddings), suffix(z))
+    inside = {id(parameter) for parameter in suffix.parameters()}
+    parts = [*suffix.neck.parameters(), *suffix.classifier.parameters()]
+    assert {id(parameter) for parameter in parts} == inside

@@ -26,6 +26,9 @@ from server.training.engine import Engine
 from server.training.methods.fedavg import fedavg
 from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport
+from server.training.view import RoundView
+
+NOW = RoundView(1)
 
 
 def contribution(depth: int, loss: float, samples: int = 1, **weights: float) -> Contribution:
@@ -48,15 +51,15 @@ SERVER = {"one": torch.tensor([6.0]), "two": torch.tensor([60.0]), "three": torc
 
 
 def test_weights_are_those_of_equation_6_by_hand() -> None:
-    assert by_depth_and_loss(PAIR) == pytest.approx({"a": 1 / 4, "b": 1 / 6})
+    assert by_depth_and_loss(PAIR, NOW) == pytest.approx({"a": 1 / 4, "b": 1 / 6})
 
 
 def test_normalised_weights_keep_their_ratio_and_sum_to_1() -> None:
-    assert normalised(by_depth_and_loss)(PAIR) == pytest.approx({"a": 0.6, "b": 0.4})
+    assert normalised(by_depth_and_loss)(PAIR, NOW) == pytest.approx({"a": 0.6, "b": 0.4})
 
 
 def test_layers_are_merged_by_equation_8_by_hand() -> None:
-    merged = merge(PAIR, by_depth_and_loss(PAIR), SERVER, dict.fromkeys(SERVER, 0.01))
+    merged = merge(PAIR, by_depth_and_loss(PAIR, NOW), SERVER, 0.01)
     assert values(merged) == pytest.approx(
         {
             "one": (1 / 4 * 1 + 1 / 6 * 2 + 0.01 * 6) / (1 / 4 + 1 / 6 + 0.01),
@@ -67,7 +70,7 @@ def test_layers_are_merged_by_equation_8_by_hand() -> None:
 
 
 def test_a_vote_of_0_is_the_plain_average_over_the_holders() -> None:
-    merged = merge(PAIR, by_depth_and_loss(PAIR), SERVER, dict.fromkeys(SERVER, 0.0))
+    merged = merge(PAIR, by_depth_and_loss(PAIR, NOW), SERVER, 0.0)
     assert values(merged) == pytest.approx({"one": 0.6 * 1 + 0.4 * 2, "two": 20, "three": 600})
 
 
@@ -76,24 +79,24 @@ def test_one_client_without_a_vote_of_the_servers_is_taken_to_the_last_bit() -> 
     tensor = torch.randn(1000, generator=generator)
     alone = {"a": Contribution(1, Update(1, {"one": tensor}, 7, 0.3, 1, 1))}
     server = {"one": torch.randn(1000, generator=generator)}
-    assert torch.equal(merge(alone, by_samples(alone), server, {"one": 0.0})["one"], tensor)
+    assert torch.equal(merge(alone, by_samples(alone, NOW), server, 0.0)["one"], tensor)
 
 
 def test_samples_weigh_by_their_number() -> None:
     three = {"a": contribution(1, 1.0, 10), "b": contribution(3, 0.1, 30)}
-    assert by_samples(three) == {"a": 0.25, "b": 0.75}
+    assert by_samples(three, NOW) == {"a": 0.25, "b": 0.75}
 
 
 @pytest.mark.parametrize("loss", [0.0, 1e-12, 1e-3, 700.0, 1e30])
 def test_equal_losses_leave_the_depth_alone(loss: float) -> None:
     pair = {"a": contribution(1, loss), "b": contribution(3, loss)}
-    assert by_depth_and_loss(pair) == pytest.approx({"a": 1 / 8, "b": 3 / 8})
+    assert by_depth_and_loss(pair, NOW) == pytest.approx({"a": 1 / 8, "b": 3 / 8})
 
 
 def test_weights_sum_to_about_one_over_the_clients() -> None:
     for count in (1, 10, 50):
         fleet = {str(i): contribution(1 + i % 4, 1.0) for i in range(count)}
-        assert sum(by_depth_and_loss(fleet).values()) == pytest.approx(1 / count)
+        assert sum(by_depth_and_loss(fleet, NOW).values()) == pytest.approx(1 / count)
 
 
 def test_the_servers_share_grows_with_clients_and_depth_as_the_paper_s_devices_have_it() -> None:
@@ -111,7 +114,7 @@ def test_the_servers_share_grows_with_clients_and_depth_as_the_paper_s_devices_h
                 for m, lat in zip(memory, latency, strict=True)
             ]
             fleet = {str(i): contribution(depth, 1.0) for i, depth in enumerate(depths)}
-            weights = by_depth_and_loss(fleet)
+            weights = by_depth_and_loss(fleet, NOW)
             held = sum(weights[name] for name, c in fleet.items() if c.depth >= stage)
             found.append(0.01 / (held + 0.01))
         return float(np.mean(found))
@@ -131,19 +134,16 @@ def test_copies_of_mixed_depths_count_every_clients_training_of_a_stage_by_its_s
     depths = {"a": 1, "b": 2, "c": 2}
     for value, name in ((1.0, "a"), (2.0, "b")):
         _fill(state.copy_for(name, depths[name]).module, value)
-    state.fold_copies(samples)
     contributions = {}
     for value, name in ((10.0, "a"), (20.0, "b"), (40.0, "c")):
         held = {
             k: torch.full_like(t, value) for k, t in read_weights(net.prefix(depths[name])).items()
         }
-        contributions[name] = Contribution(depths[name], Update(1, held, samples[name], 1.0, 1, 1))
+        update = Update(1, held, samples[name], 1.0, 1, 1)
+        contributions[name] = Contribution(depths[name], update, state.take_copy(name))
 
     own = state.read()
-    folded, share = state.folded()
-    merged = merge(
-        contributions, by_samples(contributions), own | folded, dict.fromkeys(own, 0.0) | share
-    )
+    merged = merge(contributions, by_samples(contributions, NOW), own, 0.0)
 
     # stage 1 on all three clients; stage 2 on b and c, and in a's copy; the rest in two copies
     assert _value(merged, "stage1.") == pytest.approx((10 * 10 + 30 * 20 + 40 * 40) / 80)
@@ -153,30 +153,29 @@ def test_copies_of_mixed_depths_count_every_clients_training_of_a_stage_by_its_s
     assert all(torch.equal(merged[k], own[k]) for k in own if k.startswith("exit"))
 
 
-def test_the_copy_of_a_client_without_an_update_is_left_out() -> None:
+def test_a_copy_is_taken_once_and_a_client_may_have_none() -> None:
     state = ServerState(build("tiny", classes=3, seed=0), ServerTraining(0.1))
-    for value, name in ((1.0, "a"), (5.0, "b")):
-        _fill(state.copy_for(name, 4).module, value)
-    state.fold_copies({"a": 3})
-    folded, share = state.folded()
-    assert _value(folded, "stage5.") == 1.0
-    assert set(share.values()) == {1.0}
+    _fill(state.copy_for("a", 4).module, 1.0)
+    held = {name for name in state.read() if name.startswith(("stage5.", "head."))}
+    assert state.take_copy("a").keys() == held
+    assert state.take_copy("a") == state.take_copy("b") == {}
 
 
-def test_copies_are_added_in_client_order_whoever_came_first() -> None:
-    def folded(order: list[str]) -> Weights:
-        state = ServerState(build("tiny", classes=3, seed=0), ServerTraining(0.1))
-        for name in order:
-            module = state.copy_for(name, 4).module
-            generator = torch.Generator().manual_seed(ord(name))
-            with torch.no_grad():
-                for parameter in module.parameters():
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator))
-        state.fold_copies({"a": 3, "b": 7, "c": 11})
-        return state.folded()[0]
-
-    one, other = folded(["a", "b", "c"]), folded(["c", "a", "b"])
-    assert all(torch.equal(one[name], other[name]) for name in one)
+def test_a_trunk_of_the_servers_own_has_names_of_its_own() -> None:
+    state = ServerState(build("tiny", classes=3, seed=0), ServerTraining(0.1), "own")
+    trunks = {name.removeprefix("trunk.") for name in state.read() if name.startswith("trunk.")}
+    after = ("stage2.", "stage3.", "stage4.", "stage5.", "head.")
+    assert trunks == {name for name in state.read() if name.startswith(after)}
+    _fill(state.copy_for("a", 4).module, 1.0)
+    copy = state.take_copy("a")
+    alone = {"a": Contribution(4, Update(1, {}, 1, 1.0, 1, 1), copy)}
+    merged = merge(alone, {"a": 1.0}, state.read(), 0.0)
+    before = {name: t for name, t in state.read().items() if not name.startswith("trunk.")}
+    state.write(merged)
+    assert _value(state.read(), "trunk.stage5.") == 1.0
+    assert all(torch.equal(state.read()[name], tensor) for name, tensor in before.items())
+    x = torch.randn(2, 1, 8, 8)
+    assert not torch.equal(state.whole(2)(x), state.net(x))
 
 
 def _fill(module: nn.Module, value: float) -> None:

@@ -12,6 +12,7 @@ from server.training.aggregation import Contribution, by_depth_and_loss, by_samp
 from server.training.engine import RoundSettings
 from server.training.recipe import METHODS, Recipe, load_recipe, read_recipe
 from server.training.server_steps import concatenated, copies, one_model
+from server.training.view import RoundView
 
 SMALL: dict[str, Any] = {
     "method": "supersfl",
@@ -75,7 +76,7 @@ def test_the_numbers_of_a_method_reach_its_record() -> None:
     weigh = built("supersfl", normalise_weights=True).build_method().weigh
     assert weigh is not by_depth_and_loss
     empty: dict[str, Contribution] = {}
-    assert weigh(empty) == {}
+    assert weigh(empty, RoundView(1)) == {}
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def undisturbed(recipe: Recipe) -> dict[str, torch.Tensor]:
     data, method = load_data(recipe), recipe.build_method()
     plans = {name: plan_of(recipe, method, data, 1) for name in NAMES}
     network_of(plans[NAMES[0]])  # before devices in threads want it
-    state = server_state(recipe, build_network(recipe, data))
+    state = server_state(recipe, method, build_network(recipe, data))
     engine = Engine(method, plans, state, LocalTransport(clients_of(recipe)), recipe.round)
     for number in (1, 2, 3):
         engine.run_round(number, recipe.seed)

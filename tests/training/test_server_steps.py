@@ -15,9 +15,11 @@ from edge_sdk.training.messages import Features, Feedback
 from edge_sdk.training.weights import read_weights
 from server.training.server_steps import Arrival, Arrivals, concatenated, copies, one_model
 from server.training.state import ServerState, ServerTraining
+from server.training.view import RoundView
 
 RATE = 0.1
-Step = Callable[[ServerState, Arrivals], dict[str, Feedback]]
+NOW = RoundView(1)
+Step = Callable[[ServerState, Arrivals, RoundView], dict[str, Feedback]]
 STEPS: list[Step] = [one_model, copies, concatenated]
 
 
@@ -53,7 +55,7 @@ def test_the_gradient_returned_is_from_before_the_step(step: Step, depth: int) -
     server, one = state(), arrival(SHAPES[depth], depth)
     gradient, loss, _ = ordinary(deepcopy(server.net), one)
 
-    feedback = step(server, {"a": one})["a"]
+    feedback = step(server, {"a": one}, NOW)["a"]
 
     torch.testing.assert_close(feedback.gradient, gradient, rtol=1e-6, atol=1e-8)
     assert feedback.loss == pytest.approx(loss, rel=1e-6)
@@ -68,7 +70,7 @@ def test_the_step_is_sgd_on_the_stages_after_the_cut_alone(step: Step) -> None:
     _, _, gradients = ordinary(twin, one)
     before = read_weights(server.net.prefix(3))
 
-    step(server, {"a": one})
+    step(server, {"a": one}, NOW)
 
     after = server.copies["a"].module if step is copies else server.net.suffix(3)
     for got, start, gradient in zip(
@@ -84,30 +86,30 @@ def test_one_model_is_stepped_by_each_client_in_turn() -> None:
     pair = {"a": arrival(SHAPES[1], 1), "b": arrival(SHAPES[3], 3, seed=1)}
     together, apart = state(momentum=0.9), state(momentum=0.9)
 
-    both = one_model(together, pair)
-    first = one_model(apart, {"a": pair["a"]})
-    second = one_model(apart, {"b": pair["b"]})
+    both = one_model(together, pair, NOW)
+    first = one_model(apart, {"a": pair["a"]}, NOW)
+    second = one_model(apart, {"b": pair["b"]}, NOW)
 
     for name, tensor in apart.read().items():
         assert torch.equal(together.read()[name], tensor)
     assert torch.equal(both["a"].gradient, first["a"].gradient)
     assert torch.equal(both["b"].gradient, second["b"].gradient)
     # b's comes from a suffix that a has stepped
-    alone = one_model(state(), {"b": pair["b"]})
+    alone = one_model(state(), {"b": pair["b"]}, NOW)
     assert not torch.equal(both["b"].gradient, alone["b"].gradient)
 
 
 def test_copies_know_nothing_of_each_other() -> None:
     pair = {"a": arrival(SHAPES[1], 1), "b": arrival(SHAPES[3], 3, seed=1)}
-    both = copies(state(), pair)
+    both = copies(state(), pair, NOW)
     for name, one in pair.items():
-        assert torch.equal(both[name].gradient, copies(state(), {name: one})[name].gradient)
+        assert torch.equal(both[name].gradient, copies(state(), {name: one}, NOW)[name].gradient)
 
 
 def test_a_client_s_gradient_is_of_the_mean_over_its_own_samples() -> None:
     # Eq. 13: not scaled by its share of the batch; no layer of tiny mixes samples
     pair = {"a": arrival(SHAPES[1], 1, size=2), "b": arrival(SHAPES[3], 3, size=5, seed=1)}
-    both = concatenated(state(), pair)
+    both = concatenated(state(), pair, NOW)
     for name, one in pair.items():
         gradient, loss, _ = ordinary(state().net, one)
         torch.testing.assert_close(both[name].gradient, gradient, rtol=1e-5, atol=1e-7)
@@ -117,8 +119,8 @@ def test_a_client_s_gradient_is_of_the_mean_over_its_own_samples() -> None:
 def test_the_order_of_clients_does_not_matter_to_the_joint_step() -> None:
     pair = {"b": arrival(SHAPES[3], 3, seed=1), "a": arrival(SHAPES[1], 1)}
     one, other = state(), state()
-    assert concatenated(one, pair).keys() == pair.keys()
-    concatenated(other, dict(reversed(pair.items())))
+    assert concatenated(one, pair, NOW).keys() == pair.keys()
+    concatenated(other, dict(reversed(pair.items())), NOW)
     for name, tensor in one.read().items():
         assert torch.equal(other.read()[name], tensor)
 
@@ -128,7 +130,7 @@ def test_the_servers_clip_is_over_all_it_steps_and_spares_what_goes_back(step: S
     one = arrival(SHAPES[2], 2)
     free, limited = state(), state(clip=1e-3)
     assert torch.equal(
-        step(free, {"a": one})["a"].gradient, step(limited, {"a": one})["a"].gradient
+        step(free, {"a": one}, NOW)["a"].gradient, step(limited, {"a": one}, NOW)["a"].gradient
     )
     after = limited.copies["a"].module if step is copies else limited.net.suffix(2)
     start = state().net.suffix(2)
@@ -145,7 +147,7 @@ def test_a_batch_whose_loss_is_not_finite_steps_nothing(step: Step) -> None:
         head.fill_(3e38)  # a server that has diverged
     before = server.read()
 
-    assert step(server, {"a": one}) == {}
+    assert step(server, {"a": one}, NOW) == {}
     module = server.copies["a"].module if step is copies else server.net.suffix(4)
     for name, tensor in read_weights(module).items():
         assert torch.equal(tensor, before[name])
@@ -161,7 +163,7 @@ def test_one_sample_that_batch_norm_cannot_take_gets_no_feedback(
         build("resnet18", input_shape=(1, 28, 28), classes=3, seed=0, norm=norm),
         ServerTraining(RATE),
     )
-    feedback = step(server, {"a": arrival(server.shape_at(7), 7, size=1)})
+    feedback = step(server, {"a": arrival(server.shape_at(7), 7, size=1)}, NOW)
     assert ("a" in feedback) is answered
 
 
@@ -171,8 +173,8 @@ def test_the_rest_of_a_step_goes_on_without_that_sample() -> None:
     )
     shape = server.shape_at(7)
     pair = {"a": arrival(shape, 7, size=1), "b": arrival(shape, 7, size=2)}
-    assert one_model(server, pair).keys() == {"b"}
-    assert concatenated(server, pair).keys() == {"a", "b"}  # three samples together
+    assert one_model(server, pair, NOW).keys() == {"b"}
+    assert concatenated(server, pair, NOW).keys() == {"a", "b"}  # three samples together
 
 
 def test_the_shape_at_a_cut_is_that_of_the_network_and_leaves_it_alone() -> None:
@@ -188,15 +190,15 @@ def test_the_shape_at_a_cut_is_that_of_the_network_and_leaves_it_alone() -> None
 def test_labels_that_stayed_on_the_client_are_missed() -> None:
     one = Arrival(1, Features(1, 0, torch.zeros(2, 8, 8, 8), None, None))
     with pytest.raises(FrameError, match="needs labels"):
-        one_model(state(), {"a": one})
+        one_model(state(), {"a": one}, NOW)
 
 
 def test_momentum_belongs_to_a_stage_whoever_steps_it() -> None:
     # a from depth 1, then b from depth 3: stage 5 has two steps behind it, stage 2 one
     server = state(momentum=0.9)
-    one_model(server, {"a": arrival(SHAPES[1], 1)})
+    one_model(server, {"a": arrival(SHAPES[1], 1)}, NOW)
     first = {key: tensor.clone() for key, tensor in server.momentum().items()}
-    one_model(server, {"b": arrival(SHAPES[3], 3, seed=1)})
+    one_model(server, {"b": arrival(SHAPES[3], 3, seed=1)}, NOW)
     moved = {
         stage
         for (stage, place), tensor in server.momentum().items()

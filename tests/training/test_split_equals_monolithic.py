@@ -28,6 +28,7 @@ from server.training.methods.splitfed import minibatch, splitfed_v1, splitfed_v2
 from server.training.server_steps import Arrival, one_model
 from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport
+from server.training.view import RoundView
 
 # the smallest input each backbone takes
 SHAPES = {
@@ -162,7 +163,7 @@ def test_one_client_cut_anywhere_trains_the_whole_network(name: str) -> None:
         for step in range(steps):
             features = owner.handle(Step(1, step, feedback))
             assert isinstance(features, Features)
-            feedback = one_model(state, {"a": Arrival(depth, features)})["a"]
+            feedback = one_model(state, {"a": Arrival(depth, features)}, RoundView(1))["a"]
         update = owner.handle(EndRound(1, feedback))
 
         assert isinstance(update, Update)
