@@ -116,6 +116,7 @@ class ClientPart:
         bottleneck: channels to which the cut is narrowed (edge_sdk.nets.bottleneck); None leaves
             the backbone's own.
         inversion: training against a decoder that tries to draw the inputs; None for none.
+        back: the last layer, where it is the client's own; the server's step asks for its loss.
     """
 
     whole: bool = False
@@ -128,6 +129,7 @@ class ClientPart:
     distil: Distillation | None = None
     bottleneck: int | None = None
     inversion: Inversion | None = None
+    back: PersonalBack | None = None
 
     def __post_init__(self) -> None:
         for name in ("whole", "exit_head"):
@@ -258,7 +260,11 @@ class Plan:
 
 
 # the parts of a client's half that are records themselves, by the field that holds them
-_RECORDS: Final[Mapping[str, type[Any]]] = {"distil": Distillation, "inversion": Inversion}
+_RECORDS: Final[Mapping[str, type[Any]]] = {
+    "distil": Distillation,
+    "inversion": Inversion,
+    "back": PersonalBack,
+}
 
 
 def _read(kind: type[T], data: object) -> T:
