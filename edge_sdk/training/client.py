@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from edge_sdk.errors import FrameError
+from edge_sdk.training.auxiliary import Distilling
 from edge_sdk.training.half import Half
 from edge_sdk.training.messages import (
     EndRound,
@@ -25,7 +26,9 @@ from edge_sdk.training.messages import (
 Array = NDArray[Any]
 
 # halves of methods whose clients do more, by the part of the plan that asks for it
-HALVES: Final[Mapping[str, type[Half]]] = {}
+HALVES: Final[Mapping[str, type[Half]]] = {
+    "distil": Distilling,
+}
 
 
 class TrainingClient:

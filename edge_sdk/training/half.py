@@ -80,11 +80,11 @@ class Half:
         self._take(start.weights)
         self.prefix.train()
         self.parameters = list(self.prefix.parameters())
-        self.optimiser = _sgd(self.parameters, plan)
+        self.optimiser = sgd(self.parameters, plan)
         self.head_optimiser = None
         if self.head is not None:
             self.head.train()
-            self.head_optimiser = _sgd(list(self.head.parameters()), plan)
+            self.head_optimiser = sgd(list(self.head.parameters()), plan)
         self.anchor = [p.detach().clone() for p in self.parameters] if plan.part.prox_mu else None
         self.samples = _Samples(client, plan, self.number)
         self.open: Open | None = None
@@ -189,7 +189,7 @@ class Half:
             own_loss = nn.functional.cross_entropy(self.head(z), y)
             heads = list(self.head.parameters())
             own, *gradients = torch.autograd.grad(own_loss, [z, *heads])
-            _apply(self.head_optimiser, heads, gradients)
+            apply_step(self.head_optimiser, heads, gradients)
             loss = float(own_loss.detach())
         return Open(z, own, loss, len(y))
 
@@ -266,12 +266,30 @@ class Half:
                     gradients, self.parameters, self.anchor, strict=True
                 )
             ]
-        _apply(self.optimiser, self.parameters, gradients)
+        apply_step(self.optimiser, self.parameters, gradients)
 
     def _count(self, loss: float, samples: int) -> None:
         self.loss_sum += loss * samples
         self.seen += samples
         self.done += 1
+
+
+def sgd(parameters: list[nn.Parameter], plan: Plan) -> torch.optim.SGD:
+    """The optimiser of the plan's numbers, over these parameters."""
+    return torch.optim.SGD(
+        parameters, plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay
+    )
+
+
+def apply_step(
+    optimiser: torch.optim.SGD, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]
+) -> None:
+    """One step of the optimiser by these gradients, which are not kept."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimiser.step()
+    for parameter in parameters:
+        parameter.grad = None
 
 
 class _Samples:
@@ -335,19 +353,3 @@ def _check_data(client: TrainingClient, plan: Plan) -> None:
             f"client {client.name}: the plan is for labels 0 to {plan.classes - 1},"
             f" the data here have {low} to {high}"
         )
-
-
-def _sgd(parameters: list[nn.Parameter], plan: Plan) -> torch.optim.SGD:
-    return torch.optim.SGD(
-        parameters, plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay
-    )
-
-
-def _apply(
-    optimiser: torch.optim.SGD, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]
-) -> None:
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-    optimiser.step()
-    for parameter in parameters:
-        parameter.grad = None
