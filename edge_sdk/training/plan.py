@@ -99,6 +99,38 @@ class PersonalBack:
 
 
 @dataclass(frozen=True, slots=True)
+class MetaAdaptation:
+    """How a client runs ahead of itself before it learns (HARMONY, Eq. 3-4; edge_sdk.training.meta).
+
+    Attributes:
+        steps: M, plain SGD steps of the adaptation. rate: their learning rate.
+        views: whether a second view of other samples travels too, for contrastive alignment.
+        early: whether the second view's depth is drawn anew for each batch; else it is the cut.
+        head: where the last linear layer is: at the server, or with the client, which shares it
+            with nobody.
+        noise: squared norm of the noise on what the client returns of its labels, as a share of the
+            largest gradient's (edge_sdk.training.gradient_noise); 0 for none.
+    """
+
+    steps: int = 3
+    rate: float = 0.01
+    views: bool = True
+    early: bool = True
+    head: Literal["server", "client"] = "server"
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        steps, rate, noise = self.steps, self.rate, self.noise
+        _need(_is_whole(steps) and steps >= 0, "meta: steps", "a whole number from 0 up", steps)
+        _need(_is_number(rate) and rate > 0, "meta: rate", "more than 0", rate)
+        for name in ("views", "early"):
+            value = getattr(self, name)
+            _need(isinstance(value, bool), f"meta: {name}", "true or false", value)
+        _need(self.head in ("server", "client"), "meta: head", "server or client", self.head)
+        _need(_is_number(noise) and noise >= 0, "meta: noise", "at least 0", noise)
+
+
+@dataclass(frozen=True, slots=True)
 class ClientPart:
     """The client's half of a method.
 
@@ -117,6 +149,7 @@ class ClientPart:
             the backbone's own.
         inversion: training against a decoder that tries to draw the inputs; None for none.
         back: the last layer, where it is the client's own; the server's step asks for its loss.
+        meta: adaptation before the learning of each batch; the server's step asks for its loss.
     """
 
     whole: bool = False
@@ -130,6 +163,7 @@ class ClientPart:
     bottleneck: int | None = None
     inversion: Inversion | None = None
     back: PersonalBack | None = None
+    meta: MetaAdaptation | None = None
 
     def __post_init__(self) -> None:
         for name in ("whole", "exit_head"):
@@ -177,6 +211,14 @@ class ClientPart:
             "none where the client trains the whole network",
             self.distil,
         )
+        _need(
+            self.meta is None or (self.exit_head and self.fusion == "fixed"),
+            "meta",
+            "an exit head and fusion fixed beside it",
+            (self.exit_head, self.fusion),
+        )
+        halves = [name for name in ("distil", "back", "meta") if getattr(self, name) is not None]
+        _need(len(halves) <= 1, "part", "at most one of distil, back, meta", halves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +306,7 @@ _RECORDS: Final[Mapping[str, type[Any]]] = {
     "distil": Distillation,
     "inversion": Inversion,
     "back": PersonalBack,
+    "meta": MetaAdaptation,
 }
 
 
