@@ -78,7 +78,10 @@ class Driver:
 
     Args:
         keep: called with the client's personal weights after each round.
-        welcomed: called with each welcome, before the first message; may load what was kept.
+        welcomed: called with each welcome, before the first message; may load what was kept, and
+            gives the update that an earlier process made and did not hand in.
+        owe: called with an update that was made alone, and with None once it is handed in or
+            nobody wants it any more.
     """
 
     def __init__(
@@ -87,12 +90,14 @@ class Driver:
         link: Link,
         *,
         keep: Callable[[Weights], None] | None = None,
-        welcomed: Callable[[Welcome], None] | None = None,
+        welcomed: Callable[[Welcome], Update | None] | None = None,
+        owe: Callable[[Update | None], None] | None = None,
     ) -> None:
         self._client = client
         self._link = link
         self._keep = keep
         self._welcomed = welcomed
+        self._owe = owe
         self._heartbeat = Heartbeat(link.alive)
         self._stopping = threading.Event()
         self._no_reply_s = 0.0
@@ -122,6 +127,7 @@ class Driver:
                 self._turn()
                 self._failures = 0
             except TrainingEndedError:
+                self._settle()
                 return
             except NotThereError:
                 self._there = False
@@ -147,8 +153,9 @@ class Driver:
         welcome = self._link.hello(client.samples, client.x.shape[1:], int(client.y.max()) + 1)
         self._no_reply_s = welcome.no_reply_s
         self._heartbeat.pace(welcome.alive_s)
-        if self._welcomed is not None:
-            self._welcomed(welcome)
+        owed = None if self._welcomed is None else self._welcomed(welcome)
+        if owed is not None:
+            self._outbox = "", owed
         self._there = True
 
     def _answer(self, identifier: str, message: Request) -> None:
@@ -173,6 +180,13 @@ class Driver:
         else:
             logger.debug("client=%s round=%d %s", self._client.name, reply.round, outcome)
         self._outbox = None
+        if not identifier:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Nothing is owed any more."""
+        if self._owe is not None:
+            self._owe(None)
 
     def _silent_s(self) -> float:
         """How much longer the trainer may be silent."""
@@ -190,6 +204,8 @@ class Driver:
             logger.warning("%s", err)
             return
         self.tally.alone += 1
+        if self._owe is not None and isinstance(update, Update):
+            self._owe(update)
         self._made(update)
         self._outbox = "", update
 

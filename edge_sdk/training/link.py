@@ -48,11 +48,13 @@ class RefusedReplyError(SplitedgeError):
 class Welcome:
     """What this device takes part in.
 
+    run: one training of that name; a resumed one is the same.
     no_reply_s: silence of the trainer after which it goes on by itself.
     alive_s: how often it is to say that it is there.
     """
 
     training: str
+    run: str
     no_reply_s: float
     alive_s: float
 
@@ -102,7 +104,7 @@ class TrainerLink:
         data = _json(self._call("POST", "hello", raw=orjson.dumps(said), json=True).data)
         try:
             times = (float(data[name]) for name in ("no_reply_s", "alive_s"))
-            return Welcome(str(data["training"]), *times)
+            return Welcome(str(data["training"]), str(data["run"]), *times)
         except (KeyError, TypeError, ValueError) as err:
             raise LinkError(f"{self._url}: no welcome of a trainer ({err!r})") from err
 

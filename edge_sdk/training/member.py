@@ -15,8 +15,14 @@ from edge_sdk.training.datasets import Dataset, load_dataset
 from edge_sdk.training.driver import Driver, Tally
 from edge_sdk.training.invitation import wait_for_invitation
 from edge_sdk.training.link import TrainerLink, Welcome
-from edge_sdk.training.messages import Weights
-from edge_sdk.training.personal import load_personal, save_personal
+from edge_sdk.training.messages import Update, Weights
+from edge_sdk.training.personal import (
+    drop_update,
+    load_personal,
+    load_update,
+    save_personal,
+    save_update,
+)
 
 
 def take_part(
@@ -47,21 +53,46 @@ def take_part(
                 say(f"splitedge agent: {identity.device} waits to be invited")
                 trainer = wait_for_invitation(identity, state)
         link = stack.enter_context(closing(TrainerLink(identity, trainer)))
-        names: list[str] = []
+        kept = _Kept(state)
 
-        def welcomed(welcome: Welcome) -> None:
-            if names[-1:] == [welcome.training]:
-                return
-            names.append(welcome.training)
-            client.personal = load_personal(state, welcome.training)
-            say(f"splitedge agent: {identity.device} trains {welcome.training} at {trainer}")
+        def welcomed(welcome: Welcome) -> Update | None:
+            if kept.welcome(welcome):
+                client.personal = kept.personal()
+                say(f"splitedge agent: {identity.device} trains {welcome.training} at {trainer}")
+            return kept.update()
 
-        def keep(weights: Weights) -> None:
-            save_personal(state, names[-1], weights)
-
-        driver = Driver(client, link, keep=keep, welcomed=welcomed)
+        driver = Driver(client, link, keep=kept.keep, welcomed=welcomed, owe=kept.owe)
         driver.run()
         return driver.tally
+
+
+class _Kept:
+    """What this device keeps of the run it takes part in."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._training = self._run = ""
+
+    def welcome(self, welcome: Welcome) -> bool:
+        """Turn to the run of a welcome; whether it is another one."""
+        before = self._training, self._run
+        self._training, self._run = welcome.training, welcome.run
+        return before != (self._training, self._run)
+
+    def personal(self) -> Weights:
+        return load_personal(self._state, self._training, self._run)
+
+    def keep(self, weights: Weights) -> None:
+        save_personal(self._state, self._training, weights, self._run)
+
+    def update(self) -> Update | None:
+        return load_update(self._state, self._training, self._run)
+
+    def owe(self, update: Update | None) -> None:
+        if update is None:
+            drop_update(self._state, self._training)
+        else:
+            save_update(self._state, self._training, self._run, update)
 
 
 def open_data(data: str) -> Dataset:

@@ -41,11 +41,13 @@ class HelloBody(BaseModel):
 class Welcome(BaseModel):
     """What it takes part in.
 
+    run: one training of that name, from its first round to its last.
     no_reply_s: silence after which a device goes on by itself.
     alive_s: how often it says that it is there, whatever it does meanwhile.
     """
 
     training: str
+    run: str
     no_reply_s: float
     alive_s: float
 

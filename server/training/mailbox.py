@@ -111,6 +111,8 @@ class Mailbox:
 
     Args:
         delivered: (device, round) of the updates that count already, after a restart.
+        late: updates of past rounds that were kept before it.
+        keep: called with each update that is kept for a later round, before the device is told.
         fetch_s: how long a device may leave its message before it is taken for away.
         silence_s: how long one may be silent altogether, whatever it was asked.
     """
@@ -119,6 +121,8 @@ class Mailbox:
         self,
         delivered: Iterable[tuple[str, int]] = (),
         *,
+        late: Mapping[str, Update] | None = None,
+        keep: Callable[[str, Update], None] | None = None,
         fetch_s: float = FETCH_S,
         silence_s: float = SILENCE_S,
     ) -> None:
@@ -126,7 +130,9 @@ class Mailbox:
         self._boxes: dict[str, _Box] = {}
         self._there: dict[str, Hello] = {}
         self._delivered = set(delivered)
-        self._late: dict[str, Update] = {}
+        self._late = dict(late or {})
+        self._delivered |= {(name, update.round) for name, update in self._late.items()}
+        self._keep_update = keep
         self._missed: list[Missed] = []
         self._fetch_s = fetch_s
         self._silence_s = silence_s
@@ -177,6 +183,13 @@ class Mailbox:
         with self._changed:
             late, self._late = dict(sorted(self._late.items())), {}
             return late
+
+    def kept(self) -> set[tuple[str, int]]:
+        """(device, round) of the updates that are kept and not taken yet."""
+        with self._changed:
+            held = {name: box.held for name, box in self._boxes.items() if box.held is not None}
+            both = [*self._late.items(), *held.items()]
+            return {(name, update.round) for name, update in both}
 
     def take_counts(self) -> dict[str, int]:
         """Replies that came late, twice or unasked since the last call, by what they were."""
@@ -354,6 +367,8 @@ class Mailbox:
             return Outcome.FOREIGN
         if (device, update.round) in self._delivered or box.held is not None:
             return Outcome.DUPLICATE
+        if self._keep_update is not None:
+            self._keep_update(device, update)
         self._delivered.add((device, update.round))
         if update.round == self._round and box.ended < self._round:
             box.held = update

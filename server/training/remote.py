@@ -2,6 +2,8 @@
 
     STATE/training/NAME/log.jsonl             one line a round
     STATE/training/NAME/checkpoints/          the last two rounds; --resume goes on from there
+    STATE/training/NAME/late/                 updates of past rounds that no round has merged yet
+    STATE/training/NAME/run.id                tells this run from another one of that name
     STATE/training/NAME/weights.safetensors   what was learnt, for `splitedge export`
     STATE/training/NAME/report.json
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -45,6 +48,7 @@ from server.training.checkpoint import (
 )
 from server.training.engine import Engine
 from server.training.invite import Inviter
+from server.training.late import LateUpdates
 from server.training.listener import Listener
 from server.training.mailbox import SILENCE_S, Hello, HttpTransport, Mailbox, Missed
 from server.training.recipe import Recipe
@@ -63,6 +67,7 @@ logger = logging.getLogger(__name__)
 Report = dict[str, Any]
 
 WEIGHTS: Final = "weights.safetensors"
+RUN: Final = "run.id"
 # SuperSFL's 5 s, counted from the latest moment at which the server closes a step.
 NO_REPLY_S: Final = 5.0
 END_S: Final = 10.0
@@ -150,16 +155,18 @@ def train(
         dataset = load_data(recipe)
         world = _world(recipe, dataset)
         warm_up()
+        late = LateUpdates(settings.folder)
         rows = _rows_so_far(world, settings)
+        run = _run_id(settings, late)
         mailbox = Mailbox(
-            [(name, row["round"]) for row in rows for name in row["participants"]],
-            silence_s=settings.silence_s,
+            _delivered(rows), late=late.load(), keep=late.keep, silence_s=settings.silence_s
         )
         app = create_app(
             mailbox,
             _Keys(registry, secret_sha256(secret)),
             Welcome(
                 training=settings.name,
+                run=run,
                 no_reply_s=recipe.round.step_deadline_s + NO_REPLY_S,
                 alive_s=settings.silence_s / BEATS,
             ),
@@ -182,6 +189,7 @@ def train(
         while len(rows) < recipe.train.rounds:
             rows.append(trainer.round(len(rows) + 1))
             save_checkpoint(settings.folder, world, rows)
+            late.prune(mailbox.kept)
             with (settings.folder / LOG).open("ab") as log:
                 log.write(line_of(rows[-1]))
             on_round(rows[-1])
@@ -329,6 +337,26 @@ def _rows_so_far(world: World, settings: TrainerSettings) -> list[Row]:
         )
     discard(folder)
     return []
+
+
+def _run_id(settings: TrainerSettings, late: LateUpdates) -> str:
+    """Of the run that goes on; a run that begins gets one of its own, and owes nothing."""
+    path = settings.folder / RUN
+    if settings.resume and path.is_file():
+        return path.read_text("ascii", "replace").strip()
+    late.prune()
+    run = secrets.token_hex(8)
+    write_atomic(path, f"{run}\n".encode())
+    return run
+
+
+def _delivered(rows: list[Row]) -> set[tuple[str, int]]:
+    """(device, round) of the updates that count in these rounds."""
+    return {
+        (name, row["round"] - row["stale"].get(name, 0))
+        for row in rows
+        for name in row["participants"]
+    }
 
 
 def _finish(world: World, rows: list[Row], settings: TrainerSettings) -> Report:

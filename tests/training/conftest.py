@@ -296,13 +296,14 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
             silence_s: float = 15.0,
             reply_bytes_max: int = 64_000_000,
             tls: tuple[Path | None, Path | None] = (None, None),
+            run: str = "first",
         ) -> Trainer:
             operator = new_secret()
             mailbox = Mailbox(fetch_s=fetch_s, silence_s=silence_s)
             app = create_app(
                 mailbox,
                 Keys(registry, secret_sha256(operator)),
-                Welcome(training="test", no_reply_s=no_reply_s, alive_s=silence_s / 4),
+                Welcome(training="test", run=run, no_reply_s=no_reply_s, alive_s=silence_s / 4),
                 Hello(1, input_shape, classes),
                 reply_bytes_max=reply_bytes_max,
             )
