@@ -11,9 +11,7 @@ one back.
 from __future__ import annotations
 
 from collections import OrderedDict
-from copy import deepcopy
 
-import torch
 from torch import nn
 
 from edge_sdk.errors import ConfigurationError
@@ -30,7 +28,7 @@ def add_bottleneck(net: Supernet, depth: int, channels: int) -> None:
     Raises: ConfigurationError if `depth` is no cut, what crosses it has no channels, or `channels`
         is not below theirs.
     """
-    shape = _shape_at(net, depth)
+    shape = net.shape_at(depth)
     if len(shape) != len(net.input_shape):
         raise ConfigurationError(
             f"{net.name}: expected maps with channels at depth {depth} for a bottleneck,"
@@ -54,13 +52,6 @@ def add_bottleneck(net: Supernet, depth: int, channels: int) -> None:
     else:
         net.stages[depth] = widened
     net.exits[str(depth)] = _narrowed(net.exit_head(depth), shape[0], channels)
-
-
-def _shape_at(net: Supernet, depth: int) -> tuple[int, ...]:
-    with torch.no_grad():  # on no device: shapes alone, and no statistics are touched
-        prefix = deepcopy(net.prefix(depth)).to("meta").eval()
-        z = prefix(torch.empty(1, *net.input_shape, device="meta"))
-    return tuple(z.shape[1:])
 
 
 def _children(part: nn.Module) -> list[tuple[str, nn.Module]]:

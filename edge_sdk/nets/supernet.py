@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -174,6 +175,16 @@ class Supernet(nn.Module):
         Raises: ConfigurationError if `d` is no allowed cut.
         """
         return self.exits[str(self._cut(d))]
+
+    def shape_at(self, d: int) -> tuple[int, ...]:
+        """Of one sample's smashed data after a cut at `d`.
+
+        Raises: ConfigurationError if `d` is no allowed cut.
+        """
+        with torch.no_grad():  # on no device: shapes alone, and no statistics are touched
+            prefix = deepcopy(self.prefix(d)).to("meta").eval()
+            z = prefix(torch.empty(1, *self.input_shape, device="meta"))
+        return tuple(z.shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, N) of the whole backbone for raw inputs (B, *input_shape)."""

@@ -54,10 +54,7 @@ class ServerState:
     def shape_at(self, depth: int) -> tuple[int, ...]:
         """Of one sample's features after that many stages."""
         if depth not in self._cuts:
-            with torch.no_grad():  # on no device: shapes alone, and no statistics are touched
-                prefix = deepcopy(self.net.prefix(depth)).to("meta").eval()
-                z = prefix(torch.empty(1, *self.net.input_shape, device="meta"))
-            self._cuts[depth] = tuple(z.shape[1:])
+            self._cuts[depth] = self.net.shape_at(depth)
         return self._cuts[depth]
 
     def weights(self, depth: int, *, whole: bool, exit_head: bool) -> Weights:
