@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from edge_sdk.errors import FrameError
 from edge_sdk.training.auxiliary import Distilling
+from edge_sdk.training.guarded import GuardedHalf
 from edge_sdk.training.half import Half
 from edge_sdk.training.messages import (
     EndRound,
@@ -22,12 +24,15 @@ from edge_sdk.training.messages import (
     Step,
     Weights,
 )
+from edge_sdk.training.u_shape import PersonalHalf
 
 Array = NDArray[Any]
 
 # halves of methods whose clients do more, by the part of the plan that asks for it
 HALVES: Final[Mapping[str, type[Half]]] = {
+    "back": PersonalHalf,
     "distil": Distilling,
+    "inversion": GuardedHalf,
 }
 
 
@@ -40,12 +45,20 @@ class TrainingClient:
         name: unique among the clients; random streams are keyed by it.
         x: (n, ...) raw inputs. y: (n,) labels, whole numbers.
         device: where it trains.
+        secret: what noise that guards its data is drawn from, in place of the plan's seed, which
+            the server knows. None for one of its own; a simulation gives one, to be repeatable.
     """
 
     def __init__(
-        self, name: str, x: Array, y: NDArray[np.int64], device: torch.device | str = "cpu"
+        self,
+        name: str,
+        x: Array,
+        y: NDArray[np.int64],
+        device: torch.device | str = "cpu",
+        secret: int | None = None,
     ) -> None:
         self.name = name
+        self.secret = secrets.randbits(64) if secret is None else secret
         self.device = torch.device(device)
         self.x = x
         self.y = np.asarray(y, np.int64)
