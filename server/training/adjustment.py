@@ -51,5 +51,5 @@ def adjusted_losses(logits: Tensor, labels: Tensor, added: Tensor | None) -> Ten
         logits: s, (B, N). labels: (B,) int64.
         added: ln P, (N,) or (B, N); equal entries are plain cross-entropy, as is None.
     """
-    adjusted = logits if added is None else logits + added
+    adjusted = logits if added is None else logits + added.to(logits.device)
     return nn.functional.cross_entropy(adjusted, labels, reduction="none")

@@ -5,6 +5,9 @@ method = "supersfl"
 [method_numbers]          # what the method's own function takes; all have defaults
 fusion = "tpgf"
 
+[parts]                   # what is taken from other methods; empty for most recipes
+server = "scala"
+
 [data]
 name = "digits"           # and `folder` where the data set has files
 partition = "dirichlet"   # and its numbers
@@ -28,9 +31,10 @@ from typing import Any, Final, TypeVar
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import Codec
+from server.training.combine import combine
 from server.training.engine import RoundSettings
 from server.training.method import Method
-from server.training.methods import fedavg, splitfed, supersfl
+from server.training.methods import besplit, fedavg, scala, splitfed, splitlpf, supersfl
 
 T = TypeVar("T")
 
@@ -42,7 +46,10 @@ METHODS: Final[Mapping[str, Callable[..., Method]]] = {
     "minibatch-sfl": splitfed.minibatch,
     "multi-exit": splitfed.multi_exit,
     "splitgp": splitfed.splitgp,
+    "scala": scala.scala,
+    "splitlpf": splitlpf.splitlpf,
     "supersfl": supersfl.supersfl,
+    "besplit": besplit.besplit,
 }
 
 
@@ -138,7 +145,13 @@ class EvaluateSettings:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A whole recipe, checked."""
+    """A whole recipe, checked.
+
+    Attributes:
+        method_numbers: what the method's own function takes.
+        parts: what is taken from other methods (server.training.combine): a method's name, or a
+            table of `method` and `numbers`, by `client`, `server` or `weigh`.
+    """
 
     method: str
     data: DataSettings
@@ -146,6 +159,7 @@ class Recipe:
     round: RoundSettings = field(default_factory=RoundSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     method_numbers: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -162,23 +176,39 @@ class Recipe:
 
         Raises: ConfigurationError naming what is known.
         """
-        factory = METHODS.get(self.method)
-        if factory is None:
-            known = ", ".join(METHODS)
-            raise ConfigurationError(f"method {self.method!r}: expected one of {known}")
-        if not isinstance(self.method_numbers, Mapping):
-            raise ConfigurationError(f"method_numbers: expected a table, got {self.method_numbers}")
-        known_numbers = list(inspect.signature(factory).parameters)
-        unknown = sorted(set(self.method_numbers) - set(known_numbers))
-        if unknown:
-            takes = ", ".join(known_numbers) or "none"
-            raise ConfigurationError(
-                f"method_numbers: {self.method} takes {takes}; got {', '.join(unknown)}"
-            )
-        try:
-            return factory(**self.method_numbers)
-        except (ConfigurationError, TypeError) as err:  # TypeError: a word where a number should be
-            raise ConfigurationError(f"method_numbers: {err}") from err
+        base = _method(self.method, self.method_numbers, "method_numbers")
+        if not self.parts:
+            return base
+        if not isinstance(self.parts, Mapping):
+            raise ConfigurationError(f"parts: expected a table, got {self.parts!r}")
+        parts = {name: _part(name, said) for name, said in self.parts.items()}
+        return combine(base, parts)
+
+
+def _method(name: str, numbers: object, where: str) -> Method:
+    factory = METHODS.get(name)
+    if factory is None:
+        raise ConfigurationError(f"method {name!r}: expected one of {', '.join(METHODS)}")
+    if not isinstance(numbers, Mapping):
+        raise ConfigurationError(f"{where}: expected a table, got {numbers!r}")
+    known = list(inspect.signature(factory).parameters)
+    unknown = sorted(set(numbers) - set(known))
+    if unknown:
+        takes = ", ".join(known) or "none"
+        raise ConfigurationError(f"{where}: {name} takes {takes}; got {', '.join(unknown)}")
+    try:
+        return factory(**numbers)
+    except (ConfigurationError, TypeError) as err:  # TypeError: a word where a number should be
+        raise ConfigurationError(f"{where}: {err}") from err
+
+
+def _part(name: str, said: object) -> Method:
+    where = f"parts.{name}"
+    if isinstance(said, str):
+        return _method(said, {}, where)
+    if not isinstance(said, Mapping) or not {"method"} <= said.keys() <= {"method", "numbers"}:
+        raise ConfigurationError(f"{where}: expected a method's name, or method and numbers")
+    return _method(said["method"], said.get("numbers", {}), f"{where}.numbers")
 
 
 def load_recipe(path: Path) -> Recipe:

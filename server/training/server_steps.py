@@ -50,6 +50,25 @@ class Arrival:
 
 Arrivals = Mapping[str, Arrival]
 Answers = dict[str, Feedback]
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """What a forward over all participants' features gives, rows in the order of the clients.
+
+    sizes: rows of each. logits: (B, N). labels: (B,).
+    """
+
+    clients: tuple[str, ...]
+    sizes: tuple[int, ...]
+    logits: Tensor
+    labels: Tensor
+
+
+# of a client, its logits (B, N) and labels (B,): the mean over its samples, ()
+ClientLoss = Callable[[str, Tensor, Tensor], Tensor]
+# of every sample: (B,) for the clients' gradients and (B,) for the server's step
+JointLosses = Callable[[Joint], tuple[Tensor, Tensor]]
 # yields outputs by client, is sent the gradients of those who answered
 Asking = Generator[dict[str, Tensor], Mapping[str, OutputGradient], Answers]
 ServerStep = Callable[[ServerState, Arrivals, RoundView], Answers | Asking]
@@ -79,37 +98,55 @@ def one_model(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Answer
 
 def copies(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Answers:
     """Every client's batch steps that client's own copy of the suffix."""
+    return copies_step(state, arrivals, _plain_loss)
+
+
+def copies_step(state: ServerState, arrivals: Arrivals, loss: ClientLoss) -> Answers:
+    """As `copies`, by another loss than cross-entropy."""
     return {
         client: feedback
         for client, arrival in arrivals.items()
-        if (feedback := _supervise(state, state.copy_for(client, arrival.depth), client, arrival))
+        if (
+            feedback := _supervise(
+                state, state.copy_for(client, arrival.depth), client, arrival, loss
+            )
+        )
     }
 
 
 def concatenated(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Answers:
     """One forward and one step over all features; clients of different depths join on the way up.
 
+    SCALA, Eq. 12-13, without adjustment.
+    """
+    return joint_step(state, arrivals, _plain_losses)
+
+
+def joint_step(state: ServerState, arrivals: Arrivals, losses: JointLosses) -> Answers:
+    """One forward over all features, two backwards: the clients' and the server's.
+
     The server's loss is the mean over all samples. A client's gradient is that of the mean over
-    its own samples, so it does not shrink with the number of participants (SCALA, Eq. 12-13,
-    without adjustment).
+    its own samples, so it does not shrink with the number of participants. Both are of the forward
+    pass before the server's step.
+
+    Args:
+        losses: of every sample, as the clients' gradients and as the server's step have it.
     """
     order = sorted(arrivals, key=lambda client: arrivals[client].depth)
-    start = arrivals[order[0]].depth
     inputs = [_input(arrivals[client]) for client in order]
-    labels = torch.cat([arrivals[client].labels for client in order])
+    sizes = [len(z) for z in inputs]
     try:
         logits = _climb(state.trunk, inputs, [arrivals[client].depth for client in order])
     except ValueError as err:
         logger.warning("clients=%s get no feedback: %s", ",".join(order), err)
         return {}
-    losses = torch.split(
-        nn.functional.cross_entropy(logits, labels, reduction="none"), [len(z) for z in inputs]
-    )
-    # one forward, two backwards: the clients' gradients first, the graph is kept for the server's
-    means = torch.stack([loss.mean() for loss in losses])
+    labels = torch.cat([arrivals[client].labels for client in order])
+    of_clients, of_server = losses(Joint(tuple(order), tuple(sizes), logits, labels))
+    means = torch.stack([loss.mean() for loss in torch.split(of_clients, sizes)])
+    # the clients' gradients first: the graph is kept for the server's
     gradients = torch.autograd.grad(means.sum(), inputs, retain_graph=True)
-    suffix = state.suffix(start)
-    own = torch.autograd.grad(torch.cat(losses).mean(), suffix.parameters)
+    suffix = state.suffix(arrivals[order[0]].depth)
+    own = torch.autograd.grad(of_server.mean(), suffix.parameters)
     if not _finite(means, *gradients):
         logger.warning("clients=%s get no feedback: a loss is not finite", ",".join(order))
         return {}
@@ -118,6 +155,15 @@ def concatenated(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Ans
         client: Feedback(gradient.contiguous(), loss)
         for client, gradient, loss in zip(order, gradients, means.tolist(), strict=True)
     }
+
+
+def _plain_loss(_client: str, logits: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits, labels)
+
+
+def _plain_losses(joint: Joint) -> tuple[Tensor, Tensor]:
+    losses = nn.functional.cross_entropy(joint.logits, joint.labels, reduction="none")
+    return losses, losses
 
 
 def _climb(net: Supernet, inputs: Sequence[Tensor], depths: Sequence[int]) -> Tensor:
@@ -131,7 +177,11 @@ def _climb(net: Supernet, inputs: Sequence[Tensor], depths: Sequence[int]) -> Te
 
 
 def _supervise(
-    state: ServerState, suffix: Suffix, client: str, arrival: Arrival
+    state: ServerState,
+    suffix: Suffix,
+    client: str,
+    arrival: Arrival,
+    loss_of: ClientLoss = _plain_loss,
 ) -> Feedback | None:
     """Forward, backward, and one step of the suffix; what goes back to the client.
 
@@ -143,7 +193,7 @@ def _supervise(
     except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
         logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
         return None
-    loss = nn.functional.cross_entropy(logits, arrival.labels)
+    loss = loss_of(client, logits, arrival.labels)
     gradient, *own = torch.autograd.grad(loss, [z, *suffix.parameters])
     if not _finite(loss, gradient):
         logger.warning("client=%s gets no feedback: its loss is not finite", client)

@@ -157,8 +157,19 @@ def load_data(recipe: Recipe) -> Dataset:
 
 
 def build_network(recipe: Recipe, dataset: Dataset) -> Supernet:
-    """The recipe's network for these data, with the weights of its seed."""
-    norms: dict[str, Any] = {} if recipe.train.norm is None else {"norm": recipe.train.norm}
+    """The recipe's network for these data, with the weights of its seed.
+
+    Raises: ConfigurationError if the method narrows a cut and the recipe does not say which.
+    """
+    more: dict[str, Any] = {} if recipe.train.norm is None else {"norm": recipe.train.norm}
+    channels, depth = recipe.build_method().client.bottleneck, recipe.train.depth
+    if channels is not None:
+        if depth is None:
+            raise ConfigurationError(
+                "train: depth: expected the depth at which all clients are cut, since"
+                f" {recipe.method} has a bottleneck there"
+            )
+        more["bottleneck"] = (depth, channels)
     return build(
         recipe.train.backbone,
         classes=dataset.classes,
@@ -166,7 +177,7 @@ def build_network(recipe: Recipe, dataset: Dataset) -> Supernet:
         mean=dataset.mean,
         std=dataset.std,
         seed=recipe.seed,
-        **norms,
+        **more,
     )
 
 

@@ -1,0 +1,111 @@
+"""SCALA: concatenated activations and logit adjustments. METHODS.md, SCALA; papers/001, Alg. 1.
+
+    start              B_k = max(1, floor(B * n_k / sum n_j)) for the participants         (Eq. 3)
+    each of T iterations
+      clients          z_k = f_k(x_k) of B_k samples; z_k and y_k go up                    (Eq. 4)
+      server           s = S([z_1, ..., z_K]), one forward
+                       g_k = d/dz_k of the mean over k's of CE(s + ln P_k, y)             (Eq. 13)
+                       S steps by the mean over all of CE(s + ln P_s, y)              (Eq. 5, 12)
+      clients          f_k steps by g_k taken back through f_k                          (Eq. 6-7)
+        missed         left out of this concatenation and of its P_s, back at the next
+    aggregate          prefixes by n_k                                                     (Eq. 8)
+
+P_k is the share of each label in all of k's data, P_s their mean by n_k over those present.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.training.messages import Feedback
+from edge_sdk.training.plan import ClientPart, Inversion
+from server.training.adjustment import adjusted_losses, adjustment, joint_share, label_share
+from server.training.batch_share import proportional
+from server.training.method import Method
+from server.training.server_steps import (
+    Arrivals,
+    Joint,
+    concatenated,
+    copies,
+    copies_step,
+    joint_step,
+)
+from server.training.state import ServerState
+from server.training.view import RoundView
+
+Adjust = Literal["both", "local", "none"]
+ADJUSTS: Final = get_args(Adjust)
+
+
+def scala(
+    adjust: Adjust = "both",
+    concatenate: bool = True,
+    bottleneck: int | None = None,
+    inversion: float = 0.0,
+) -> Method:
+    """The method, its ablations and its privacy-enhanced variant.
+
+    Args:
+        adjust: whose loss has its logits adjusted: the server's and the clients', the clients'
+            alone, or nobody's, which is Minibatch-SFL in shared-out batches.
+        concatenate: whether the server sees all activations together; if not, each client has a
+            copy of the suffix, as in SplitFedV1. False with `local` is the paper's LLA-SFL.
+        bottleneck: channels to which the cut is narrowed, 8 in the paper's variant; None leaves it.
+        inversion: weight of the clients' guard against inversion, 0.3 in the paper's variant; 0
+            for none.
+    """
+    if adjust not in ADJUSTS:
+        raise ConfigurationError(f"adjust: expected one of {', '.join(ADJUSTS)}, got {adjust!r}")
+    if adjust == "both" and not concatenate:
+        raise ConfigurationError(
+            "adjust: expected local or none where nothing is concatenated: there is no joint"
+            " distribution of labels to adjust by"
+        )
+    plain = concatenated if concatenate else copies
+    adjusted = partial(_joint, server=adjust == "both") if concatenate else _apart
+    return Method(
+        "scala",
+        client=ClientPart(
+            bottleneck=bottleneck,
+            inversion=Inversion(weight=inversion) if inversion else None,
+        ),
+        server_step=plain if adjust == "none" else adjusted,
+        batch_share=proportional,
+    )
+
+
+def _joint(
+    state: ServerState, arrivals: Arrivals, now: RoundView, *, server: bool
+) -> dict[str, Feedback]:
+    """Eq. 12-13 over the participants that are there."""
+    shares = _shares(arrivals, now, state.net.classes)
+
+    def losses(joint: Joint) -> tuple[Tensor, Tensor]:
+        sizes = torch.tensor(joint.sizes)
+        local = torch.stack([adjustment(shares[client]) for client in joint.clients])
+        of_clients = adjusted_losses(joint.logits, joint.labels, local.repeat_interleave(sizes, 0))
+        added = adjustment(joint_share(shares, now.samples)) if server else None
+        return of_clients, adjusted_losses(joint.logits, joint.labels, added)
+
+    return joint_step(state, arrivals, losses)
+
+
+def _apart(state: ServerState, arrivals: Arrivals, now: RoundView) -> dict[str, Feedback]:
+    """Eq. 13 on each client's copy, for both sides."""
+    shares = _shares(arrivals, now, state.net.classes)
+
+    def loss(client: str, logits: Tensor, labels: Tensor) -> Tensor:
+        return adjusted_losses(logits, labels, adjustment(shares[client])).mean()
+
+    return copies_step(state, arrivals, loss)
+
+
+def _shares(arrivals: Arrivals, now: RoundView, classes: int) -> dict[str, Tensor]:
+    """P_k of those present; all labels alike of one that does not say."""
+    silent = (0,) * classes
+    return {client: label_share(now.label_counts.get(client) or silent) for client in arrivals}
