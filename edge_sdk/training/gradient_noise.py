@@ -8,6 +8,8 @@ the other sign still is the label's.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,5 +29,5 @@ def isotropic(gradient: Tensor, strength: float, generator: np.random.Generator)
     rows = gradient.flatten(1)
     largest = torch.linalg.vector_norm(rows, dim=1).max()
     noise = torch.from_numpy(generator.standard_normal(gradient.shape, dtype=np.float32))
-    scale = (strength / rows.shape[1]) ** 0.5 * largest
+    scale: Tensor = math.sqrt(strength / rows.shape[1]) * largest
     return gradient + scale * noise.to(gradient.device)

@@ -172,7 +172,10 @@ class Half:
                 load_weights(self.head, found)
 
     def _batch(self, step: int, size: int | None = None) -> tuple[Tensor, Tensor]:
-        rows = self.samples.rows(step, size)
+        return self._at(self.samples.rows(step, size))
+
+    def _at(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """These of the client's samples."""
         x = torch.from_numpy(np.ascontiguousarray(self.client.x[rows]))
         device = self.client.device
         return x.to(device), torch.from_numpy(self.client.y[rows]).to(device)
@@ -247,9 +250,10 @@ class Half:
             self._step_prefix(list(torch.autograd.grad(loss, self.parameters)))
             self._count(float(loss.detach()), len(y))
 
-    def _run(self, x: Tensor) -> Tensor:
+    def _run(self, x: Tensor, prefix: nn.Module | None = None) -> Tensor:
+        """Through the client's prefix, or another in its place."""
         try:
-            z: Tensor = self.prefix(x)
+            z: Tensor = (self.prefix if prefix is None else prefix)(x)
         except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
             raise FrameError(
                 f"client {self.client.name}: a batch of {len(x)} cannot be trained: {err};"

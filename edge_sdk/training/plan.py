@@ -100,7 +100,7 @@ class PersonalBack:
 
 @dataclass(frozen=True, slots=True)
 class MetaAdaptation:
-    """How a client runs ahead of itself before it learns (HARMONY, Eq. 3-4; edge_sdk.training.meta).
+    """How a client runs ahead of itself before it learns (HARMONY; edge_sdk.training.meta).
 
     Attributes:
         steps: M, plain SGD steps of the adaptation. rate: their learning rate.
@@ -217,8 +217,9 @@ class ClientPart:
             "an exit head and fusion fixed beside it",
             (self.exit_head, self.fusion),
         )
-        halves = [name for name in ("distil", "back", "meta") if getattr(self, name) is not None]
-        _need(len(halves) <= 1, "part", "at most one of distil, back, meta", halves)
+        several = ("distil", "inversion", "back", "meta")
+        halves = [name for name in several if getattr(self, name) is not None]
+        _need(len(halves) <= 1, "part", f"at most one of {', '.join(several)}", halves)
 
 
 @dataclass(frozen=True, slots=True)

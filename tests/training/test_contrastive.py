@@ -37,7 +37,7 @@ def test_loss_is_the_papers_sum_over_pairs(
     same = generator.integers(0, 2, pairs).astype(bool)
     expected = 0.0
     for a, b, alike in zip(one, two, same, strict=True):
-        d = np.linalg.norm(a - b)
+        d = float(np.linalg.norm(a - b))
         expected += alike * d**2 / 2 + (1 - alike) * max(0.0, margin - d) ** 2 / 2
     got = alignment_loss(
         torch.from_numpy(one), torch.from_numpy(two), torch.from_numpy(same), margin
