@@ -37,6 +37,9 @@ class Method:
         weigh: aggregation weights of the participants, on both sides of the cut.
         server_weight: lambda, the server's own vote in aggregation.
         share_exits: whether exit heads are averaged and sent out, or stay on their clients.
+        gives_outputs: whether the server step returns its logits with the gradients.
+        keeps_records, reads_records: whether the server step keeps the records of clients in the
+            round's memory that the weights are made from.
         finetune_steps: SGD steps of each client on its own data after training.
     """
 
@@ -50,6 +53,9 @@ class Method:
     server_weight: float = 0.0
     share_exits: bool = False
     finetune_steps: int = 0
+    gives_outputs: bool = False
+    keeps_records: bool = False
+    reads_records: bool = False
 
     def __post_init__(self) -> None:
         step = self.server_step

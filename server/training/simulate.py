@@ -120,7 +120,7 @@ def report_of(world: World, rows: list[Row]) -> Report:
     clients = evaluator.clients(supervised=supervised)
     summary = summarise_clients([c.inside for c in clients], [c.outside for c in clients])
     return {
-        "method": recipe.method,
+        "method": world.method.name,
         "dataset": world.dataset,
         "seed": recipe.seed,
         "clients": len(world.clients),
@@ -172,6 +172,8 @@ def row_of(result: RoundResult, accuracy: float | None, path: str) -> Row:
         "refused": dict(result.refused),
         "missed_steps": dict(result.missed_steps),
         "bytes_by_kind": dict(result.bytes_by_kind),
+        # whose update counted for nothing, by the method's own rule
+        "zeroed": [name for name, weight in result.weights.items() if weight == 0],
     }
 
 
