@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -131,6 +131,7 @@ class EdgeAgent:
         self._state = state
         self._device = ""
         self._offloader: Offloader | None = None
+        self._on_command: Callable[[Mapping[str, Any]], None] | None = None
         self._late: LateAnswers | None = None
         self._auditor: Auditor | None = None
         self._counters = Counters()
@@ -141,13 +142,22 @@ class EdgeAgent:
         self._closed = False
 
     @classmethod
-    def open(cls, state: str | Path, settings: AgentSettings | None = None) -> EdgeAgent:
+    def open(
+        cls,
+        state: str | Path,
+        settings: AgentSettings | None = None,
+        *,
+        on_command: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> EdgeAgent:
         """Run the bundle installed in `state` and connect to its server in the background.
 
         An enrolled device without a bundle fetches its own first.
 
         A bundle that does not load here makes room for the one before it.
 
+        Args:
+            on_command: called with each command of the server, in the network thread, which must
+                not wait; the agent follows its own all the same.
         Raises: StateInUseError if another agent runs there; EnrolmentError if the device is not
             enrolled (see `enroll`); NoBundleError if there is no bundle; BundleError if none loads;
             ConfigurationError for settings or a CA file that cannot be used; why an update failed
@@ -158,14 +168,19 @@ class EdgeAgent:
         identity = Identity.load(state)
         lock = StateLock(state)
         try:
-            return cls._open(state, settings, identity, lock)
+            return cls._open(state, settings, identity, lock, on_command)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
     def _open(
-        cls, state: Path, settings: AgentSettings, identity: Identity, lock: StateLock
+        cls,
+        state: Path,
+        settings: AgentSettings,
+        identity: Identity,
+        lock: StateLock,
+        on_command: Callable[[Mapping[str, Any]], None] | None,
     ) -> EdgeAgent:
         store = BundleStore(state)
         try:
@@ -174,6 +189,7 @@ class EdgeAgent:
             logger.warning("the start was not noted: %s", err)
         try:
             agent = cls(_load(store, settings), settings, lock=lock, state=state)
+            agent._on_command = on_command
             if settings.offload:
                 agent._connect(identity, state)
         except SplitedgeError:
@@ -410,6 +426,8 @@ class EdgeAgent:
             logger.warning("health of the bundle not noted: %s", err)
 
     def _command(self, command: Mapping[str, Any]) -> None:
+        if self._on_command is not None:
+            self._on_command(command)
         # one at work and one waiting: what came in between is part of what the second one finds
         if command.get("op") == "update" and not self._update_wanted.is_set():
             self._update_wanted.set()

@@ -86,6 +86,15 @@ def run(
     update_minutes: Annotated[
         float, typer.Option(min=1, help="How often to look for a bundle.")
     ] = 60.0,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--train",
+            metavar="DATA",
+            help="Also take part in training when invited, on these samples of its own, as "
+            "`splitedge agent train --data` takes them.",
+        ),
+    ] = None,
 ) -> None:
     """Stay connected: report, take new bundles, until Ctrl-C."""
     from edge_sdk import EdgeAgent
@@ -94,7 +103,13 @@ def run(
     logging.getLogger("edge_sdk").setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Ctrl-C is how it is meant to end
-    with contextlib.suppress(KeyboardInterrupt), EdgeAgent.open(state) as agent:
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        on_command = None
+        if data is not None:
+            from edge_sdk.training.trainee import Trainee
+
+            on_command = stack.enter_context(Trainee(state, data)).command
+        agent = stack.enter_context(EdgeAgent.open(state, on_command=on_command))
         typer.echo(f"splitedge agent: {agent.status().device} runs {agent.status().bundle}")
         while True:
             time.sleep(60 * update_minutes)

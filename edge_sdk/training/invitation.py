@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -13,12 +13,10 @@ from edge_sdk import api
 from edge_sdk.errors import SplitedgeError
 from edge_sdk.identity import Identity
 from edge_sdk.mqtt import Message, MqttLink
-from edge_sdk.training.link import trainer_url
+from edge_sdk.training.address import INVITATION, trainer_url
 from edge_sdk.wire.topics import Kind, Topic
 
 logger = logging.getLogger(__name__)
-
-OP: Final = "train"
 
 
 def wait_for_invitation(identity: Identity, state: Path) -> str:
@@ -54,7 +52,7 @@ def _invited(identity: Identity, payload: bytes) -> str | None:
         said: Any = orjson.loads(payload)
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(said, dict) or said.get("op") != OP:
+    if not isinstance(said, dict) or said.get("op") != INVITATION:
         return None
     try:
         return trainer_url(identity, str(said.get("url")))

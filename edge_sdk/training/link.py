@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import orjson
 import urllib3
 
-from edge_sdk.errors import ConfigurationError, FrameError, LinkError, SplitedgeError
+from edge_sdk.errors import FrameError, LinkError, SplitedgeError
 from edge_sdk.identity import Identity
 from edge_sdk.training.messages import (
     BYTES_MAX,
@@ -29,7 +28,6 @@ CONNECT_S: Final = 5.0
 # What the network may add to the time a poll is held; what a reply may take to be taken.
 SLACK_S: Final = 0.5
 ANSWER_S: Final = 30.0
-ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - read from an invitation, not bound
 
 
 class TrainingEndedError(SplitedgeError):
@@ -57,29 +55,6 @@ class Welcome:
     run: str
     no_reply_s: float
     alive_s: float
-
-
-def trainer_url(identity: Identity, invited: str) -> str:
-    """The trainer's address out of an invitation.
-
-    The credential goes there, so it has to be the server's own host, and no less protected than
-    the server; one that listens everywhere is where the server is.
-
-    Raises: ConfigurationError saying why the invitation is not taken.
-    """
-    server, url = urlsplit(identity.server), urlsplit(invited)
-    if url.scheme not in ("http", "https") or not url.hostname or url.path not in ("", "/"):
-        raise ConfigurationError(f"trainer: expected http(s)://HOST:PORT, got {invited!r}")
-    if server.scheme == "https" and url.scheme != "https":
-        raise ConfigurationError(f"trainer {invited}: expected https, as the server has it")
-    host = server.hostname if url.hostname in ANYWHERE else url.hostname
-    if host != server.hostname:
-        raise ConfigurationError(
-            f"trainer {invited}: expected the server's host, {server.hostname};"
-            " give --trainer if another one is meant"
-        )
-    shown = f"[{host}]" if host is not None and ":" in host else host
-    return f"{url.scheme}://{shown}" + ("" if url.port is None else f":{url.port}")
 
 
 class TrainerLink:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from edge_sdk.errors import StateInUseError
 from edge_sdk.identity import Identity
 from edge_sdk.state import StateLock
 from edge_sdk.training.client import TrainingClient
@@ -38,7 +39,8 @@ def take_part(
     Args:
         data: as `open_data` takes it.
         trainer: its URL; None waits to be invited, for which no agent may run on the same state
-            folder: a broker knows a device once.
+            folder: a broker knows a device once. A running agent takes invitations itself
+            (edge_sdk.training.trainee).
         say: told where this device trains, and on how much.
     Raises: SplitedgeError saying what to change.
     """
@@ -49,7 +51,7 @@ def take_part(
     with ExitStack() as stack:
         stack.enter_context(StateLock(state, "training"))
         if trainer is None:
-            with StateLock(state, "agent"):
+            with _sole_agent(state):
                 say(f"splitedge agent: {identity.device} waits to be invited")
                 trainer = wait_for_invitation(identity, state)
         link = stack.enter_context(closing(TrainerLink(identity, trainer)))
@@ -64,6 +66,15 @@ def take_part(
         driver = Driver(client, link, keep=kept.keep, welcomed=welcomed, owe=kept.owe)
         driver.run()
         return driver.tally
+
+
+def _sole_agent(state: Path) -> StateLock:
+    try:
+        return StateLock(state, "agent")
+    except StateInUseError as err:
+        raise StateInUseError(
+            f"{err}; or have it train when invited: `splitedge agent run --train DATA`"
+        ) from err
 
 
 class _Kept:

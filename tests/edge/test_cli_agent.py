@@ -22,12 +22,16 @@ from PIL import Image
 from benchmarks.models import export_random
 from edge_sdk.cli.inputs import read_samples
 from edge_sdk.cli.main import main
-from edge_sdk.errors import InputError
+from edge_sdk.errors import ConfigurationError, InputError
 from edge_sdk.manifest import TensorSpec
 from edge_sdk.nets import build
 from edge_sdk.session import Array
+from edge_sdk.training.trainee import Trainee
 from server.demo.processes import ServerProcess
+from server.settings import Address
 from server.tokens import create_token
+from server.training.recipe import read_recipe
+from server.training.remote import TrainerSettings, train
 
 SPEC = TensorSpec("float32", (1, 8, 8))
 SAMPLES: Array = np.random.default_rng(7).integers(0, 17, (5, 1, 8, 8)).astype(np.float32)
@@ -380,6 +384,56 @@ def test_running_agent_keeps_its_state_to_itself_and_ends_well(
         _, err = run.communicate(timeout=20)
     assert run.returncode == 0
     assert "Traceback" not in err
+
+
+def test_running_agent_trains_when_it_is_invited(
+    server: tuple[str, Path], pi: Path, tmp_path: Path, splitedge: Splitedge
+) -> None:
+    http, state = server
+    own, training = tmp_path / "own.npz", state / "training" / "first"
+    labels = np.arange(60) % 10
+    x = np.repeat(SAMPLES, 12, axis=0)
+    np.savez(own, x_train=x, y_train=labels, x_test=x[:10], y_test=labels[:10])
+    recipe = read_recipe(
+        {
+            "method": "fedavg",
+            "data": {"name": own.name, "folder": tmp_path, "clients": 1},
+            "train": {"backbone": "tiny", "rounds": 2, "batch": 20, "learning_rate": 0.01},
+        }
+    )
+    command = [sys.executable, "-P", "-m", "edge_sdk.cli", "agent", "run", "--state", str(pi)]
+    log = tmp_path / "agent.log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            [*command, "--train", str(own)], stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as run,
+    ):
+        assert run.stdout is not None
+        assert "pi-1 runs bench-tiny/1/d2" in run.stdout.readline()
+        refusal = splitedge("agent", "train", "--data", own, "--state", pi).refusal
+        assert "splitedge agent run --train" in refusal
+        settings = TrainerSettings(state, "first", Address("127.0.0.1", 0), join_s=60, server=http)
+        report = train(recipe, settings, say=print, on_round=print)
+        assert [row["participants"] for row in report["rounds"]] == [["pi-1"]] * 2, log.read_text()
+        assert "pi-1 trains first at" in run.stdout.readline()
+        assert "training is over: 2 rounds here" in run.stdout.readline()
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(timeout=20) == 0
+    assert (training / "weights.safetensors").is_file()
+    assert list((pi / "training").glob("*.safetensors"))
+
+
+def test_running_agent_takes_invitations_of_its_server_only(
+    pi: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Trainee(pi, "digits") as trainee:
+        trainee.command({"op": "train", "url": "http://192.0.2.1:8100"})
+        trainee.command({"op": "update"})
+        assert trainee._process is None
+    monkeypatch.setattr("edge_sdk.training.trainee.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match="torch"):
+        Trainee(pi, "digits")
 
 
 @pytest.mark.parametrize("place", [0, 4])

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from edge_sdk.errors import ConfigurationError, FrameError, LinkError
 from edge_sdk.identity import Identity
+from edge_sdk.training.address import trainer_url
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.driver import Driver
 from edge_sdk.training.link import (
@@ -24,7 +25,6 @@ from edge_sdk.training.link import (
     RefusedReplyError,
     TrainerLink,
     TrainingEndedError,
-    trainer_url,
 )
 from edge_sdk.training.messages import (
     EndRound,
