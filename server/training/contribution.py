@@ -20,7 +20,7 @@ from edge_sdk.training.weights import is_statistic
 ALPHA: Final = 0.5
 
 
-def gradient_of(start: Weights, end: Weights) -> Weights:
+def gradient_of(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> Weights:
     """grad_k, by parameter of `end`: start minus end."""
     return {name: start[name] - end[name] for name in end if not is_statistic(name)}
 

@@ -6,7 +6,8 @@
 
 Participants advance in lockstep, because a server step sees all of them at once; methods whose
 clients do not meet there may be run in cohorts, so that memory does not grow with participants.
-Everyone starts from the weights of the round's start, whatever the cohort.
+Everyone starts from the weights of the round's start, whatever the cohort, and what a cohort brought
+waits on the disk for the others.
 
 A client whose reply is not sound is out for the rest of the round and named in the result. What it
 sent is not used; a server with one model for all may have stepped on its earlier, sound batches.
@@ -19,7 +20,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -52,6 +55,7 @@ from server.training.aggregation import Contribution, merge
 from server.training.ledger import Ledger
 from server.training.method import Method
 from server.training.server_steps import Arrival
+from server.training.spool import Spool
 from server.training.state import ServerState
 from server.training.transports import Transport
 from server.training.view import RoundView
@@ -112,6 +116,7 @@ class RoundResult:
         merged: whether the quorum was reached, so that the round counts.
         missed_steps: batches asked for in vain, by client.
         stale: updates of earlier rounds that count in this one: rounds late, by client.
+        weights: what each participant counted in the merge; empty where the round does not count.
     """
 
     round: int
@@ -126,6 +131,7 @@ class RoundResult:
     bytes_by_kind: Mapping[str, int] = field(default_factory=dict)
     missed_steps: Mapping[str, int] = field(default_factory=dict)
     stale: Mapping[str, int] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -133,6 +139,7 @@ class _Round:
     """One round under way.
 
     view: what the method's parts may know of it.
+    spool: where contributions wait; None for memory.
     """
 
     number: int
@@ -144,6 +151,7 @@ class _Round:
     contributions: dict[str, Contribution] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     missed: Counter[str] = field(default_factory=Counter)
+    spool: Spool | None = None
 
     def refuse(self, client: str, reason: str) -> None:
         self.refused[client] = reason
@@ -156,6 +164,8 @@ class Engine:
     Args:
         plans: by client, in the order in which floats are added; depth included.
         state: the server's network; changed by every round.
+        folder: where contributions wait on the disk while rounds run in cohorts; the system's
+            temporary folder where None.
     """
 
     def __init__(
@@ -165,6 +175,7 @@ class Engine:
         state: ServerState,
         transport: Transport,
         settings: RoundSettings | None = None,
+        folder: Path | None = None,
     ) -> None:
         if method.batch_share is not None and not all(p.iterations for p in plans.values()):
             raise ConfigurationError(
@@ -176,6 +187,7 @@ class Engine:
         self._state = state
         self._transport = transport
         self._settings = settings or RoundSettings()
+        self._folder = folder
 
     def run_round(
         self, number: int, seed: int, late: Mapping[str, Update] | None = None
@@ -185,10 +197,17 @@ class Engine:
         Args:
             late: updates of earlier rounds that came since the last one; a client that gives one
                 of this round too is heard with that.
+        Raises: StorageError if what came cannot be kept on the disk.
         """
+        with ExitStack() as stack:
+            now = self._open(number, seed)
+            asked = self._choose(number, seed)
+            if self._settings.cohort is not None and self._settings.cohort < len(asked):
+                now.spool = stack.enter_context(Spool(self._folder))
+            return self._run(now, asked, late or {})
+
+    def _run(self, now: _Round, asked: Sequence[str], late: Mapping[str, Update]) -> RoundResult:
         start = time.perf_counter()
-        asked = self._choose(number, seed)
-        now = self._open(number, seed)
         momentum = {key: tensor.clone() for key, tensor in self._state.momentum().items()}
         self._state.net.train()  # whoever judged it in between
         self._state.trunk.train()
@@ -196,18 +215,19 @@ class Engine:
         for at in range(0, len(asked), size):
             now.contributions |= self._accept(now, self._train(now, asked[at : at + size]))
             self._state.copies.clear()  # those trained in vain
-        stale = self._take_late(now, late or {})
+        stale = self._take_late(now, late)
         enough = self._enough(len(now.contributions), len(asked))
+        weights: Mapping[str, float] = {}
         if enough:
-            self._merge(now)
+            weights = self._merge(now)
         else:
             count = len(now.contributions)
-            logger.warning("round=%d not merged: %d of %d updates", number, count, len(asked))
+            logger.warning("round=%d not merged: %d of %d updates", now.number, count, len(asked))
             self._state.write(now.view.sent)
             self._state.set_momentum(momentum)
         heard = now.contributions.keys() | now.refused.keys()
         return RoundResult(
-            round=number,
+            round=now.number,
             loss=_mean_loss(now.contributions),
             participants=tuple(now.contributions),
             missing=tuple(name for name in asked if name not in heard),
@@ -219,6 +239,7 @@ class Engine:
             bytes_by_kind=now.ledger.by_kind,
             missed_steps=now.missed,
             stale=stale,
+            weights=weights,
         )
 
     def _open(self, number: int, seed: int) -> _Round:
@@ -378,7 +399,10 @@ class Engine:
                 now.refuse(name, fault)
             elif update.steps:
                 copy = {} if update.round < now.number else self._state.take_copy(name)
-                accepted[name] = Contribution(plan.depth, update, copy)
+                if not self._method.share_exits:  # heads stay on their clients
+                    update = replace(update, weights=_without_exits(update))
+                brought = Contribution(plan.depth, update, copy)
+                accepted[name] = brought if now.spool is None else brought.spool(now.spool)
         return accepted
 
     def _take_late(self, now: _Round, late: Mapping[str, Update]) -> dict[str, int]:
@@ -415,17 +439,14 @@ class Engine:
             now.ledger.received(reply)
         return in_order
 
-    def _merge(self, now: _Round) -> None:
-        method, contributions = self._method, now.contributions
-        if not method.share_exits:  # heads stay on their clients
-            contributions = {
-                name: replace(c, update=replace(c.update, weights=_without_exits(c.update)))
-                for name, c in contributions.items()
-            }
-        weights = method.weigh(contributions, now.view)
-        merged = merge(contributions, weights, self._state.read(), method.server_weight)
+    def _merge(self, now: _Round) -> Mapping[str, float]:
+        """Merge what came into the server's weights; with which weight each client counted."""
+        method = self._method
+        weights = method.weigh(now.contributions, now.view)
+        merged = merge(now.contributions, weights, self._state.read(), method.server_weight)
         self._state.write(merged)
         self._state.memory = now.view.memory
+        return weights
 
 
 def _only(kind: type[R], replies: Mapping[str, Reply], number: int) -> dict[str, R]:

@@ -68,7 +68,7 @@ def simulate(
                     f"{out}: holds a run that stopped after round {checkpoint.round} of {rounds};"
                     " add --resume to go on, or choose another --out"
                 )
-        world = build_world(recipe, device)
+        world = build_world(recipe, device, out)
         if checkpoint is not None and resume:
             check_same_recipe(checkpoint, world)
             checkpoint.restore(world)

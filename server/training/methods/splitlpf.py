@@ -1,0 +1,128 @@
+"""SplitLPF: a network split in three, the last layer personal, the average fair.
+METHODS.md, SplitLPF; papers/004, Alg. 1-3.
+
+    client, front     z = f(x)                                           x, y never leave
+    server, middle    e = S_k(z), this client's copy of the middle
+    client, back      L = CE(b_k(dropout(e)), y);  b_k -= lr_k * dL/db_k    (Eq. 7)
+    server, middle    S_k -= lr * dL/dS_k;  dL/dz goes back                 (Eq. 4)
+    client, front     f -= lr * J_f^T dL/dz                                 (Eq. 6)
+    aggregate         f and S by p_k, from data size and direction          (Eq. 8-11)
+
+The client's lines are edge_sdk.training.u_shape. What comes up at the end of a round may be coded
+as synthetic samples (Eq. 5): `[train] update_codec = "synthetic"`.
+
+Differs: Algorithm 2 compares the backs' gradients. Backs are personal and have no average to be
+compared with, so the fronts' are (METHODS.md).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from edge_sdk.nets.supernet import View
+from edge_sdk.training.fusion import clip_l2
+from edge_sdk.training.messages import Feedback
+from edge_sdk.training.plan import ClientPart, PersonalBack
+from server.training.aggregation import Contributions, WeightRule
+from server.training.contribution import (
+    ALPHA,
+    check_alpha,
+    contribution_weights,
+    cosine,
+    global_gradient,
+    gradient_of,
+)
+from server.training.method import Method
+from server.training.server_steps import Arrivals, Asking
+from server.training.state import ServerState, Suffix
+from server.training.view import RoundView
+
+logger = logging.getLogger(__name__)
+
+# where the last round's global gradient of the front is remembered
+PREVIOUS: Final = "previous gradient/"
+
+
+def splitlpf(
+    alpha: float = ALPHA,
+    signed: bool = True,
+    dropout: float = 0.5,
+    back_rate: float | None = None,
+    follow_accuracy: bool = True,
+) -> Method:
+    """The method.
+
+    Args:
+        alpha: 1 weighs clients by their samples alone, 0 by their direction alone.
+        signed: keep the sign of Eq. 8's cosine; False is Eq. 9 as printed.
+        dropout: before the personal layer.
+        back_rate: the personal layer's learning rate; None for `train.learning_rate`.
+        follow_accuracy: lower that rate as a client's accuracy grows.
+    """
+    back = PersonalBack(dropout, back_rate, follow_accuracy)
+    return Method(
+        "splitlpf",
+        labels="derivable",
+        client=ClientPart(back=back),
+        server_step=through_the_middle,
+        weigh=by_contribution(alpha, signed=signed),
+    )
+
+
+def through_the_middle(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Asking:
+    """Each client's features through its copy of the middle, and its gradient back through it."""
+    under_way: dict[str, tuple[Suffix, Tensor, Tensor]] = {}
+    for client, arrival in arrivals.items():
+        middle = _middle(state.copy_for(client, arrival.depth))
+        z = arrival.features.features.detach().requires_grad_()
+        try:
+            under_way[client] = middle, z, middle.module(z)
+        except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
+            logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
+    replies = yield {client: e.detach().contiguous() for client, (_, _, e) in under_way.items()}
+    feedback = {}
+    for client, reply in replies.items():
+        middle, z, e = under_way[client]
+        gradient, *own = torch.autograd.grad(e, [z, *middle.parameters], reply.gradient)
+        if not bool(torch.isfinite(gradient.sum())):
+            logger.warning("client=%s gets no feedback: its gradient is not finite", client)
+            continue
+        if own:
+            middle.step(clip_l2(own, state.training.clip))
+        feedback[client] = Feedback(gradient.contiguous(), reply.loss)
+    return feedback
+
+
+def by_contribution(alpha: float = ALPHA, *, signed: bool = True) -> WeightRule:
+    """p_k by data size and by the direction of the front against the last round's    Eq. 8-11"""
+    check_alpha(alpha)
+
+    def weigh(contributions: Contributions, now: RoundView) -> dict[str, float]:
+        gradients = {client: gradient_of(now.sent, c.own) for client, c in contributions.items()}
+        previous = {
+            name.removeprefix(PREVIOUS): tensor
+            for name, tensor in now.memory.items()
+            if name.startswith(PREVIOUS)
+        }
+        weights = contribution_weights(
+            {client: c.update.samples for client, c in contributions.items()},
+            {client: cosine(gradient, previous) for client, gradient in gradients.items()},
+            alpha,
+            signed=signed,
+        )
+        average = global_gradient(gradients, weights)
+        now.memory |= {PREVIOUS + name: tensor for name, tensor in average.items()}
+        return weights
+
+    return weigh
+
+
+def _middle(suffix: Suffix) -> Suffix:
+    """A copy of the server's half without its classifier, which clients have of their own."""
+    assert isinstance(suffix.module, View), "a suffix is a view of the network"
+    neck = suffix.module.neck
+    return Suffix(neck, list(neck.parameters()), suffix.optimiser)
