@@ -24,6 +24,7 @@ from edge_sdk.training.messages import (
     Step,
     Weights,
 )
+from edge_sdk.training.meta import MetaHalf
 from edge_sdk.training.u_shape import PersonalHalf
 
 Array = NDArray[Any]
@@ -33,6 +34,7 @@ HALVES: Final[Mapping[str, type[Half]]] = {
     "back": PersonalHalf,
     "distil": Distilling,
     "inversion": GuardedHalf,
+    "meta": MetaHalf,
 }
 
 

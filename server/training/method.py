@@ -41,6 +41,7 @@ class Method:
         keeps_records, reads_records: whether the server step keeps the records of clients in the
             round's memory that the weights are made from.
         finetune_steps: SGD steps of each client on its own data after training.
+        finetune_rate: their learning rate; None for the client's own.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Method:
     server_weight: float = 0.0
     share_exits: bool = False
     finetune_steps: int = 0
+    finetune_rate: float | None = None
     gives_outputs: bool = False
     keeps_records: bool = False
     reads_records: bool = False

@@ -34,7 +34,7 @@ from edge_sdk.manifest import Codec
 from server.training.combine import combine
 from server.training.engine import RoundSettings
 from server.training.method import Method
-from server.training.methods import besplit, fedavg, scala, splitfed, splitlpf, supersfl
+from server.training.methods import besplit, fedavg, harmony, scala, splitfed, splitlpf, supersfl
 
 T = TypeVar("T")
 
@@ -46,6 +46,7 @@ METHODS: Final[Mapping[str, Callable[..., Method]]] = {
     "minibatch-sfl": splitfed.minibatch,
     "multi-exit": splitfed.multi_exit,
     "splitgp": splitfed.splitgp,
+    "harmony": harmony.harmony,
     "scala": scala.scala,
     "splitlpf": splitlpf.splitlpf,
     "supersfl": supersfl.supersfl,

@@ -1,0 +1,219 @@
+"""HARMONY: extractors that learn to be personalised, and a server that aligns what they extract.
+METHODS.md, HARMONY; papers/003, 3.1-3.5.
+
+    client      adapt (f, h) to B1 and to B2;  z1 = f1[:K](x2), z2 = f2(x1)           (Eq. 3-4)
+                I = [y1 == y2];  sends z2, z1, K, I             (edge_sdk.training.meta)
+    server      s2 = neck(z2), s1 = neck(z1) from the stage after K                   (Eq. 6)
+                returns the logits of s2
+    client      Ls = CE(logits, y1);  returns dLs by the logits
+    server      trunk -= lr * ((1 - g) * dLs + dCSA(s1, s2, I)), stopped at z1, z2     (Eq. 1-2, 7)
+                returns dLs by z2
+    client      (f, h) -= lr * (g * dLc + (1 - g) * dLs), taken at (f2, h2)
+    aggregate   f, h block by block and the server's copies, by n_k; lambda = 0        (Eq. 2)
+    afterwards  every client adapts (f, h) to all its data                            (Eq. 5)
+
+Labels are not sent, and known all the same: the gradient by the logits is negative at the label
+alone. Beside them travels I, whether two labels are equal, and from the change of an exit head a
+server can tell which classes a client has.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.nets.supernet import View
+from edge_sdk.training.fusion import clip_l2
+from edge_sdk.training.messages import Feedback
+from edge_sdk.training.plan import ClientPart, MetaAdaptation
+from server.training.contrastive import alignment_loss
+from server.training.method import Method
+from server.training.server_steps import Arrival, Arrivals, Asking, ServerStep
+from server.training.state import ServerState, Suffix
+from server.training.view import RoundView
+
+# by parameter; None for one of a stage that was passed by
+Gradients = Sequence[Tensor | None]
+
+logger = logging.getLogger(__name__)
+
+# g as stated; M and its rate are of the paper's lists; weight and margin of the alignment are ours
+EXIT_SHARE: Final = 0.5
+ADAPT_STEPS: Final = 3
+ADAPT_RATE: Final = 0.01
+ALIGN_WEIGHT: Final = 1.0
+MARGIN: Final = 1.0
+
+
+def harmony(
+    *,
+    exit_share: float = EXIT_SHARE,
+    adapt_steps: int = ADAPT_STEPS,
+    adapt_rate: float = ADAPT_RATE,
+    align_weight: float = ALIGN_WEIGHT,
+    margin: float = MARGIN,
+    stochastic_depth: bool = True,
+    personal_share: float = 0.0,
+    finetune_steps: int | None = None,
+    head: Literal["server", "client"] = "server",
+    noise: float = 0.0,
+) -> Method:
+    """The method, or one of the ablations of its Fig. 4.
+
+    Fig. 4's are align_weight 0 (no CSA), stochastic_depth false, and for SplitGP with CSA
+    adapt_steps 0, stochastic_depth false, personal_share 0.9.
+
+    Args:
+        exit_share: gamma. adapt_steps, adapt_rate: M and its learning rate.
+        align_weight, margin: of CSA; weight 0 leaves it out, and the second view is not sent.
+        personal_share: lambda; the method's own is 0.
+        finetune_steps: of the personalisation afterwards, at `adapt_rate`; M where None.
+        head, noise: counter-measures against who reads labels in returned gradients: `client`
+            keeps the last layer on the client, unshared; noise is drawn around what it returns.
+    """
+    for name, value in (("align_weight", align_weight), ("margin", margin)):
+        if not 0 <= value < math.inf:
+            raise ConfigurationError(f"{name}: expected a number from 0 up, got {value}")
+    meta = MetaAdaptation(
+        steps=adapt_steps,
+        rate=adapt_rate,
+        views=align_weight > 0,
+        early=stochastic_depth,
+        head=head,
+        noise=noise,
+    )
+    part = ClientPart(
+        exit_head=True,
+        fusion="fixed",
+        exit_share=exit_share,
+        personal_share=personal_share,
+        meta=meta,
+    )
+    return Method(
+        "harmony",
+        labels="derivable",
+        client=part,
+        server_step=align(1 - exit_share, align_weight, margin),
+        trunk="own",
+        share_exits=True,
+        finetune_steps=adapt_steps if finetune_steps is None else finetune_steps,
+        finetune_rate=adapt_rate,
+    )
+
+
+def align(server_share: float, align_weight: float, margin: float) -> ServerStep:
+    """The server's half: task and alignment, each client's on its own copy of the trunk.
+
+    Args:
+        server_share: 1 - gamma.
+    """
+
+    def step(state: ServerState, arrivals: Arrivals, now: RoundView) -> Asking:
+        under_way: dict[str, _Forward] = {}
+        for client, arrival in arrivals.items():
+            found = _forward(state, client, arrival, now)
+            if found is not None:
+                under_way[client] = found
+        replies = yield {client: f.outputs.detach().contiguous() for client, f in under_way.items()}
+        answers = {}
+        for client, reply in replies.items():
+            forward = under_way[client]
+            gradient, *task = forward.pull(reply.gradient)
+            if gradient is None or not bool(torch.isfinite(gradient.sum())):
+                logger.warning("client=%s gets no feedback: its gradient is not finite", client)
+                continue
+            own = [None if part is None else server_share * part for part in task]
+            if forward.first is not None and forward.same is not None:
+                csa = alignment_loss(forward.first, forward.second, forward.same, margin)
+                own = list(map(_sum, own, forward.copy_gradients(align_weight * csa)))
+            _step(forward.copy, own, state.training.clip)
+            answers[client] = Feedback(gradient.contiguous(), reply.loss)
+        return answers
+
+    return step
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """One client's way through its copy of the trunk.
+
+    outputs: logits of s2, or s2 itself where the client has the last layer.
+    first, second: embeddings s1 and s2; same: I. None without a second view.
+    """
+
+    copy: Suffix
+    z: Tensor
+    outputs: Tensor
+    second: Tensor
+    first: Tensor | None
+    same: Tensor | None
+
+    def pull(self, gradient: Tensor) -> Gradients:
+        """From the outputs' gradient to z's and to those of the copy's parameters."""
+        wanted = [self.z, *self.copy.parameters]
+        keep = self.first is not None
+        return list(
+            torch.autograd.grad(
+                self.outputs, wanted, gradient, retain_graph=keep, allow_unused=True
+            )
+        )
+
+    def copy_gradients(self, loss: Tensor) -> Gradients:
+        """Of a loss on embeddings, by the copy's parameters alone: it stops at z1 and z2."""
+        return list(torch.autograd.grad(loss, self.copy.parameters, allow_unused=True))
+
+
+def _forward(state: ServerState, client: str, arrival: Arrival, now: RoundView) -> _Forward | None:
+    """None where the batch cannot be judged: the client then learns by its exit head alone."""
+    features = arrival.features
+    # whole, since the second view may enter as early as the shallowest exit
+    copy = state.copy_for(client, min(state.trunk.cuts))
+    trunk = copy.module
+    assert isinstance(trunk, View), "a copy of the trunk is a view of it"
+    z = features.features.detach().requires_grad_()
+    try:
+        second = _neck(trunk, arrival.depth)(z)
+        first = None
+        if features.view is not None and features.entry is not None:
+            first = _neck(trunk, features.entry)(features.view)
+    except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
+        logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
+        return None
+    meta = now.plans[client].part.meta
+    outputs = second if meta is not None and meta.head == "client" else trunk.classifier(second)
+    if not bool(torch.isfinite(outputs.detach().sum())):
+        logger.warning("client=%s gets no feedback: its outputs are not finite", client)
+        return None
+    same = None if features.same is None else features.same.bool()
+    return _Forward(copy, z, outputs, second, first, same)
+
+
+def _neck(trunk: View, depth: int) -> nn.Sequential:
+    """From the stage after `depth` to the embeddings: depth-matched routing    HARMONY, Eq. 6"""
+    return nn.Sequential(
+        *(
+            part
+            for name, part in trunk.neck.named_children()
+            if name == "head" or int(name.removeprefix("stage")) > depth
+        )
+    )
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return one + other
+
+
+def _step(copy: Suffix, gradients: Gradients, clip: float | None) -> None:
+    """One step of the stages that took part; the others do not even decay."""
+    part = [(p, g) for p, g in zip(copy.parameters, gradients, strict=True) if g is not None]
+    taken = Suffix(copy.module, [parameter for parameter, _ in part], copy.optimiser)
+    taken.step(clip_l2([gradient for _, gradient in part], clip))
