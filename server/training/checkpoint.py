@@ -1,7 +1,8 @@
 """A run on disk: after each round one file with all that the next one depends on.
 
 A checkpoint is a safetensors file: the global weights, the server's momentum, the method's memory
-and what clients keep to themselves, and as JSON in its metadata the recipe and the rounds so far.
+and what clients keep to themselves, and as JSON in its metadata the recipe, the clients' depths and
+the rounds so far.
 It is written whole or not at all, and the one before stays beside it. Nothing is pickled. What is
 drawn at random is keyed by seed, round and client, so there is no generator to save.
 
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 Row = dict[str, Any]
 
 KEPT: Final = 2
-FORMAT: Final = 1
+FORMAT: Final = 2
 _NAME: Final = re.compile(r"round-(\d{6,})\.safetensors")
 
 
@@ -43,12 +44,14 @@ class Checkpoint:
     Attributes:
         recipe: as `Recipe.to_dict` has it.
         rows: the report's rounds so far, the last one's number is `round`.
+        depths: by client; they stay as they were when it began to train.
         tensors: by `net/NAME`, `momentum/STAGE/PLACE`, `memory/NAME` and `client/CLIENT/NAME`.
     """
 
     round: int
     recipe: Mapping[str, Any]
     rows: list[Row]
+    depths: Mapping[str, int]
     tensors: Mapping[str, Tensor]
 
     def restore(self, world: World) -> None:
@@ -85,7 +88,12 @@ def save_checkpoint(folder: Path, world: World, rows: list[Row]) -> Path:
     tensors |= {f"memory/{name}": tensor for name, tensor in world.state.memory.items()}
     for client in world.clients.values():
         tensors |= {f"client/{client.name}/{key}": t for key, t in client.personal.items()}
-    said = {"format": FORMAT, "recipe": world.recipe.to_dict(), "rows": rows}
+    said = {
+        "format": FORMAT,
+        "recipe": world.recipe.to_dict(),
+        "depths": {name: plan.depth for name, plan in world.plans.items()},
+        "rows": rows,
+    }
     raw = save(
         {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
         metadata={"run": orjson.dumps(said).decode()},
@@ -135,7 +143,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if said["format"] != FORMAT:
             raise FrameError(f"{path}: expected format {FORMAT}, got {said['format']}")
         rows = said["rows"]
-        return Checkpoint(rows[-1]["round"], said["recipe"], rows, load(raw))
+        return Checkpoint(rows[-1]["round"], said["recipe"], rows, said["depths"], load(raw))
     except (OSError, SafetensorError, ValueError, KeyError, IndexError, TypeError) as err:
         raise FrameError(f"{path}: no checkpoint ({type(err).__name__}: {err})") from err
 

@@ -156,7 +156,7 @@ def train(
         world = _world(recipe, dataset)
         warm_up()
         late = LateUpdates(settings.folder)
-        rows = _rows_so_far(world, settings)
+        rows = _rows_so_far(world, dataset, settings)
         run = _run_id(settings, late)
         mailbox = Mailbox(
             _delivered(rows), late=late.load(), keep=late.keep, silence_s=settings.silence_s
@@ -320,8 +320,12 @@ def _world(recipe: Recipe, dataset: Dataset) -> World:
     )
 
 
-def _rows_so_far(world: World, settings: TrainerSettings) -> list[Row]:
-    """Take up the run in the folder, or begin anew."""
+def _rows_so_far(world: World, dataset: Dataset, settings: TrainerSettings) -> list[Row]:
+    """Take up the run in the folder, or begin anew.
+
+    Depths are fixed when a device begins to train (SuperSFL): those of before come back, whatever
+    the registry says by now.
+    """
     folder, rounds = settings.folder, world.recipe.train.rounds
     checkpoint = latest_checkpoint(folder)
     if checkpoint is None:
@@ -329,6 +333,8 @@ def _rows_so_far(world: World, settings: TrainerSettings) -> list[Row]:
     if settings.resume:
         check_same_recipe(checkpoint, world)
         checkpoint.restore(world)
+        for name, depth in checkpoint.depths.items():
+            world.plans[name] = plan_of(world.recipe, world.method, dataset, depth)
         return checkpoint.rows
     if checkpoint.round < checkpoint.recipe["train"]["rounds"]:
         raise ConfigurationError(
@@ -364,7 +370,7 @@ def _finish(world: World, rows: list[Row], settings: TrainerSettings) -> Report:
     weights = {name: t.detach().contiguous() for name, t in world.state.net.state_dict().items()}
     write_atomic(folder / WEIGHTS, save(weights))
     report: Report = {
-        "method": recipe.method,
+        "method": world.method.name,
         "dataset": world.dataset,
         "seed": recipe.seed,
         "clients": len(world.plans),

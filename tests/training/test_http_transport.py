@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +263,7 @@ def alone(samples: int = 30) -> Update:
     return update
 
 
-def equal(got: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+def equal(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
     return got.keys() == expected.keys() and all(torch.equal(got[k], expected[k]) for k in got)
 
 

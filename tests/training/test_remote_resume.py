@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ PROFILE: dict[str, Any] = {
     "name": "pi",
     "arch": "aarch64",
     "cores": 4,
-    "memory_total_bytes": 4_000_000_000,
+    "memory_total_bytes": 4 * 2**30,
     "memory_available_bytes": 3_000_000_000,
     "accelerator": None,
     "compute_score_gflops": 2.5,
@@ -77,21 +78,52 @@ def undisturbed(recipe: Recipe) -> dict[str, torch.Tensor]:
     return dict(state.net.state_dict())
 
 
+def join(recipe: Recipe, state: Path, port: int) -> list[threading.Thread]:
+    """Enrol two devices and have them train, each in a thread, until the training is over."""
+    load_or_create_operator_secret(state)
+    registry = open_registry(state)
+    threads = []
+    for name, client in clients_of(recipe).items():
+        device, secret = registry.redeem_token(registry.create_token(), name, PROFILE)
+        identity = Identity("http://127.0.0.1:1", device.id, device.fleet, secret)
+        driver = Driver(client, TrainerLink(identity, f"http://127.0.0.1:{port}"))
+        threads.append(threading.Thread(target=driver.run, daemon=True))
+        threads[-1].start()
+    registry.close()
+    return threads
+
+
+def test_depths_stay_as_they_were_when_training_began(tmp_path: Path, free_port: int) -> None:
+    """Eq. 1 with a = 0.5 a GB: 4 GB earn 2 stages, and 16 GB would earn 4 of 5."""
+    recipe = read_recipe(tomllib.loads(RECIPE.replace("depth = 1", "")))
+    assert recipe.train.depth is None
+    network_of(plan_of(recipe, recipe.build_method(), load_data(recipe), 1))
+    threads = join(recipe, tmp_path, free_port)
+    settings = TrainerSettings(tmp_path, "run", Address("127.0.0.1", free_port), join_s=30)
+
+    def stop(_row: Mapping[str, Any]) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        train(recipe, settings, say=print, on_round=stop)
+    registry = open_registry(tmp_path)
+    registry.update_profile(
+        "pi-0", PROFILE | {"memory_total_bytes": 16 * 2**30, "link_latency_ms": 1.0}
+    )
+    registry.close()
+    report = train(recipe, replace(settings, resume=True), say=print, on_round=print)
+    for thread in threads:
+        thread.join(10)
+    assert report["depths"] == {"pi-0": 2, "pi-1": 2}
+    assert [row["participants"] for row in report["rounds"]] == [list(NAMES)] * 3
+
+
 def test_resumed_training_ends_in_the_weights_of_an_undisturbed_one(
     tmp_path: Path, free_port: int
 ) -> None:
     recipe = read_recipe(tomllib.loads(RECIPE))
     expected = undisturbed(recipe)
-    load_or_create_operator_secret(tmp_path)
-    registry = open_registry(tmp_path)
-    threads, drivers = [], []
-    for name, client in clients_of(recipe).items():
-        device, secret = registry.redeem_token(registry.create_token(), name, PROFILE)
-        identity = Identity("http://127.0.0.1:1", device.id, device.fleet, secret)
-        drivers.append(Driver(client, TrainerLink(identity, f"http://127.0.0.1:{free_port}")))
-        threads.append(threading.Thread(target=drivers[-1].run, daemon=True))
-        threads[-1].start()
-    registry.close()
+    threads = join(recipe, tmp_path, free_port)
 
     def stop_after_two(row: Mapping[str, Any]) -> None:
         if row["round"] == 2:
