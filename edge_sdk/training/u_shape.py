@@ -20,8 +20,15 @@ from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
 from edge_sdk.training.half import Half, Open
-from edge_sdk.training.messages import EndRound, OutputGradient, Outputs, StartRound, Update
-from edge_sdk.training.plan import network_of
+from edge_sdk.training.messages import (
+    EndRound,
+    OutputGradient,
+    Outputs,
+    StartRound,
+    Update,
+    Weights,
+)
+from edge_sdk.training.plan import Plan, network_of
 from edge_sdk.training.weights import load_weights, read_weights
 
 if TYPE_CHECKING:
@@ -46,6 +53,20 @@ def personal_rate(rate: float, accuracy: float) -> float:
     return rate * min(1.0, max(LEAST_RATE, 1 - accuracy))
 
 
+def back_of(plan: Plan, personal: Weights) -> nn.Linear:
+    """The last layer as its client last left it; as the plan's seed makes it before the first time.
+
+    Args:
+        personal: what the client keeps to itself.
+    Raises: FrameError where that is of another network.
+    """
+    back = deepcopy(network_of(plan).suffix(plan.depth).classifier)
+    kept = {name: personal[BACK + name] for name in read_weights(back) if BACK + name in personal}
+    if kept:
+        load_weights(back, kept)
+    return back
+
+
 class PersonalHalf(Half):
     """A round of a client that has the last layer to itself."""
 
@@ -54,15 +75,8 @@ class PersonalHalf(Half):
         plan, part = self.plan, start.plan.part.back
         assert part is not None, "a plan with a back makes this half"
         self.dropout = part.dropout
-        self.back = deepcopy(network_of(plan).suffix(plan.depth).classifier).to(client.device)
-        kept = {
-            key.removeprefix(BACK): tensor
-            for key, tensor in client.personal.items()
-            if key.startswith(BACK)
-        }
-        accuracy = float(kept.pop(ACCURACY, 0.0))
-        if kept:
-            load_weights(self.back, kept)
+        self.back = back_of(plan, client.personal).to(client.device)
+        accuracy = float(client.personal.get(BACK + ACCURACY, 0.0))
         rate = plan.learning_rate if part.learning_rate is None else part.learning_rate
         self.back_parameters = list(self.back.parameters())
         self.back_optimiser = torch.optim.SGD(
