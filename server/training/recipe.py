@@ -89,6 +89,7 @@ class TrainSettings:
     Attributes:
         depth: every client's; None lets SuperSFL's Eq. 1 decide from memory and latency drawn
             uniformly from `memory_gb` and `latency_ms`.
+        depths: in a simulation, those of the clients in turn, in place of `depth`.
         iterations: batches a round; None for `epochs` passes over a client's samples.
         server_learning_rate: the clients' own where None.
     """
@@ -100,6 +101,7 @@ class TrainSettings:
     epochs: int = 1
     iterations: int | None = None
     depth: int | None = None
+    depths: tuple[int, ...] | None = None
     memory_gb: tuple[float, float] = (2.0, 16.0)
     latency_ms: tuple[float, float] = (20.0, 200.0)
     momentum: float = 0.0
@@ -114,6 +116,10 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None:
                 _whole(name, value)
+        if self.depths is not None and (self.depth is not None or not self.depths):
+            raise ConfigurationError(
+                f"depths: expected one or more, and no depth beside them, got {list(self.depths)}"
+            )
         for name in ("memory_gb", "latency_ms"):
             value = getattr(self, name)
             if len(value) != 2 or not 0 < value[0] <= value[1]:

@@ -129,13 +129,15 @@ def draw_depths(train: TrainSettings, net: Supernet, clients: int, seed: int) ->
 
     Raises: ConfigurationError if the recipe's depth is no cut.
     """
-    if train.depth is not None:
-        if train.depth not in net.cuts:
+    fixed = train.depths or (() if train.depth is None else (train.depth,))
+    if fixed:
+        wrong = next((depth for depth in fixed if depth not in net.cuts), None)
+        if wrong is not None:
             cuts = ", ".join(map(str, net.cuts))
             raise ConfigurationError(
-                f"train: depth: expected one of {net.name}'s cuts, {cuts}; got {train.depth}"
+                f"train: depth: expected one of {net.name}'s cuts, {cuts}; got {wrong}"
             )
-        return [train.depth] * clients
+        return [fixed[client % len(fixed)] for client in range(clients)]
     generator = np.random.default_rng((seed, _PROFILES))
     memory_gb = generator.uniform(*train.memory_gb, clients)
     latency_ms = generator.uniform(*train.latency_ms, clients)
