@@ -27,12 +27,16 @@ def supersfl(
     server_weight: float = SERVER_WEIGHT,
     normalise_weights: bool = False,
     clip: float = CLIP,
+    share_exits: bool = False,
 ) -> Method:
     """The method, or one of the ablations of its Fig. 6 by `fusion`.
 
     Args:
         server_weight: lambda.
         normalise_weights: scale Eq. 6 to sum 1 before lambda joins; False is literal.
+        share_exits: have the server hold the exit heads too, merged by Eq. 8 among the clients of
+            one depth and without lambda, so that it can deploy them (docs/decisions/0007).
+            Differs: the paper's heads never leave their clients, which is False.
     """
     part = ClientPart(exit_head=True, fusion=fusion, clip=clip)
     return Method(
@@ -41,4 +45,5 @@ def supersfl(
         server_step=one_model,
         weigh=normalised(by_depth_and_loss) if normalise_weights else by_depth_and_loss,
         server_weight=server_weight,
+        share_exits=share_exits,
     )
