@@ -3,6 +3,7 @@
     python -m benchmarks.training methods        SuperSFL against its baselines
     python -m benchmarks.training availability   SuperSFL with a server that is often away
     python -m benchmarks.training memory         1,000 clients against 10 with the same data
+    python -m benchmarks.training throughput     simulation against plain PyTorch loops
 
 Each writes a report (JSON) and a table (markdown) into benchmarks/results/.
 """
@@ -14,9 +15,12 @@ import resource
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +28,9 @@ import orjson
 import torch
 import typer
 
+from benchmarks.plain_loops import SuperSfl, WholeNetwork
 from edge_sdk.durable import make_folder, write_atomic
+from edge_sdk.training.weights import own_weights
 from edge_sdk.version import __version__
 from server.training.compare import Run, by_name, cost_table, run_all, shown
 from server.training.recipe import Recipe, load_recipe
@@ -39,6 +45,12 @@ AVAILABILITIES = (0.0, 0.1, 0.2, 0.5, 0.7, 1.0)
 # SuperSFL, Table III: CIFAR-10, accuracy in % by availability
 PAPER = {0.0: 86.36, 0.1: 89.77, 0.2: 91.03, 0.5: 93.12, 0.7: 93.81, 1.0: 95.58}
 MEMORY_LIMIT = 1.2
+THROUGHPUT_LIMIT = 0.9
+LOOPS: dict[str, type[WholeNetwork | SuperSfl]] = {
+    "fedavg": WholeNetwork,
+    "splitfed-v1": WholeNetwork,
+    "supersfl": SuperSfl,
+}
 
 Data = Annotated[Path | None, typer.Option(help="Folder of the data set, where it has files.")]
 Seeds = Annotated[int, typer.Option(min=1, help="How many; they are 0, 1, ...")]
@@ -98,6 +110,74 @@ def memory(data: Data = None, results: Path = RESULTS) -> None:
         typer.echo(lines[-1])
     title = "Peak memory of a simulation"
     _write(results / "training-memory", title, ["\n".join(lines)], [], {"memory": figures})
+
+
+@app.command(epilog="Example: python -m benchmarks.training throughput --data DIR")
+def throughput(
+    rounds: Annotated[int, typer.Option(min=1, help="Measured of each side, in turns.")] = 9,
+    data: Data = None,
+    results: Path = RESULTS,
+) -> None:
+    """Samples/s of the simulation as a share of a plain PyTorch loop's (benchmarks.plain_loops)."""
+    columns = ["| clients", "method", "by the clock", "by processor time", f"{THROUGHPUT_LIMIT}"]
+    heads = [*columns, "largest difference of weights |"]
+    lines = [" | ".join(heads), "| --- | --- | --- | --- | --- | --- |"]
+    figures = []
+    datasets = {"digits": (1, 10)} | ({} if data is None else {"fashion-mnist": (20,)})
+    for dataset, counts in datasets.items():
+        for clients, method in product(counts, LOOPS):
+            figure = _paired(_case(method, dataset, clients, data), LOOPS[method], rounds)
+            ratio, cpu = (_middle(figure[key]) for key in ("clock", "processor"))
+            mark = "met" if statistics.median(figure["processor"]) >= THROUGHPUT_LIMIT else "missed"
+            cells = [f"{dataset}, {clients}", method, ratio, cpu, mark, f"{figure['apart']:.0e}"]
+            lines.append(f"| {' | '.join(cells)} |")
+            figures.append({"dataset": dataset, "clients": clients, "method": method} | figure)
+            typer.echo(lines[-1])
+    title = "Throughput of a simulation, as a share of plain PyTorch"
+    _write(results / "training-throughput", title, ["\n".join(lines)], [], {"figures": figures})
+
+
+def _case(method: str, dataset: str, clients: int, data: Path | None) -> Recipe:
+    recipe = _recipe(f"{method}-{dataset}", data if dataset == "fashion-mnist" else None)
+    settings = replace(recipe.data, clients=clients)
+    if clients == 1:
+        settings = replace(settings, partition="iid", numbers={})
+    if dataset == "fashion-mnist":
+        settings = replace(settings, train_max=4000)
+    return replace(recipe, data=settings)
+
+
+def _paired(recipe: Recipe, loop: type[WholeNetwork | SuperSfl], rounds: int) -> dict[str, Any]:
+    """Rounds of both sides in turns: the plain loop's time over ours, pair by pair.
+
+    The first pair is not counted: it warms both up, and the weights after it show that both did
+    the same work. Later, rounding has grown.
+    """
+    world = build_world(recipe)
+    plain = loop(world)
+    clock, processor, apart = [], [], 0.0
+    for number in range(1, rounds + 2):
+        ours = _seconds(partial(world.engine.run_round, number, recipe.seed))
+        theirs = _seconds(partial(plain.run_round, number))
+        if number == 1:
+            weights = own_weights(plain.network)
+            own = own_weights(world.state.net.segment(0, None))
+            apart = max(float((own[name] - weights[name]).abs().max()) for name in own)
+            continue
+        clock.append(theirs[0] / ours[0])
+        processor.append(theirs[1] / ours[1])
+    return {"clock": clock, "processor": processor, "apart": apart}
+
+
+def _seconds(work: Callable[[], object]) -> tuple[float, float]:
+    """Of the clock, and of the processor."""
+    clock, processor = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - clock, time.process_time() - processor
+
+
+def _middle(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 @app.command(hidden=True)

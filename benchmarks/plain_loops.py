@@ -1,0 +1,195 @@
+"""What a simulation's rounds are in plain PyTorch: no messages, no checks, no engine.
+
+They start from a world's weights, do its layers, batches, optimiser steps, clips and merges, and
+end each round in its weights, but for rounding. Networks are made once and loaded anew each round;
+losses are read where a method needs their values.
+
+    fedavg       the whole network on each client's batches, then the mean
+    splitfed-v1  the same: plain SGD through a cut is SGD, and the copies are averaged
+    supersfl     the exit head's step, the server's step, both gradients back through the prefix
+                 (one is clipped before they are joined, so neither can be left out), their fusion,
+                 the prefix's step; Eq. 6 to 8 after the round
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.weights import own_weights
+from server.training.methods.supersfl import CLIP, SERVER_WEIGHT
+from server.training.recipe import Recipe, TrainSettings
+from server.training.world import World
+
+EPS = 1e-8
+
+
+def batches(recipe: Recipe, number: int, name: str, samples: int) -> list[NDArray[np.int64]]:
+    """The very batches of that client and round in splitedge: rows of its own samples."""
+    generator = np.random.default_rng([recipe.seed, number, crc32(name.encode())])
+    batch = recipe.train.batch
+    found: list[NDArray[np.int64]] = []
+    for _ in range(recipe.train.epochs):
+        order = generator.permutation(samples)
+        ends = [at for at in range(batch, samples, batch) if samples - at > 1 or batch == 1]
+        found += np.split(order, ends)
+    return found
+
+
+def sgd(parameters: Iterable[nn.Parameter], train: TrainSettings) -> torch.optim.SGD:
+    """The recipe's optimiser."""
+    return torch.optim.SGD(
+        parameters, train.learning_rate, momentum=train.momentum, weight_decay=train.weight_decay
+    )
+
+
+class WholeNetwork:
+    """FedAvg, and SplitFedV1 too."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.network = deepcopy(world.state.net.segment(0, None))
+        self.network.train()
+
+    def run_round(self, number: int) -> None:
+        """Every client's batches from the same weights, and their mean by samples."""
+        recipe, clients = self._world.recipe, self._world.clients
+        own = own_weights(self.network)
+        sent = {key: tensor.clone() for key, tensor in own.items()}
+        mean = {key: torch.zeros_like(tensor) for key, tensor in own.items()}
+        everything = sum(client.samples for client in clients.values())
+        for name, client in clients.items():
+            _load(own, sent)
+            optimiser = sgd(self.network.parameters(), recipe.train)
+            for rows in batches(recipe, number, name, client.samples):
+                x, y = _batch(client, rows)
+                optimiser.zero_grad()
+                loss = nn.functional.cross_entropy(self.network(x), y)
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                optimiser.step()
+            for key, tensor in own.items():
+                mean[key] += tensor * (client.samples / everything)
+        _load(own, mean)
+
+
+@dataclass(slots=True)
+class _Client:
+    depth: int
+    prefix: nn.Module
+    head: nn.Module
+    suffix: nn.Module
+    loss: float = 0.0
+
+
+class SuperSfl:
+    """SuperSFL with its gradient fusion; heads stay with their clients."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        net = deepcopy(world.state.net)
+        self.network = net.segment(0, None)
+        self.network.train()
+        self._stages = net.L
+        self._optimiser = sgd(self.network.parameters(), world.recipe.train)
+        self._clients = {
+            name: _Client(
+                plan.depth,
+                deepcopy(net.prefix(plan.depth)),
+                deepcopy(net.exit_head(plan.depth)),
+                net.suffix(plan.depth),
+            )
+            for name, plan in world.plans.items()
+        }
+
+    def run_round(self, number: int) -> None:
+        """All clients batch by batch in turns, and the merge."""
+        world = self._world
+        train = world.recipe.train
+        own = own_weights(self.network)
+        queue = []
+        for name, mine in self._clients.items():
+            _load(own_weights(mine.prefix), own)
+            mine.loss = 0.0
+            steps = batches(world.recipe, number, name, world.clients[name].samples)
+            optimisers = sgd(mine.prefix.parameters(), train), sgd(mine.head.parameters(), train)
+            queue.append((mine, world.clients[name], optimisers, steps))
+        for step in range(max(len(steps) for *_, steps in queue)):
+            for mine, client, optimisers, steps in queue:
+                if step < len(steps):
+                    self._learn(mine, *_batch(client, steps[step]), *optimisers)
+        for mine, client, _, _ in queue:
+            mine.loss /= client.samples * train.epochs
+        self._merge(own)
+
+    def _learn(
+        self,
+        mine: _Client,
+        x: Tensor,
+        y: Tensor,
+        of_prefix: torch.optim.SGD,
+        of_head: torch.optim.SGD,
+    ) -> None:
+        z = mine.prefix(x)
+        own_loss = nn.functional.cross_entropy(mine.head(z), y)
+        heads = list(mine.head.parameters())
+        own, *gradients = torch.autograd.grad(own_loss, [z, *heads])
+        _step(of_head, heads, gradients)
+
+        sent = z.detach().requires_grad_()
+        loss = nn.functional.cross_entropy(mine.suffix(sent), y)
+        above = list(mine.suffix.parameters())
+        back, *gradients = torch.autograd.grad(loss, [sent, *above])
+        _step(self._optimiser, above, gradients)
+
+        below = list(mine.prefix.parameters())
+        pulled = torch.autograd.grad(z, below, own, retain_graph=True)
+        norm = torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in pulled]))
+        scale = torch.clamp(CLIP / (norm + EPS), max=1.0)
+        theirs = torch.autograd.grad(z, below, back)
+        lc, ls = float(own_loss.detach()), float(loss.detach())
+        share = mine.depth / self._stages * (ls + EPS) / (lc + ls + 2 * EPS)
+        fused = [torch.lerp(g, c * scale, share) for c, g in zip(pulled, theirs, strict=True)]
+        _step(of_prefix, below, fused)
+        mine.loss += (share * lc + (1 - share) * ls) * len(y)
+
+    def _merge(self, own: dict[str, Tensor]) -> None:
+        clients = self._clients.values()
+        depths = sum(mine.depth for mine in clients)
+        surety = sum(1 / (mine.loss + EPS) for mine in clients)
+        held = [
+            (mine.depth / depths / (mine.loss + EPS) / surety, own_weights(mine.prefix))
+            for mine in clients
+        ]
+        for key, tensor in own.items():
+            holders = [(weight, prefix[key]) for weight, prefix in held if key in prefix]
+            if holders:
+                tensor.mul_(SERVER_WEIGHT)
+                for weight, mine in holders:
+                    tensor.add_(mine, alpha=weight)
+                tensor.div_(SERVER_WEIGHT + sum(weight for weight, _ in holders))
+
+
+def _batch(client: TrainingClient, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(client.x[rows]), torch.from_numpy(client.y[rows])
+
+
+def _load(own: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    for key, tensor in own.items():
+        tensor.copy_(values[key])
+
+
+def _step(
+    optimiser: torch.optim.SGD, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]
+) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimiser.step()
+    optimiser.zero_grad()
