@@ -126,8 +126,8 @@ def joint_step(state: ServerState, arrivals: Arrivals, losses: JointLosses) -> A
     """One forward over all features, two backwards: the clients' and the server's.
 
     The server's loss is the mean over all samples. A client's gradient is that of the mean over
-    its own samples, so it does not shrink with the number of participants. Both are of the forward
-    pass before the server's step.
+    its own samples, so it does not shrink with the number of participants; behind BatchNorm, which
+    mixes samples, the others' means are in it too. Both are of the forward pass before the step.
 
     Args:
         losses: of every sample, as the clients' gradients and as the server's step have it.
