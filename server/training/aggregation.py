@@ -7,11 +7,12 @@ own with weight lambda (SuperSFL, Eq. 6-8; plain averaging is lambda = 0).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from edge_sdk.training.messages import Update, Weights
+from server.training.spool import Spool
 from server.training.view import RoundView
 
 EPS = 1e-8
@@ -21,17 +22,40 @@ EPS = 1e-8
 class Contribution:
     """What one participant brought: its update, the depth it trained, its copy on the server.
 
+    update: its weights are empty where `spooled` has them.
     copy: weights of this client's copy of the server's stages; empty where there is none.
+    spooled: the update's weights, where they lie on a disk.
     """
 
     depth: int
     update: Update
-    copy: Weights = field(default_factory=dict, repr=False)
+    copy: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    spooled: Mapping[str, Tensor] | None = field(default=None, repr=False)
 
     @property
-    def weights(self) -> Weights:
-        """Both sides', by name: no stage is trained on both."""
-        return self.copy | self.update.weights
+    def own(self) -> Mapping[str, Tensor]:
+        """What the client trained, by name, wherever it lies."""
+        return self.update.weights if self.spooled is None else self.spooled
+
+    def holds(self, name: str) -> bool:
+        """Whether that tensor was trained, on the client or in its copy; none is on both sides."""
+        return name in self.own or name in self.copy
+
+    def tensor(self, name: str) -> Tensor:
+        """What became of that tensor."""
+        return self.own[name] if name in self.own else self.copy[name]
+
+    def spool(self, spool: Spool) -> Contribution:
+        """The same, with its weights on a disk.
+
+        Raises: StorageError.
+        """
+        return Contribution(
+            self.depth,
+            replace(self.update, weights={}),
+            spool.put(self.copy),
+            spool.put(self.own),
+        )
 
 
 Contributions = Mapping[str, Contribution]
@@ -82,23 +106,20 @@ def merge(
 
     Args:
         server: theta_s, every weight of the network after the round.
-        server_weight: lambda; 0 is a plain weighted average.
+        server_weight: lambda; 0 is a plain weighted average, as that of exit heads always is.
     Returns: every tensor of `server`; one that no client holds stays the server's.
     """
     merged: Weights = {}
-    of_client = {client: c.weights for client, c in contributions.items()}
     for name, own in server.items():
-        held = [
-            (weights[client], brought[name])
-            for client, brought in of_client.items()
-            if name in brought
-        ]
-        total = sum(weight for weight, _ in held) + server_weight
+        held = [(weights[client], c) for client, c in contributions.items() if c.holds(name)]
+        # of an exit head the server has what was sent, and trains nothing: it has no vote
+        vote = 0.0 if name.startswith("exit") else server_weight
+        total = sum(weight for weight, _ in held) + vote
         if not held or total <= 0:
             merged[name] = own
             continue
-        mean: Tensor = own * (server_weight / total)
-        for weight, tensor in held:  # in client order: addition depends on order
-            mean = mean + tensor * (weight / total)
+        mean: Tensor = own * (vote / total)
+        for weight, brought in held:  # in client order: addition depends on order
+            mean = mean + brought.tensor(name) * (weight / total)
         merged[name] = mean
     return merged

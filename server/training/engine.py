@@ -6,7 +6,7 @@
 
 Participants advance in lockstep, because a server step sees all of them at once; methods whose
 clients do not meet there may be run in cohorts, so that memory does not grow with participants.
-Everyone starts from the weights of the round's start, whatever the cohort, and what a cohort brought
+Everyone starts from the weights of the round's start, whatever the cohort; what a cohort brought
 waits on the disk for the others.
 
 A client whose reply is not sound is out for the rest of the round and named in the result. What it
@@ -175,6 +175,7 @@ class Engine:
         state: ServerState,
         transport: Transport,
         settings: RoundSettings | None = None,
+        *,
         folder: Path | None = None,
     ) -> None:
         if method.batch_share is not None and not all(p.iterations for p in plans.values()):
@@ -399,11 +400,15 @@ class Engine:
                 now.refuse(name, fault)
             elif update.steps:
                 copy = {} if update.round < now.number else self._state.take_copy(name)
-                if not self._method.share_exits:  # heads stay on their clients
-                    update = replace(update, weights=_without_exits(update))
-                brought = Contribution(plan.depth, update, copy)
+                brought = Contribution(plan.depth, self._merged_part(update), copy)
                 accepted[name] = brought if now.spool is None else brought.spool(now.spool)
         return accepted
+
+    def _merged_part(self, update: Update) -> Update:
+        if self._method.share_exits:
+            return update
+        weights = {k: v for k, v in update.weights.items() if not k.startswith("exit")}
+        return replace(update, weights=weights)  # heads stay on their clients
 
     def _take_late(self, now: _Round, late: Mapping[str, Update]) -> dict[str, int]:
         """Add what earlier rounds still owe, within the limit; by client, how many rounds late."""
@@ -475,10 +480,6 @@ def _part(weights: Weights, plan: Plan, *, exit_head: bool) -> Weights:
     if exit_head:
         starts.append(f"exit{plan.depth}.")
     return {name: t for name, t in weights.items() if name.startswith(tuple(starts))}
-
-
-def _without_exits(update: Update) -> Weights:
-    return {name: t for name, t in update.weights.items() if not name.startswith("exit")}
 
 
 def _mean_loss(contributions: Mapping[str, Contribution]) -> float | None:

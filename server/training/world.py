@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -58,11 +59,12 @@ class World:
     device: torch.device
 
 
-def build_world(recipe: Recipe, device: str = "cpu") -> World:
+def build_world(recipe: Recipe, device: str = "cpu", folder: Path | None = None) -> World:
     """Everything a recipe describes; the same recipe gives the same world.
 
     Args:
         device: `cpu` or `cuda`.
+        folder: of the run, for what rounds in cohorts keep on the disk (server.training.spool).
     Raises: ConfigurationError, InputError or ProfileError saying what does not go together.
     """
     place = _device(device)
@@ -85,7 +87,7 @@ def build_world(recipe: Recipe, device: str = "cpu") -> World:
     }
     clients = _clients(names, dataset, parts, place)
     state = server_state(recipe, method, net.to(place))
-    engine = Engine(method, plans, state, VisitingTransport(clients), recipe.round)
+    engine = Engine(method, plans, state, VisitingTransport(clients), recipe.round, folder=folder)
     return World(
         recipe,
         method,
