@@ -14,6 +14,7 @@ from edge_sdk.errors import FrameError
 from edge_sdk.training.auxiliary import Distilling
 from edge_sdk.training.guarded import GuardedHalf
 from edge_sdk.training.half import Half
+from edge_sdk.training.handover import coded
 from edge_sdk.training.messages import (
     EndRound,
     NoReply,
@@ -22,6 +23,7 @@ from edge_sdk.training.messages import (
     Request,
     StartRound,
     Step,
+    Update,
     Weights,
 )
 from edge_sdk.training.meta import MetaHalf
@@ -67,6 +69,7 @@ class TrainingClient:
         # exit heads by depth and, for personal methods, the last weights of all this client trains
         self.personal: Weights = {}
         self._round: Half | None = None
+        self._start: StartRound | None = None
 
     def handle(self, message: Request | NoReply) -> Reply:
         """Do what the server asks, or go on without it.
@@ -75,7 +78,7 @@ class TrainingClient:
             NoReply where there is no exit head to learn by.
         """
         if isinstance(message, StartRound):
-            self._round = _half(self, message)
+            self._round, self._start = _half(self, message), message
             return self._round.ready()
         if self._round is None or self._round.number != message.round:
             raise FrameError(f"client {self.name}: no round {message.round} is under way here")
@@ -86,11 +89,16 @@ class TrainingClient:
                 return self._round.answer(message)
             case EndRound():
                 update = self._round.end(message)
-                self._round = None
-                return update
+                return self._hand_over(update)
             case NoReply():
                 current, self._round = self._round, None
-                return current.alone()
+                return self._hand_over(current.alone())
+
+    def _hand_over(self, update: Update) -> Update:
+        """End the round with an update as it travels."""
+        assert self._start is not None, "an update ends a round that was started"
+        start, self._start, self._round = self._start, None, None
+        return coded(update, start, self.name)
 
     @property
     def samples(self) -> int:

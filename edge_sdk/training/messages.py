@@ -131,7 +131,7 @@ class Features:
 class OutputGradient:
     """The gradient of the client's loss with respect to the server's outputs, same shape.
 
-    loss: Ls, the mean over the batch.
+    loss: Ls, the mean over the batch; 0 where the client keeps it to itself.
     """
 
     round: int
@@ -147,6 +147,8 @@ class Update:
     loss: sample-weighted mean over the round's batches, of Lc alone or of w_c*Lc + w_s*Ls where
         the server supervised (SuperSFL's L_i).
     supervised: batches that had the server's feedback, of `steps`.
+    weights: as the plan's update codec sends them (edge_sdk.training.update_codecs); error and
+        cosine say how near to the raw change that is, None where they travel as they are.
     """
 
     round: int
@@ -155,6 +157,8 @@ class Update:
     loss: float
     steps: int
     supervised: int
+    error: float | None = None
+    cosine: float | None = None
 
 
 Reply = Ready | Features | OutputGradient | Update
@@ -287,6 +291,8 @@ _FIELDS: Final[Mapping[str, Callable[[str, Mapping[str, Any], Mapping[str, Tenso
     "supervised": _whole,
     "label_counts": _counts,
     "loss": _loss,
+    "error": _loss,
+    "cosine": _loss,
     "features": _tensor,
     "labels": _optional,
     "ranges": _optional,

@@ -12,6 +12,7 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import CODECS, Codec
 from edge_sdk.nets import build
 from edge_sdk.nets.supernet import Supernet
+from edge_sdk.training.update_codecs import UpdateCoding
 
 Fusion = Literal["server", "tpgf", "no_loss", "no_depth", "equal", "fixed"]
 FUSIONS: Final = get_args(Fusion)
@@ -232,6 +233,7 @@ class Plan:
         part: the method's half of the client.
         iterations: batches a round, drawn from an endless stream of reshuffled samples; None for
             `epochs` passes over all samples.
+        update: how what was learnt is coded.
         send_labels: whether labels travel with the features.
     """
 
@@ -250,6 +252,7 @@ class Plan:
     momentum: float = 0.0
     weight_decay: float = 0.0
     codec: Codec = "fp32"
+    update: UpdateCoding = field(default_factory=UpdateCoding)
     send_labels: bool = True
     seed: int = 0
 
@@ -297,6 +300,7 @@ class Plan:
         try:
             read = {name: tuple(v) if name in lists else v for name, v in data.items()}
             read["part"] = _read(ClientPart, data["part"])
+            read["update"] = _read(UpdateCoding, data["update"])
         except (KeyError, TypeError) as err:
             raise ConfigurationError(f"plan: {err}") from err
         return _read(cls, read)

@@ -1,7 +1,8 @@
 """Codecs of weight updates: what a client sends instead of its weights.
 
     fp32        the weights themselves
-    fp16        the change since the round's start in half precision: half the bytes
+    fp16        the change since the round's start in half precision, each tensor scaled by a power
+                of two so that its largest entry uses the range: half the bytes
     int8        the change in 256 steps, with a range for each tensor: a quarter
     top-k       the largest entries of the change, with their places
     synthetic   a few samples whose gradient is the change (edge_sdk.training.synthetic)
@@ -31,7 +32,7 @@ Weights = dict[str, Tensor]
 MakeReplay = Callable[[], Replay]
 
 # no parameter has a colon in its name
-_RANGE: Final = ":range"
+_SCALE, _RANGE = ":scale", ":range"
 _PLACES, _VALUES = ":places", ":values"
 _INPUTS, _TARGETS, _LENGTHS = ":inputs", ":targets", ":lengths"
 
@@ -109,8 +110,7 @@ def encode_update(
     rest = {name: tensor for name, tensor in weights.items() if name not in change}
     match coding.codec:
         case "fp16":
-            limit = torch.finfo(torch.float16).max
-            return rest | {name: c.clamp(-limit, limit).half() for name, c in change.items()}
+            return rest | _to_fp16(change)
         case "int8":
             return rest | _to_int8(change)
         case "top-k":
@@ -140,8 +140,8 @@ def decode_update(
     names = _coded(sent, sent)
     match coding.codec:
         case "fp16":
-            change = {name: _taken(coded, name, sent[name], torch.float16) for name in names}
-            used = set(names)
+            change = {name: _from_fp16(coded, name, sent[name]) for name in names}
+            used = {*names, *(name + _SCALE for name in names)}
         case "int8":
             change = {name: _from_int8(coded, name, sent[name]) for name in names}
             used = {*names, *(name + _RANGE for name in names)}
@@ -174,12 +174,6 @@ def _coded(weights: Weights, sent: Weights) -> list[str]:
     return sorted(name for name in weights if name in sent and not is_statistic(name))
 
 
-def _taken(coded: Mapping[str, Tensor], name: str, like: Tensor, kind: torch.dtype) -> Tensor:
-    """One coded tensor, as float32."""
-    tensor = _tensor(coded, name, tuple(like.shape), kind)
-    return tensor.to(like.device, torch.float32)
-
-
 def _tensor(
     coded: Mapping[str, Tensor], name: str, shape: tuple[int, ...], kind: torch.dtype
 ) -> Tensor:
@@ -188,6 +182,23 @@ def _tensor(
         got = "none" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
         raise FrameError(f"update: {name}: expected {kind} {shape}, got {got}")
     return tensor
+
+
+def _to_fp16(change: Weights) -> Weights:
+    coded = {}
+    for name, tensor in change.items():
+        # the largest entry becomes 2^14 to 2^15: a small learning rate's changes keep their digits
+        _, exponent = torch.frexp(tensor.abs().max())
+        scale = torch.ldexp(torch.ones(()), exponent.cpu() - 15).reshape(1)
+        coded[name] = (tensor / scale.to(tensor.device)).half()
+        coded[name + _SCALE] = scale
+    return coded
+
+
+def _from_fp16(coded: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+    values = _tensor(coded, name, tuple(like.shape), torch.float16)
+    scale = _tensor(coded, name + _SCALE, (1,), torch.float32)
+    return values.to(like.device, torch.float32) * scale.to(like.device)
 
 
 def _to_int8(change: Weights) -> Weights:

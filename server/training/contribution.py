@@ -7,7 +7,7 @@ end. Running statistics are no gradient and are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import torch
@@ -80,14 +80,19 @@ def contribution_weights(
     return {client: value / scale for client, value in kept.items()}
 
 
-def global_gradient(gradients: Mapping[str, Weights], weights: Mapping[str, float]) -> Weights:
+def global_gradient(
+    gradients: Iterable[tuple[str, Weights]], weights: Mapping[str, float]
+) -> Weights:
     """sum_k p_k * grad_k; a parameter that some do not hold is the mean over those who do.
 
     Clients of weight 0 are left out; so is a parameter that nobody else holds.
+
+    Args:
+        gradients: by client, in client order: addition depends on order.
     """
     total: Weights = {}
     held: dict[str, float] = {}
-    for client, gradient in gradients.items():  # in client order: addition depends on order
+    for client, gradient in gradients:
         weight = weights[client]
         if weight <= 0:
             continue

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.training.codec import decode_batch
+from edge_sdk.training.handover import decoded
 from edge_sdk.training.messages import (
     EndRound,
     Features,
@@ -117,6 +118,8 @@ class RoundResult:
         missed_steps: batches asked for in vain, by client.
         stale: updates of earlier rounds that count in this one: rounds late, by client.
         weights: what each participant counted in the merge; empty where the round does not count.
+        coding: of the updates' codec: mean relative error and cosine, bytes as sent and bytes as
+            fp32 would be; empty where updates travel as they are.
     """
 
     round: int
@@ -132,6 +135,7 @@ class RoundResult:
     missed_steps: Mapping[str, int] = field(default_factory=dict)
     stale: Mapping[str, int] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    coding: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -150,6 +154,7 @@ class _Round:
     label_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     contributions: dict[str, Contribution] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    codings: list[dict[str, float]] = field(default_factory=list)
     missed: Counter[str] = field(default_factory=Counter)
     spool: Spool | None = None
 
@@ -241,6 +246,7 @@ class Engine:
             missed_steps=now.missed,
             stale=stale,
             weights=weights,
+            coding=_mean_coding(now.codings),
         )
 
     def _open(self, number: int, seed: int) -> _Round:
@@ -300,9 +306,13 @@ class Engine:
         return _only(Update, replies, now.number)
 
     def _start(self, now: _Round, name: str) -> StartRound:
+        return StartRound(now.number, self._plans[name], self._sent_to(now, name))
+
+    def _sent_to(self, now: _Round, name: str) -> Weights:
+        """What that client starts from."""
         plan = self._plans[name]
         exit_head = plan.part.exit_head and self._method.share_exits
-        return StartRound(now.number, plan, _part(now.view.sent, plan, exit_head=exit_head))
+        return _part(now.view.sent, plan, exit_head=exit_head)
 
     def _ready(self, now: _Round, requests: Mapping[str, Request]) -> dict[str, Ready]:
         replies = self._exchange(now, requests, self._settings.round_deadline_s)
@@ -392,13 +402,20 @@ class Engine:
     def _accept(self, now: _Round, updates: Mapping[str, Update]) -> dict[str, Contribution]:
         """The updates that are sound; one that learnt from no batch has nothing to say."""
         accepted = {}
-        for name, update in updates.items():
+        for name, arrived in updates.items():
             plan = self._plans[name]
+            try:
+                update = decoded(arrived, plan, self._sent_to(now, name))
+            except FrameError as err:
+                now.refuse(name, str(err))
+                continue
             sent = _part(now.view.sent, plan, exit_head=plan.part.exit_head)
             fault = update_fault(update, sent, now.samples[name], self._settings.norm_bound)
             if fault is not None:
                 now.refuse(name, fault)
             elif update.steps:
+                if coding := _coding(arrived, update):
+                    now.codings.append(coding)
                 copy = {} if update.round < now.number else self._state.take_copy(name)
                 brought = Contribution(plan.depth, self._merged_part(update), copy)
                 accepted[name] = brought if now.spool is None else brought.spool(now.spool)
@@ -480,6 +497,26 @@ def _part(weights: Weights, plan: Plan, *, exit_head: bool) -> Weights:
     if exit_head:
         starts.append(f"exit{plan.depth}.")
     return {name: t for name, t in weights.items() if name.startswith(tuple(starts))}
+
+
+def _coding(arrived: Update, update: Update) -> dict[str, float]:
+    """What an update's codec lost, as its sender measured it, and what it saved."""
+    if arrived.error is None or arrived.cosine is None:
+        return {}
+    return {
+        "error": arrived.error,
+        "cosine": arrived.cosine,
+        "bytes": sum(tensor.nbytes for tensor in arrived.weights.values()),
+        "raw_bytes": sum(tensor.nbytes for tensor in update.weights.values()),
+    }
+
+
+def _mean_coding(codings: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means over the updates, but of bytes the sums."""
+    if not codings:
+        return {}
+    sums = {key: sum(coding[key] for coding in codings) for key in codings[0]}
+    return {k: v if k.endswith("bytes") else v / len(codings) for k, v in sums.items()}
 
 
 def _mean_loss(contributions: Mapping[str, Contribution]) -> float | None:

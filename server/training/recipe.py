@@ -31,6 +31,7 @@ from typing import Any, Final, TypeVar
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import Codec
+from edge_sdk.training.update_codecs import UpdateCodec, UpdateCoding
 from server.training.combine import combine
 from server.training.engine import RoundSettings
 from server.training.method import Method
@@ -92,6 +93,9 @@ class TrainSettings:
         depths: in a simulation, those of the clients in turn, in place of `depth`.
         iterations: batches a round; None for `epochs` passes over a client's samples.
         server_learning_rate: the clients' own where None.
+        codec: of features. update_codec: of what a client has learnt
+            (edge_sdk.training.update_codecs); update_share, update_samples and update_steps are the
+            numbers of `top-k` and `synthetic`.
     """
 
     backbone: str
@@ -109,6 +113,10 @@ class TrainSettings:
     server_learning_rate: float | None = None
     server_clip: float | None = None
     codec: Codec = "fp32"
+    update_codec: UpdateCodec = "fp32"
+    update_share: float = 0.05
+    update_samples: int = 2
+    update_steps: int = 60
     norm: str | None = None
 
     def __post_init__(self) -> None:
@@ -130,6 +138,16 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigurationError(f"{name}: expected a number above 0, got {value}")
+        self.update_coding()
+
+    def update_coding(self) -> UpdateCoding:
+        """How clients code what they have learnt.
+
+        Raises: ConfigurationError naming the number that is wrong.
+        """
+        return UpdateCoding(
+            self.update_codec, self.update_share, self.update_samples, self.update_steps
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +189,12 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _whole("seed", self.seed, least=0)
+        if self.round.staleness_max and self.train.update_codec != "fp32":
+            raise ConfigurationError(
+                f"update_codec: {self.train.update_codec} codes a change of what a round began"
+                " with, and an update that comes rounds later finds other weights: expected fp32,"
+                " or staleness_max = 0"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """As TOML has it, defaults filled in."""

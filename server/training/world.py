@@ -207,6 +207,7 @@ def plan_of(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Pla
         momentum=train.momentum,
         weight_decay=train.weight_decay,
         codec=train.codec,
+        update=train.update_coding(),
         send_labels=method.labels == "sent",
         seed=recipe.seed,
     )

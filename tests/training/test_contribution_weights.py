@@ -119,5 +119,5 @@ def test_global_gradient_is_the_mean_over_those_who_hold_it() -> None:
         "b": {"w": torch.tensor([3.0]), "v": torch.tensor([8.0])},
         "c": {"w": torch.tensor([100.0]), "u": torch.tensor([1.0])},
     }
-    got = global_gradient(gradients, {"a": 0.25, "b": 0.75, "c": 0.0})
+    got = global_gradient(gradients.items(), {"a": 0.25, "b": 0.75, "c": 0.0})
     assert {k: v.tolist() for k, v in got.items()} == {"w": [2.5], "v": [8.0]}

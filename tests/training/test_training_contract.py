@@ -29,6 +29,7 @@ from edge_sdk.training.plan import Plan, network_of
 from server.training.engine import Engine, RoundSettings
 from server.training.method import Method
 from server.training.methods.splitfed import splitfed_v1
+from server.training.methods.splitlpf import splitlpf
 from server.training.methods.supersfl import supersfl
 from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport, Transport
@@ -61,6 +62,7 @@ def plan_of(data: Dataset, depth: int, method: Method, **more: Any) -> Plan:
         learning_rate=0.05,
         batch=BATCH,
         part=method.client,
+        send_labels=method.labels == "sent",
         seed=SEED,
         **more,
     )
@@ -174,7 +176,7 @@ def weights_after(
     return state.read(), results
 
 
-@pytest.mark.parametrize("method", [supersfl, splitfed_v1])
+@pytest.mark.parametrize("method", [supersfl, splitfed_v1, splitlpf])
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_http_trains_to_the_same_bits_as_local(
     make_trainer: Callable[..., Any],

@@ -18,6 +18,7 @@ compared with, so the fronts' are (METHODS.md).
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from edge_sdk.nets.supernet import View
 from edge_sdk.training.fusion import clip_l2
-from edge_sdk.training.messages import Feedback
+from edge_sdk.training.messages import Feedback, Weights
 from edge_sdk.training.plan import ClientPart, PersonalBack
 from server.training.aggregation import Contributions, WeightRule
 from server.training.contribution import (
@@ -102,7 +103,11 @@ def by_contribution(alpha: float = ALPHA, *, signed: bool = True) -> WeightRule:
     check_alpha(alpha)
 
     def weigh(contributions: Contributions, now: RoundView) -> dict[str, float]:
-        gradients = {client: gradient_of(now.sent, c.own) for client, c in contributions.items()}
+        def gradients() -> Iterator[tuple[str, Weights]]:
+            # one at a time: a round in cohorts has its updates on the disk
+            for client, c in contributions.items():
+                yield client, gradient_of(now.sent, c.own)
+
         previous = {
             name.removeprefix(PREVIOUS): tensor
             for name, tensor in now.memory.items()
@@ -110,11 +115,11 @@ def by_contribution(alpha: float = ALPHA, *, signed: bool = True) -> WeightRule:
         }
         weights = contribution_weights(
             {client: c.update.samples for client, c in contributions.items()},
-            {client: cosine(gradient, previous) for client, gradient in gradients.items()},
+            {client: cosine(gradient, previous) for client, gradient in gradients()},
             alpha,
             signed=signed,
         )
-        average = global_gradient(gradients, weights)
+        average = global_gradient(gradients(), weights)
         now.memory |= {PREVIOUS + name: tensor for name, tensor in average.items()}
         return weights
 
