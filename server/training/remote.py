@@ -194,6 +194,7 @@ def train(
                 log.write(line_of(rows[-1]))
             on_round(rows[-1])
         mailbox.end(END_S)
+        late.prune()  # no round is left to merge them
         return _finish(world, rows, settings)
 
 

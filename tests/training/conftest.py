@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from typing import IO, Any, cast
 
 import pytest
 import torch
+from hypothesis import settings
 
 from edge_sdk.identity import Identity
 from edge_sdk.training.client import TrainingClient
@@ -48,16 +48,23 @@ PROFILE: dict[str, Any] = {
 
 # Imports torch once and forks for each order, a line of JSON, so that a process costs no seconds:
 #   {"what": "device", "log": FILE, ...}    take_part(...);  answered with its process id
-#   {"what": "trainer", "log": FILE, ...}   train(...), a line of JSON a round in the log
+#   {"what": "trainer", "log": FILE, ...}   train(...)
 #   {"wait": PID}                           answered with its wait status: 9 killed, 0 done
+#   {"poll": PID}                           the same, or -1 while it runs
 # "kill": [CALL, N] kills it as it makes the N-th call of that name.
 NURSERY = """
 import json, logging, os, signal, sys
 from pathlib import Path
 
+import sqlalchemy.dialects.sqlite
 import torch
+import uvicorn.lifespan.on
+import uvicorn.loops.auto
+import uvicorn.protocols.http.auto
+import uvicorn.protocols.websockets.auto
 
 from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.datasets import load_dataset
 from edge_sdk.training.driver import Driver
 from edge_sdk.training.member import take_part
 from edge_sdk.training.warmup import warm_up
@@ -93,16 +100,20 @@ def device(state, data, trainer):
 
 def trainer(state, recipe, port, **more):
     settings = remote.TrainerSettings(Path(state), "run", Address("127.0.0.1", port), **more)
-    remote.train(load_recipe(Path(recipe)), settings, say=say,
-        on_round=lambda row: say("round " + json.dumps(row)))
+    remote.train(load_recipe(Path(recipe)), settings, say=say, on_round=say)
 
 torch.set_num_threads(1)
 warm_up()
+load_dataset("digits")
 say("{}")
 for line in sys.stdin:
     order = json.loads(line)
     if "wait" in order:
         say(os.waitpid(order["wait"], 0)[1])
+        continue
+    if "poll" in order:
+        ended, status = os.waitpid(order["poll"], os.WNOHANG)
+        say(status if ended else -1)
         continue
     child = os.fork()
     if child:
@@ -112,7 +123,7 @@ for line in sys.stdin:
     for number in (1, 2):
         os.dup2(log, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    logging.basicConfig(level=logging.INFO)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     what, kill = order.pop("what"), order.pop("kill", None)
     if kill is not None:
         kill_at(*kill)
@@ -134,18 +145,6 @@ class Child:
         self.pid = pid
         self.log = log
 
-    def until(self, word: str, times: int = 1, within_s: float = 60.0) -> None:
-        """Wait until it has said `word` so many times."""
-        end = time.monotonic() + within_s
-        while self.log.read_text().count(word) < times:
-            assert time.monotonic() < end, f"{word!r} was not said: {self.log.read_text()[-2000:]}"
-            time.sleep(0.02)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The rounds that a trainer has said."""
-        lines = self.log.read_text().splitlines()
-        return [json.loads(line[6:]) for line in lines if line.startswith("round {")]
-
     def signal(self, number: int) -> None:
         """Send it a signal."""
         os.kill(self.pid, number)
@@ -154,6 +153,13 @@ class Child:
         """Its wait status: 9 where it was killed, 0 where it came to its end."""
         if self._status is None:
             self._status = self._nursery.order({"wait": self.pid})
+        return self._status
+
+    def poll(self) -> int | None:
+        """The same; None while it runs."""
+        if self._status is None:
+            status = self._nursery.order({"poll": self.pid})
+            self._status = None if status == -1 else status
         return self._status
 
     def end(self) -> None:
@@ -190,10 +196,15 @@ class Nursery:
         self._born.append(Child(self, pid, log))
         return self._born[-1]
 
-    def close(self) -> None:
-        """End it and all that it bore."""
+    def end_all(self) -> None:
+        """End all that were born and still run."""
         for child in self._born:
             child.end()
+
+    def close(self) -> None:
+        """End it and all that it bore."""
+        self.end_all()
+        self._process.kill()
         self._process.communicate()
 
     def _read(self) -> str:
@@ -202,12 +213,24 @@ class Nursery:
         return line
 
 
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    """Starts trainers and devices as processes, and ends them."""
-    nursery = Nursery(tmp_path)
+@pytest.fixture(scope="session")
+def thorough() -> bool:
+    """Whether this run leaves nothing out (`make faults-training`)."""
+    return settings.get_current_profile_name() == "faults"
+
+
+@pytest.fixture(scope="session")
+def _nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    nursery = Nursery(tmp_path_factory.mktemp("processes"))
     yield nursery
     nursery.close()
+
+
+@pytest.fixture
+def nursery(_nursery: Nursery) -> Iterator[Nursery]:
+    """Starts trainers and devices as processes, and ends them."""
+    yield _nursery
+    _nursery.end_all()
 
 
 @pytest.fixture(autouse=True, scope="session")
