@@ -39,8 +39,8 @@ from edge_sdk.training.messages import (
     Update,
 )
 from edge_sdk.training.plan import network_of
-from edge_sdk.training.u_shape import BACK
-from edge_sdk.training.weights import load_weights, read_weights
+from edge_sdk.training.u_shape import BACK, back_of
+from edge_sdk.training.weights import read_weights
 
 if TYPE_CHECKING:
     from edge_sdk.training.client import TrainingClient
@@ -75,16 +75,13 @@ class MetaHalf(Half):
         name = crc32(client.name.encode())
         self.generator = np.random.default_rng([plan.seed, _SECOND, self.number, name])
         # what the server cannot know: with the plan's seed alone it would take the noise off again
-        self.noise = np.random.default_rng([client.secret, _NOISE, self.number, name])
+        self.noise = np.random.default_rng([client.secret, plan.seed, _NOISE, self.number, name])
         self.left = np.empty(0, np.int64)
         network = network_of(plan)
         self.depths = [depth for depth in network.cuts if depth <= plan.depth]
         self.classifier: nn.Linear | None = None
         if part.head == "client":
-            self.classifier = deepcopy(network.suffix(plan.depth).classifier).to(client.device)
-            kept = {k: v for k, v in client.personal.items() if k.startswith(BACK)}
-            if kept:
-                load_weights(self.classifier, {k.removeprefix(BACK): v for k, v in kept.items()})
+            self.classifier = back_of(plan, client.personal).to(client.device)
             self.back_optimiser = sgd(list(self.classifier.parameters()), plan)
         self.labels = torch.empty(0)
         self.answered = True

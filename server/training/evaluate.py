@@ -4,6 +4,7 @@
     exits    every client's prefix and exit head: all there is where the server never supervised
     gated    the exit head where its entropy is below a threshold, else the server: methods that
              train and share their exits together with the rest (multi-exit, SplitGP)
+    backs    the whole network with each client's own last layer: SplitLPF
 
 METHODS.md, "Data, tests, metrics", "Evaluated".
 """
@@ -25,12 +26,13 @@ from torch import Tensor, nn
 
 from edge_sdk.training.datasets import Array
 from edge_sdk.training.messages import Weights
+from edge_sdk.training.u_shape import back_of
 from edge_sdk.training.weights import load_weights
 from server.training.metrics import Score
 from server.training.partition import RhoTest, rho_tests
 from server.training.world import World
 
-Path = Literal["full", "exits", "gated"]
+Path = Literal["full", "exits", "gated", "backs"]
 Right = NDArray[np.bool_]
 
 # nats, for 10 classes, from which the best is taken for each client (HARMONY's oracle choice)
@@ -83,18 +85,24 @@ class Evaluator:
         method = self._world.method
         if method.server_step is not None and method.client.exit_head and not supervised:
             return "exits"
-        return "full"
+        return "backs" if self._own_backs else "full"
 
     def answers(self, *, supervised: bool) -> Path:
         """How clients get their answers."""
         path = self.path(supervised=supervised)
-        return "gated" if path == "full" and self._world.method.share_exits else path
+        return "gated" if path != "exits" and self._world.method.share_exits else path
 
     def accuracy(self, *, supervised: bool) -> float:
         """On the global test set, by the path that was trained."""
-        if self.path(supervised=supervised) == "full":
-            return float(self._right_of_all().mean())
-        return self.exit_accuracy()
+        match self.path(supervised=supervised):
+            case "full":
+                each = self._right_of_wholes().values()
+                # in whole numbers: networks that clients share change no bit of the mean
+                return sum(int(right.sum()) for right in each) / sum(map(len, each))
+            case "backs":
+                return float(np.mean([right.mean() for right in self._right_of_backs().values()]))
+            case _:
+                return self.exit_accuracy()
 
     def exit_accuracy(self) -> float:
         """Of exits on the global test set: the mean over clients, each with its own head."""
@@ -118,8 +126,11 @@ class Evaluator:
                 right = self._right_of_exits()
                 return [self._scored(name, right[name]) for name in self._tests]
             case "full":
-                everywhere = self._right_of_all()
-                return [self._scored(name, everywhere) for name in self._tests]
+                right = self._right_of_wholes()
+                return [self._scored(name, right[name]) for name in self._tests]
+            case "backs":
+                right = self._right_of_backs()
+                return [self._scored(name, right[name]) for name in self._tests]
 
     def _scored(self, name: str, right: Right) -> ClientScore:
         test = self._tests[name]
@@ -139,8 +150,8 @@ class Evaluator:
         labels = torch.from_numpy(world.y_test[rows])
         prefix, head = self._personalised(name)
         entropies, locally, remotely = [], [], []
-        with _evaluating(world.state.trunk), _evaluating(prefix), _evaluating(head):
-            suffix = world.state.trunk.suffix(depth)
+        suffix = self._suffix(name)
+        with _evaluating(suffix), _evaluating(prefix), _evaluating(head):
             for x in self._batches(rows):
                 z = prefix(x)
                 logits = head(z)
@@ -164,6 +175,21 @@ class Evaluator:
             float(exits.mean()),
         )
 
+    @property
+    def _own_backs(self) -> bool:
+        """Whether the last layer is each client's own."""
+        part = self._world.method.client
+        return part.back is not None or (part.meta is not None and part.meta.head == "client")
+
+    def _suffix(self, name: str) -> nn.Module:
+        """What answers where this client's exit does not: the server, or its own last layer."""
+        world, plan = self._world, self._world.plans[name]
+        suffix = world.state.trunk.suffix(plan.depth)
+        if not self._own_backs:
+            return suffix
+        back = back_of(plan, world.clients[name].personal).to(world.device)
+        return nn.Sequential(suffix.neck, back)
+
     def _personalised(self, name: str) -> tuple[nn.Module, nn.Module]:
         """A client's prefix and exit head, fine-tuned on its own data as the method says."""
         world = self._world
@@ -173,7 +199,8 @@ class Evaluator:
         generator = np.random.default_rng(key)
         parameters = [*prefix.parameters(), *head.parameters()]
         # HARMONY, Eq. 5: plain SGD on mini-batches of own data
-        optimiser = torch.optim.SGD(parameters, plan.learning_rate)
+        rate = world.method.finetune_rate or plan.learning_rate
+        optimiser = torch.optim.SGD(parameters, rate)
         prefix.train()
         head.train()
         for _ in range(world.method.finetune_steps):
@@ -202,13 +229,18 @@ class Evaluator:
         load_weights(head, _unmarked(weights, mark))
         return prefix, head
 
-    def _right_of_all(self) -> Right:
-        """(n_test,) whether the whole network answers each test sample rightly."""
-        net = self._world.state.net
-        with _evaluating(net):
-            answers = [net(x).argmax(1).cpu() for x in self._batches()]
-        right: Right = torch.cat(answers).numpy() == self._world.y_test
-        return right
+    def _right_of_wholes(self) -> dict[str, Right]:
+        """(n_test,) whether a client's prefix and the server together answer rightly, by client."""
+        world, found = self._world, dict[int, Right]()
+        # where the server has no stages of its own, every cut is of one network
+        alike = world.state.trunk is world.state.net
+        depths = {name: 0 if alike else plan.depth for name, plan in world.plans.items()}
+        for depth in sorted(set(depths.values())):
+            net = world.state.whole(depth) if depth else world.state.net
+            with _evaluating(net):
+                answers = [net(x).argmax(1).cpu() for x in self._batches()]
+            found[depth] = torch.cat(answers).numpy() == world.y_test
+        return {name: found[depth] for name, depth in depths.items()}
 
     def _right_of_exits(self) -> dict[str, Right]:
         """The same for each client's exit, by client."""
@@ -223,6 +255,26 @@ class Evaluator:
             for name, each in answers.items():
                 right[name] = torch.cat(each).numpy() == self._world.y_test
         return {name: right[name] for name in self._world.clients}
+
+    def _right_of_backs(self) -> dict[str, Right]:
+        """The same for the whole network with each client's own last layer, by client."""
+        world, right = self._world, {}
+        for depth in sorted({plan.depth for plan in world.plans.values()}):
+            backs: dict[str, nn.Module] = {
+                name: back_of(plan, world.clients[name].personal).to(world.device)
+                for name, plan in world.plans.items()
+                if plan.depth == depth
+            }
+            front, middle = world.state.net.prefix(depth), world.state.trunk.suffix(depth).neck
+            answers: dict[str, list[Tensor]] = {name: [] for name in backs}
+            with _evaluating(front), _evaluating(middle):
+                for x in self._batches():
+                    embeddings = middle(front(x))
+                    for name, back in backs.items():
+                        answers[name].append(back(embeddings).argmax(1).cpu())
+            for name, each in answers.items():
+                right[name] = torch.cat(each).numpy() == world.y_test
+        return {name: right[name] for name in world.clients}
 
     def _exits(self) -> Iterator[tuple[nn.Module, dict[str, nn.Module]]]:
         """Prefixes with the exit heads on them; one prefix a depth where nobody has its own."""

@@ -107,8 +107,9 @@ def test_a_gate_that_never_opens_gives_the_servers_answers() -> None:
     # entropy ln 10 = 2.303 is above the loosest threshold, 2.3
     world.state.write(zero_head())
     full = Evaluator(world)
-    expected = full._right_of_all()
+    wholes = full._right_of_wholes()
     for name, found in zip(world.clients, full.clients(supervised=True), strict=True):
+        expected = wholes[name]
         test = full._tests[name]
         assert found.exit_rate == 0
         assert found.inside.correct == expected[test.id].sum()
@@ -208,3 +209,30 @@ def test_fairness_is_that_of_the_clients_in_the_report() -> None:
     assert final["std"] == pytest.approx(np.std(right))
     inside = [c["accuracy_id"] for c in report["each_client"]]
     assert final["accuracy_id"] == pytest.approx(np.mean(inside))
+
+
+def test_backs_are_each_client_s_own_on_the_shared_network() -> None:
+    world = world_of("splitlpf", data={"test_max": 200})
+    for sure_of, client in enumerate(world.clients.values()):
+        bias = torch.zeros(10)
+        bias[sure_of] = 1e6
+        client.personal |= {"back.weight": torch.zeros(10, 64), "back.bias": bias}
+    evaluator = Evaluator(world)
+    assert evaluator.path(supervised=True) == evaluator.answers(supervised=True) == "backs"
+    # each client answers one class to everything
+    shares = [float((world.y_test == sure_of).mean()) for sure_of in range(4)]
+    assert evaluator.accuracy(supervised=True) == pytest.approx(np.mean(shares))
+    for sure_of, score in enumerate(evaluator.clients(supervised=True)):
+        right = score.inside.correct + score.outside.correct
+        known = np.unique(world.clients[score.client].y)
+        expected = int((world.y_test == sure_of).sum())
+        assert right == expected if sure_of in known else right <= expected
+
+
+def test_before_its_first_round_a_client_s_back_is_that_of_the_seed() -> None:
+    world = world_of("splitlpf", data={"test_max": 200})
+    evaluator = Evaluator(world)
+    x = torch.from_numpy(world.x_test)
+    with torch.no_grad():
+        right = world.state.net.eval()(x).argmax(1).numpy() == world.y_test
+    assert evaluator.accuracy(supervised=False) == pytest.approx(right.mean())
