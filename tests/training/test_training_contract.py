@@ -28,6 +28,7 @@ from edge_sdk.training.messages import (
 from edge_sdk.training.plan import Plan, network_of
 from server.training.engine import Engine, RoundSettings
 from server.training.method import Method
+from server.training.methods.scala import scala
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.splitlpf import splitlpf
 from server.training.methods.supersfl import supersfl
@@ -163,8 +164,9 @@ def weights_after(
     transport: Transport, data: Dataset, method: Method, codec: str
 ) -> tuple[dict[str, torch.Tensor], list[Any]]:
     """Every global tensor after three rounds."""
+    iterations = 4 if method.batch_share else None
     plans = {
-        name: plan_of(data, depth, method, codec=codec)
+        name: plan_of(data, depth, method, codec=codec, iterations=iterations)
         for name, depth in zip(NAMES, (1, 2, 1), strict=True)
     }
     net = build("tiny", classes=10, input_shape=(1, 8, 8), mean=data.mean, std=data.std, seed=SEED)
@@ -176,7 +178,7 @@ def weights_after(
     return state.read(), results
 
 
-@pytest.mark.parametrize("method", [supersfl, splitfed_v1, splitlpf])
+@pytest.mark.parametrize("method", [supersfl, splitfed_v1, splitlpf, scala])
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_http_trains_to_the_same_bits_as_local(
     make_trainer: Callable[..., Any],
