@@ -92,13 +92,14 @@ def label_shares(records: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tens
     Returns: P by client, (N,) float64, and P_g. Records without a sample are left out.
     Raises: ValueError if no record has a sample.
     """
-    counts = {client: _counts(record) for client, record in records.items()}
-    counts = {client: count for client, count in counts.items() if count.sum() > 0}
-    if not counts:
+    clients = list(records)
+    counts = torch.stack([_counts(record) for record in records.values()]) if clients else None
+    if counts is None or not counts.sum() > 0:
         raise ValueError("label shares: expected a record with samples, got none")
-    total = torch.stack(list(counts.values())).sum(0)
-    shares = {client: count / count.sum() for client, count in counts.items()}
-    return shares, total / total.sum()
+    totals = counts.sum(1)
+    overall = counts.sum(0) / totals.sum()
+    rows = zip(clients, counts, totals.tolist(), strict=True)
+    return {client: count / total for client, count, total in rows if total > 0}, overall
 
 
 def _counts(record: Tensor) -> Tensor:

@@ -1,0 +1,218 @@
+"""BESplit: votes by evidence, biased clients that make up for each other, an auxiliary model taught
+by two teachers. METHODS.md, BESplit; papers/000.
+
+    client, forward      z = W_C(x), to the server with its labels
+    server
+       pairs             the biased, by their records, matched as they are there    (Eq. 11, 33)
+       exchange          over-represented samples change sides                (Eq. 12-14, 29-32)
+       step              W_Sk on its batch, evidential loss with lam_t                   (Eq. 5)
+       record            evidence and uncertainties by true class, each one's own      (Eq. 3-4)
+    client, backward     W_C -= lr * J^T dL/dz
+                         W_A: L_evid + lam_C * KD_C + lam_G * KD_G                   (Eq. 15-18)
+    aggregate            records fade by staleness; W_C and W_S by evidence          (Eq. 6-10)
+
+The server keeps, from round to round and in checkpoints:
+
+    record/CLIENT   (N, N + 3) float64    round/CLIENT   when it last took part
+    weight/CLIENT   of the round before   new/CLIENT     of the round under way
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.training.evidence import kl_weight_at
+from edge_sdk.training.messages import Feedback
+from edge_sdk.training.plan import ClientPart, Distillation
+from server.training.aggregation import Contributions, by_samples
+from server.training.collaboration import counts_to_move, pairs_present
+from server.training.method import Method
+from server.training.records import (
+    FACTORS,
+    Factor,
+    Missing,
+    evidential_weights,
+    label_shares,
+    record_of,
+    updated,
+)
+from server.training.server_steps import Arrivals
+from server.training.smashed_exchange import Batches, Lesson, exchanged, learn, own_batch
+from server.training.state import ServerState
+from server.training.view import RoundView
+
+Ablation = Literal[
+    "none", "no_ea", "no_evidence", "no_aleatoric", "no_epistemic", "no_bcc", "no_dtd"
+]
+Head = Literal["global", "exit"]
+
+_COUNTED: Final[Mapping[str, Collection[Factor]]] = {
+    "no_evidence": ("aleatoric", "epistemic"),
+    "no_aleatoric": ("evidence", "epistemic"),
+    "no_epistemic": ("evidence", "aleatoric"),
+}
+
+
+def besplit(
+    *,
+    ablation: Ablation = "none",
+    missing: Missing = "mean",
+    beta: float = 0.9,
+    ttl: int = 100,
+    anneal_rounds: int = 10,
+    tau: float = 5.0,
+    client_share: float = 0.2,
+    server_share: float = 0.3,
+    auxiliary_head: Head = "global",
+) -> Method:
+    """The method, or one of the ablations of its Table 4 by `ablation`.
+
+    Args:
+        ablation: `no_ea` weighs by n_k; the next three leave a factor out of the weights; `no_bcc`
+            moves nothing; `no_dtd` has no auxiliary model.
+        missing: how average uncertainties are joined over classes (server.training.records).
+        beta: share of the old record that is kept from one round to the next.
+        ttl: rounds for which a client that is not seen is remembered.
+        anneal_rounds: T of lam_t. tau, client_share, server_share, auxiliary_head: of the
+            auxiliary model (edge_sdk.training.plan.Distillation).
+    """
+    _one_of("ablation", ablation, get_args(Ablation))
+    _one_of("missing", missing, get_args(Missing))
+    if not 0 <= beta <= 1:
+        raise ConfigurationError(f"beta: expected 0 to 1, got {beta}")
+    if ttl < 1:
+        raise ConfigurationError(f"ttl: expected at least 1 round, got {ttl}")
+    distil = Distillation(auxiliary_head, client_share, server_share, tau, anneal_rounds)
+
+    def step(state: ServerState, arrivals: Arrivals, now: RoundView) -> dict[str, Feedback]:
+        kl_weight = kl_weight_at(now.round, anneal_rounds)
+        joint = {} if ablation == "no_bcc" else _exchanges(arrivals, now)
+        lessons: dict[str, Lesson] = {}
+        for client, arrival in arrivals.items():
+            together = joint.get(client)
+            if together is not None and client not in lessons:
+                lessons |= learn(state, arrivals, together, kl_weight) or {}
+            if client not in lessons:
+                lessons |= learn(state, arrivals, own_batch(client, arrival), kl_weight) or {}
+        _record(now, lessons)
+        return {
+            client: _feedback(lessons[client], outputs=ablation != "no_dtd")
+            for client in arrivals
+            if client in lessons
+        }
+
+    def weigh(contributions: Contributions, now: RoundView) -> dict[str, float]:
+        records = _renew(now, contributions, beta, ttl)
+        if ablation == "no_ea":
+            weights = by_samples(contributions, now)
+        else:
+            counted = _COUNTED.get(ablation, FACTORS)
+            known = {client: records[client] for client in contributions if client in records}
+            weights = _for_all(
+                evidential_weights(known, missing=missing, factors=counted), contributions, now
+            )
+        for client, weight in weights.items():
+            now.memory[f"weight/{client}"] = torch.tensor(weight, dtype=torch.float64)
+        return weights
+
+    return Method(
+        "besplit",
+        client=ClientPart(distil=None if ablation == "no_dtd" else distil),
+        server_step=step,
+        weigh=weigh,
+    )
+
+
+def _exchanges(arrivals: Arrivals, now: RoundView) -> dict[str, Batches]:
+    """The batches of each pair of the step, under both clients' names; nobody waits for anybody.
+
+    Pairs are of clients with the same cut: another's smashed samples do not fit a copy.
+    """
+    records = _part(now, "record")
+    if not records:
+        return {}
+    shares, overall = label_shares(records)
+    weights = _part(now, "weight")
+    found: dict[str, Batches] = {}
+    for depth in sorted({arrival.depth for arrival in arrivals.values()}):
+        present = [client for client, arrival in arrivals.items() if arrival.depth == depth]
+        for one, other in pairs_present(shares, overall, present):
+            moves = {}
+            for i, j in ((one, other), (other, one)):
+                counts = torch.bincount(arrivals[i].labels.cpu(), minlength=len(overall))
+                ahead = float(weights[i] - weights[j]) if {i, j} <= weights.keys() else 0.0
+                moves[i, j] = counts_to_move(counts, shares[i], shares[j], overall, ahead)
+            batches = exchanged(arrivals, moves, [now.plans[one].seed, now.round, now.step])
+            if batches is not None:
+                found |= {one: batches, other: batches}
+    return found
+
+
+def _feedback(lesson: Lesson, *, outputs: bool) -> Feedback:
+    return Feedback(lesson.gradient, lesson.loss, lesson.outputs if outputs else None)
+
+
+def _record(now: RoundView, lessons: Mapping[str, Lesson]) -> None:
+    """Add a step's evidence to the records of the round, each sample to the client it is of."""
+    for client, lesson in lessons.items():
+        name = f"new/{client}"
+        new = record_of(lesson.outputs, lesson.labels).cpu()
+        now.memory[name] = now.memory[name] + new if name in now.memory else new
+
+
+def _renew(
+    now: RoundView, contributions: Contributions, beta: float, ttl: int
+) -> dict[str, Tensor]:
+    """Close the round's records: Eq. 6 for those who took part, and who is not seen is forgotten.
+
+    What was seen of a client whose update does not count is left out with it.
+
+    Returns: all records there are now.
+    """
+    memory = now.memory
+    new, seen = _part(now, "new"), _part(now, "round")
+    for client in contributions:
+        if client in new:
+            last = int(seen.get(client, torch.tensor(now.round)))
+            record = updated(memory.get(f"record/{client}"), new[client], now.round - last, beta)
+            memory[f"record/{client}"] = record
+            memory[f"round/{client}"] = torch.tensor(now.round)
+    for client, round_seen in _part(now, "round").items():
+        if now.round - int(round_seen) >= ttl:
+            del memory[f"record/{client}"], memory[f"round/{client}"]
+    for kind in ("new", "weight"):
+        for client in _part(now, kind):
+            del memory[f"{kind}/{client}"]
+    return _part(now, "record")
+
+
+def _for_all(
+    known: Mapping[str, float], contributions: Contributions, now: RoundView
+) -> dict[str, float]:
+    """A weight for every participant; one without a record (its update came late) has the mean.
+
+    Where nobody has one, weights are by samples.
+    """
+    if not known:
+        return by_samples(contributions, now)
+    mean = sum(known.values()) / len(known)
+    weights = {client: known.get(client, mean) for client in contributions}
+    total = sum(weights.values())
+    return {client: weight / total for client, weight in weights.items()}
+
+
+def _part(now: RoundView, kind: str) -> dict[str, Tensor]:
+    """What is kept under that name, by client; in one order, whatever a resumed run has read."""
+    start = f"{kind}/"
+    names = sorted(name for name in now.memory if name.startswith(start))
+    return {name.removeprefix(start): now.memory[name].cpu() for name in names}
+
+
+def _one_of(name: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise ConfigurationError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
