@@ -10,8 +10,11 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -52,6 +55,36 @@ def fashion_mnist_fixture() -> Path:
 def fashion_mnist_folder(shared_data: Path | None) -> Path:
     """Fashion-MNIST in IDX form: all of it where it is, else the committed 2,000 images."""
     return shared_data or FIXTURE
+
+
+@pytest.fixture(scope="session")
+def train_centrally() -> Callable[..., None]:
+    """Trains a network in place, all exits at once and in seconds: something worth exporting.
+
+    `train_centrally(net, x, y, epochs=..., learning_rate=...)`, with Adam and a one-cycle rate.
+    """
+    import torch  # seconds, which most tests do not need
+
+    def train(net: Any, x: Any, y: Any, *, epochs: int, learning_rate: float) -> None:
+        inputs, labels = torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y)
+        generator = torch.Generator().manual_seed(0)
+        optimiser = torch.optim.Adam(net.parameters(), lr=learning_rate)
+        steps = epochs * -(-len(labels) // 64)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, learning_rate, total_steps=steps)
+        cross_entropy = torch.nn.functional.cross_entropy
+        net.train()
+        for _ in range(epochs):
+            for rows in torch.split(torch.randperm(len(labels), generator=generator), 64):
+                optimiser.zero_grad()
+                exits, final = net.forward_exits(inputs[rows])
+                own = [cross_entropy(logits, labels[rows]) for logits in exits.values()]
+                loss = cross_entropy(final, labels[rows]) + torch.stack(own).mean()
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                optimiser.step()
+                schedule.step()
+        net.eval()
+
+    return train
 
 
 @pytest.fixture

@@ -39,10 +39,11 @@ def demo(
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
 ) -> None:
-    """Train a small network, export it, run a server and three devices, and stop the server.
+    """Train a small network with three devices, deploy it to them, and stop the server.
 
-    Three catalogue devices (Raspberry Pi Zero 2 W, Raspberry Pi 4, Jetson Orin Nano) each run as
-    many stages as SuperSFL's rule gives them. Every process and every message is real.
+    Three catalogue devices (Raspberry Pi Zero 2 W, Raspberry Pi 4, Jetson Orin Nano) each train and
+    run as many stages as SuperSFL's rule gives them, each on samples that stay with it. Every
+    process and every message is real.
     """
     from server.demo.run import PLANS, run_demo
 
@@ -86,13 +87,15 @@ def _show(console: Console, report: Report, state: Path) -> None:
             "-" if device.bytes_per_offload is None else f"{device.bytes_per_offload:.0f}",
         )
     console.print(table)
-    away = report.outage
+    trained, away = report.training, report.outage
     back = "did not recover" if away.recovered_s is None else f"{away.recovered_s:.2f} s"
     console.print(
         "exits: answered on the device; bytes: of one offload",
         style="dim",
     )
     console.print(
+        f"training: {trained.rounds} rounds of {trained.method} in {trained.seconds:.0f} s,"
+        f" {trained.bytes_up / 1e6:.0f} MB up, {trained.bytes_down / 1e6:.0f} MB down\n"
         f"accuracy: {_percent(report.accuracy_all_on_device)} all on the devices, "
         f"[bold]{_percent(report.accuracy_hybrid)} hybrid[/], "
         f"{_percent(report.accuracy_all_on_server)} all on the server\n"

@@ -1,4 +1,4 @@
-"""The demo's server and devices as child processes, talked to over pipes."""
+"""The demo's server, trainer and devices as child processes, talked to over pipes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -15,6 +15,8 @@ import orjson
 from edge_sdk.errors import LinkError
 
 START_TIMEOUT_S: Final = 60.0
+# A round of the images takes seconds; a machine that is busy with other things, many.
+ROUND_TIMEOUT_S: Final = 600.0
 STOP_TIMEOUT_S: Final = 15.0
 
 
@@ -33,16 +35,12 @@ class ServerProcess:
         Returns: the monotonic time at which it did.
         Raises: LinkError with what it said when it ends instead.
         """
-        command = [sys.executable, "-P", "-m", "edge_sdk.cli", "server", "run"]
-        command += ["--state", str(self._state), *options]
-        with self.log.open("ab") as log:
-            process = _popen(command, log)
-        self._process = process
-        words = _read_line(process).split()
-        if "(API)," not in words:
-            last = self.log.read_text(errors="replace").strip().splitlines()[-1:]
-            raise LinkError(f"the server did not start: {' '.join(last)}; see {self.log}")
-        self.http = words[words.index("(API),") - 1]
+        words = ["server", "run", "--state", str(self._state), *options]
+        process = self._process = _splitedge(words, self.log)
+        said = _read_line(process).split()
+        if "(API)," not in said:
+            raise LinkError(f"the server did not start: {_last_line(self.log)}; see {self.log}")
+        self.http = said[said.index("(API),") - 1]
         return time.monotonic()
 
     def stop(self) -> None:
@@ -51,6 +49,74 @@ class ServerProcess:
             self._process.terminate()
             _wait(self._process)
             self._process = None
+
+
+class MemberProcess:
+    """`splitedge agent train` on a state folder: waits for an invitation, trains, ends."""
+
+    def __init__(self, state: Path, data: Path) -> None:
+        self.log = data.with_suffix(".log")
+        words = ["agent", "train", "--state", str(state), "--data", str(data)]
+        self._name = state.name
+        self._process = _splitedge(words, self.log)
+
+    def wait_ready(self) -> None:
+        """Return when it waits to be invited.
+
+        Raises: LinkError with what it said when it ends instead.
+        """
+        if "waits to be invited" not in _read_line(self._process):
+            raise LinkError(f"{self._name} does not train: {_last_line(self.log)}; see {self.log}")
+
+    def check_running(self) -> None:
+        """Raises: LinkError with what it said, if it has ended."""
+        if self._process.poll() is not None:
+            raise LinkError(f"{self._name} ended early: {_last_line(self.log)}; see {self.log}")
+
+    def wait_end(self) -> None:
+        """Return when it has ended by itself, as it does with the training.
+
+        Raises: LinkError if it does not.
+        """
+        try:
+            code = self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        if code != 0:
+            raise LinkError(f"{self._name} did not end with the training; see {self.log}")
+
+    def stop(self) -> None:
+        """End it where it still runs."""
+        self._process.terminate()
+        _wait(self._process)
+
+
+class TrainerProcess:
+    """`splitedge train` by a recipe, with the devices of a server's state folder.
+
+    It runs where the recipe lies: files that the recipe names are found beside it.
+    """
+
+    def __init__(self, recipe: Path, server: Path) -> None:
+        self.log = recipe.with_suffix(".log")
+        words = ["train", recipe.name, "--state", str(server.resolve()), "--http", "127.0.0.1:0"]
+        self._process = _splitedge([*words, "--join-minutes", "1"], self.log, folder=recipe.parent)
+
+    def rounds(self) -> Iterator[str]:
+        """What it says of each round, as it comes, until the training has ended.
+
+        Raises: LinkError with what it said last when it does not end well.
+        """
+        while line := _read_line(self._process, ROUND_TIMEOUT_S):
+            if line.startswith("round "):
+                yield line.strip()
+        if self._process.wait(STOP_TIMEOUT_S) != 0:
+            raise LinkError(f"the training failed: {_last_line(self.log)}; see {self.log}")
+
+    def stop(self) -> None:
+        """End it where it still runs."""
+        self._process.terminate()
+        _wait(self._process)
 
 
 class DeviceProcess:
@@ -87,20 +153,37 @@ class DeviceProcess:
         _wait(self._process)
 
 
-def _popen(command: Sequence[str], log: IO[bytes] | None = None) -> subprocess.Popen[str]:
+def _splitedge(
+    words: Sequence[str], log: Path, folder: Path | None = None
+) -> subprocess.Popen[str]:
+    """The command as a user would give it; what it says on stderr is added to `log`."""
+    with log.open("ab") as file:
+        return _popen([sys.executable, "-P", "-m", "edge_sdk.cli", *words], file, folder)
+
+
+def _popen(
+    command: Sequence[str], log: IO[bytes] | None = None, folder: Path | None = None
+) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True, bufsize=1)
+    return subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=log, text=True, bufsize=1, cwd=folder
+    )
 
 
-def _read_line(process: subprocess.Popen[str]) -> str:
+def _read_line(process: subprocess.Popen[str], timeout_s: float = START_TIMEOUT_S) -> str:
     """One line of its stdout; what it has when it ends or the time is over."""
     assert process.stdout is not None
-    timer = threading.Timer(START_TIMEOUT_S, process.kill)
+    timer = threading.Timer(timeout_s, process.kill)
     timer.start()
     try:
         return process.stdout.readline()
     finally:
         timer.cancel()
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
 
 
 def _wait(process: subprocess.Popen[str]) -> None:

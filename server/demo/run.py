@@ -1,9 +1,8 @@
-"""The demo: train, export, serve, enrol three devices, classify, survive an outage."""
+"""The demo: serve, enrol three devices, train with them, deploy, classify, survive an outage."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,14 +15,17 @@ import orjson
 import urllib3
 
 from edge_sdk import api
+from edge_sdk.agent import update
+from edge_sdk.bundle import BundleStore
 from edge_sdk.durable import make_folder
-from edge_sdk.errors import ConfigurationError, LinkError
+from edge_sdk.errors import ConfigurationError, LinkError, NoBundleError
 from edge_sdk.state import Role, StateLock
 from edge_sdk.training.datasets import Dataset, load_dataset
 from edge_sdk.wire.frames import HTTP_LIMITS, Tensor, decode, encode
 from profiles import load_reference
 from server.demo.processes import DeviceProcess, ServerProcess
 from server.demo.report import DeviceFigures, Outage, device_figures, outage
+from server.demo.training import Progress, Shares, Trained, share_out, train
 from server.tokens import create_token
 
 DEVICES: Final = ("raspberry-pi-zero-2-w", "raspberry-pi-4", "jetson-orin-nano")
@@ -32,6 +34,7 @@ MARKER: Final = "splitedge-demo.json"
 AWAY_S: Final = 3.0
 BEFORE_S: Final = 1.0
 RECOVERY_WAIT_S: Final = 6.0
+PUBLISH_WAIT_S: Final = 60.0
 SERVER_BATCH: Final = 32
 # the server remembers them: every later start, with none of them, is the same
 SERVER_OPTIONS: Final = (
@@ -39,52 +42,31 @@ SERVER_OPTIONS: Final = (
     *("--allocation", "supersfl"),
 )
 
-Progress = Callable[[str], contextlib.AbstractContextManager[Callable[[str], None]]]
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is trained on which data, and for how long.
+    """Which data, and how much of them; DATASET.toml beside this file says how they are trained.
 
     train_max, test_max: samples used, so that the demo ends within minutes on a small machine.
     held_out_every: one in so many training samples sets the gate instead. On the digits every
         fifth (288) let everything exit by luck: hybrid up to 0.84 points below the server over
         ten seeds, 0.46 with every third.
-    threads: of training; a small network spends more on handing work over than on work (tiny on
-        two busy cores: 21 s with one thread, 196 s with two).
     """
 
     dataset: str
-    backbone: str
-    epochs: int
     train_max: int
     test_max: int
     held_out_every: int
-    learning_rate: float
-    threads: int
+
+    @property
+    def recipe(self) -> Path:
+        """How the devices train."""
+        return Path(__file__).with_name(f"{self.dataset}.toml")
 
 
 PLANS: Final = {
-    "digits": Plan(
-        "digits",
-        "tiny",
-        epochs=30,
-        train_max=2_000,
-        test_max=1_000,
-        held_out_every=3,
-        learning_rate=5e-3,
-        threads=1,
-    ),
-    "fashion-mnist": Plan(
-        "fashion-mnist",
-        "cnn8",
-        epochs=3,
-        train_max=10_000,
-        test_max=1_000,
-        held_out_every=5,
-        learning_rate=1e-3,
-        threads=os.cpu_count() or 1,
-    ),
+    "digits": Plan("digits", train_max=2_000, test_max=1_000, held_out_every=3),
+    "fashion-mnist": Plan("fashion-mnist", train_max=10_000, test_max=1_000, held_out_every=5),
 }
 
 
@@ -96,6 +78,7 @@ class Report:
     backbone: str
     trained_on: int
     tested_on: int
+    training: Trained
     devices: tuple[DeviceFigures, ...]
     accuracy_all_on_device: float
     accuracy_all_on_server: float
@@ -121,9 +104,9 @@ def run_demo(plan: Plan, data: Path | None, state: Path, progress: Progress) -> 
     with progress(f"reading {plan.dataset}"):
         dataset = load_dataset(plan.dataset, data).head(plan.train_max, plan.test_max)
     _prepare(state)
-    _train_and_export(plan, dataset, state, progress)
     samples = state / "samples.npy"
     np.save(samples, dataset.x_test)
+    shares = share_out(dataset, plan.held_out_every, len(DEVICES))
     server = ServerProcess(state / "server")
     with contextlib.ExitStack() as stack:
         stack.callback(server.stop)
@@ -131,7 +114,13 @@ def run_demo(plan: Plan, data: Path | None, state: Path, progress: Progress) -> 
             server.start(SERVER_OPTIONS)
         with progress("enrolling three devices") as say:
             states = _enrol(server.http, state, say)
-        with progress("starting the devices, each a process that fetches its bundle") as say:
+        trained = train(plan.recipe, shares, states, state, progress)
+        _export(plan, trained, shares, state, progress)
+        with progress("the devices fetch their bundles") as say:
+            for folder in states:
+                _fetch(folder)
+                say(f"{folder.name} has its own")
+        with progress("starting the devices, each a process") as say:
             devices = [stack.enter_context(_device(folder, samples)) for folder in states]
             for name, device in zip(DEVICES, devices, strict=True):
                 say(f"{name}: {device.ready['depth']} stages on the device")
@@ -143,9 +132,10 @@ def run_demo(plan: Plan, data: Path | None, state: Path, progress: Progress) -> 
             away = _outage(server, devices)
     return Report(
         dataset=plan.dataset,
-        backbone=plan.backbone,
-        trained_on=len(dataset.y_train),
+        backbone=trained.backbone,
+        trained_on=sum(map(len, shares.devices)),
         tested_on=len(dataset.y_test),
+        training=trained,
         devices=tuple(figures),
         accuracy_all_on_device=float(np.mean([f.accuracy_on_device for f in figures])),
         accuracy_all_on_server=on_server,
@@ -179,47 +169,49 @@ def _refuse_running(state: Path) -> None:
         StateLock(folder, role).release()
 
 
-def _train_and_export(plan: Plan, dataset: Dataset, state: Path, progress: Progress) -> None:
+def _export(plan: Plan, trained: Trained, shares: Shares, state: Path, progress: Progress) -> None:
+    """Publish the depths that were trained: the exit heads of the others are as they began."""
     with progress("loading torch"):
         import torch  # noqa: PLC0415 - seconds, so with a title
-        from safetensors.torch import save_file  # noqa: PLC0415
+        from safetensors.torch import load_file  # noqa: PLC0415
 
-        from edge_sdk.nets import build  # noqa: PLC0415
         from exporters.model import export_model  # noqa: PLC0415
-        from server.training.multi_exit import train_multi_exit  # noqa: PLC0415
-    torch.set_num_threads(plan.threads)
-    # the gate is set on samples that neither trained the network nor test it
-    held_out = np.arange(len(dataset.y_train)) % plan.held_out_every == 0
-    net = build(
-        plan.backbone,
-        classes=dataset.classes,
-        input_shape=dataset.x_train.shape[1:],
-        mean=dataset.mean,
-        std=dataset.std,
-        seed=0,
-    )
-    with progress(f"training {plan.backbone} on {int((~held_out).sum())} samples") as say:
-        train_multi_exit(
-            net,
-            dataset.x_train[~held_out],
-            dataset.y_train[~held_out],
-            epochs=plan.epochs,
-            learning_rate=plan.learning_rate,
-            progress=lambda epoch, loss: say(f"epoch {epoch} of {plan.epochs}: loss {loss:.3f}"),
-        )
-    save_file(net.state_dict(), state / f"{plan.backbone}.safetensors")
+        from server.training.recipe import load_recipe  # noqa: PLC0415
+        from server.training.world import build_network  # noqa: PLC0415
+    torch.set_num_threads(1)  # the server and its broker run beside it
+    dataset = shares.dataset
+    net = build_network(load_recipe(plan.recipe), dataset)
+    net.load_state_dict(load_file(trained.weights))
     with progress("exporting bundles and segments to ONNX, checking each against torch") as say:
         export_model(
             net,
-            dataset.x_train[held_out],
-            dataset.y_train[held_out],
+            dataset.x_train[shares.held_out],
+            dataset.y_train[shares.held_out],
             state / "server" / "models",
             name=plan.dataset,
             version=1,
             class_names=dataset.class_names,
-            calibration_x=dataset.x_train[~held_out],
+            depths=sorted(set(trained.depths.values())),
             progress=say,
         )
+
+
+def _fetch(folder: Path) -> None:
+    """Have a device fetch its bundle, once the server has found and signed it.
+
+    Raises: NoBundleError if it does not in time; LinkError or another saying why it failed.
+    """
+    give_up = time.monotonic() + PUBLISH_WAIT_S
+    while True:
+        update(folder)
+        try:
+            BundleStore(folder).active()
+        except NoBundleError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.2)
+        else:
+            return
 
 
 def _enrol(http: str, state: Path, say: Callable[[str], None]) -> list[Path]:

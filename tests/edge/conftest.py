@@ -340,7 +340,9 @@ class Digits:
 
 
 @pytest.fixture(scope="session")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+def digits(
+    tmp_path_factory: pytest.TempPathFactory, train_centrally: Callable[..., None]
+) -> Digits:
     """Trained and exported once: some 8 s."""
     import torch
 
@@ -348,14 +350,13 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
     from edge_sdk.training.datasets import load_dataset
     from exporters.graphs import DeviceGraphs, own_exit
     from exporters.model import export_model
-    from server.training.multi_exit import train_multi_exit
 
     torch.set_num_threads(1)
     models = tmp_path_factory.mktemp("digits") / "models"
     data = load_dataset("digits").head(600, 200)
     shape = data.x_train.shape[1:]
     net: Any = build("tiny", classes=10, input_shape=shape, mean=data.mean, std=data.std, seed=0)
-    train_multi_exit(net, data.x_train, data.y_train, epochs=10, learning_rate=1e-2)
+    train_centrally(net, data.x_train, data.y_train, epochs=10, learning_rate=1e-2)
     layers = torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.ReLU()
     extractor = torch.nn.Sequential(net.normalise, *layers)
     head = torch.nn.Linear(16, 10)

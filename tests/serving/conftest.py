@@ -32,7 +32,6 @@ from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import Query, Reply, pack_query, read_reply
 from edge_sdk.wire.topics import Kind, Topic
 from exporters.model import export_model
-from server.training.multi_exit import train_multi_exit
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -107,13 +106,15 @@ class Exported:
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def exported(
+    tmp_path_factory: pytest.TempPathFactory, train_centrally: Callable[..., None]
+) -> Exported:
     """A network trained until its answers differ from sample to sample, and its export."""
     data = load_dataset("digits")
     net = build("tiny", mean=data.mean, std=data.std, seed=0)
     # the pixels are whole numbers from 0 to 16: bytes, as a camera gives them
     x_train, x_test = data.x_train[:1000].astype(np.uint8), data.x_test.astype(np.uint8)
-    train_multi_exit(net, x_train, data.y_train[:1000], epochs=3)
+    train_centrally(net, x_train, data.y_train[:1000], epochs=3, learning_rate=3e-3)
     net.eval()
     root = tmp_path_factory.mktemp("exported")
     export_model(

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +20,9 @@ import torch
 import urllib3
 from safetensors.torch import save_file
 
-from edge_sdk.nets import build
+from edge_sdk.nets import Supernet, build
 from edge_sdk.training.datasets import load_dataset
 from server.run import Addresses
-from server.training.multi_exit import train_multi_exit
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -67,10 +66,14 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(
+    tmp_path_factory: pytest.TempPathFactory, train_centrally: Callable[..., None]
+) -> Iterator[Place]:
     """The server snippet, run in an empty folder that has trained weights."""
     folder = tmp_path_factory.mktemp("readme")
-    _train(folder / "splitedge-demo" / "tiny.safetensors")  # where the demo leaves them
+    left = folder / "splitedge-demo" / "server" / "training" / "digits"  # by the demo
+    left.mkdir(parents=True)
+    save_file(_trained(train_centrally).state_dict(), left / "weights.safetensors")
     http, mqtt = (f"127.0.0.1:{port}" for port in _free_ports(2))
     (folder / "server").mkdir()
     Addresses(http, f"embedded:{mqtt}").save(folder / "server")  # as if it had run there before
@@ -92,13 +95,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         os.killpg(shell.pid, signal.SIGKILL)  # the server that the shell left in the background
 
 
-def _train(weights: Path) -> None:
+def _trained(train_centrally: Callable[..., None]) -> Supernet:
     torch.set_num_threads(1)
     data = load_dataset("digits")
     net = build("tiny", mean=data.mean, std=data.std, seed=0)
-    train_multi_exit(net, data.x_train, data.y_train, epochs=5, learning_rate=5e-3)
-    weights.parent.mkdir()
-    save_file(net.state_dict(), weights)
+    train_centrally(net, data.x_train, data.y_train, epochs=5, learning_rate=5e-3)
+    return net
 
 
 def _free_ports(count: int) -> list[int]:
