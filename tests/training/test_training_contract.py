@@ -28,6 +28,7 @@ from edge_sdk.training.messages import (
 from edge_sdk.training.plan import Plan, network_of
 from server.training.engine import Engine, RoundSettings
 from server.training.method import Method
+from server.training.methods.besplit import besplit
 from server.training.methods.scala import scala
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.splitlpf import splitlpf
@@ -178,7 +179,7 @@ def weights_after(
     return state.read(), results
 
 
-@pytest.mark.parametrize("method", [supersfl, splitfed_v1, splitlpf, scala])
+@pytest.mark.parametrize("method", [supersfl, splitfed_v1, splitlpf, scala, besplit])
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_http_trains_to_the_same_bits_as_local(
     make_trainer: Callable[..., Any],
