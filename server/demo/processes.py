@@ -14,9 +14,10 @@ import orjson
 
 from edge_sdk.errors import LinkError
 
-START_TIMEOUT_S: Final = 60.0
-# A round of the images takes seconds; a machine that is busy with other things, many.
+# All of these are long past what an idle machine takes: a busy one is no failure.
+START_TIMEOUT_S: Final = 120.0
 ROUND_TIMEOUT_S: Final = 600.0
+END_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 15.0
 
 
@@ -78,11 +79,7 @@ class MemberProcess:
 
         Raises: LinkError if it does not.
         """
-        try:
-            code = self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            code = None
-        if code != 0:
+        if not _ends_well(self._process):
             raise LinkError(f"{self._name} did not end with the training; see {self.log}")
 
     def stop(self) -> None:
@@ -110,7 +107,7 @@ class TrainerProcess:
         while line := _read_line(self._process, ROUND_TIMEOUT_S):
             if line.startswith("round "):
                 yield line.strip()
-        if self._process.wait(STOP_TIMEOUT_S) != 0:
+        if not _ends_well(self._process):
             raise LinkError(f"the training failed: {_last_line(self.log)}; see {self.log}")
 
     def stop(self) -> None:
@@ -179,6 +176,14 @@ def _read_line(process: subprocess.Popen[str], timeout_s: float = START_TIMEOUT_
         return process.stdout.readline()
     finally:
         timer.cancel()
+
+
+def _ends_well(process: subprocess.Popen[str]) -> bool:
+    """Whether it ends by itself, and says that all went well."""
+    try:
+        return process.wait(END_TIMEOUT_S) == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def _last_line(log: Path) -> str:
