@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
+from edge_sdk.nets.copying import copied
 from edge_sdk.training.codec import encode_batch
 from edge_sdk.training.fusion import clip_l2, fuse, own_weight
 from edge_sdk.training.messages import (
@@ -37,6 +37,7 @@ from edge_sdk.training.messages import (
     Weights,
 )
 from edge_sdk.training.plan import Plan, network_of
+from edge_sdk.training.sgd import Sgd
 from edge_sdk.training.weights import load_weights, read_weights
 
 if TYPE_CHECKING:
@@ -70,13 +71,13 @@ class Half:
         template = network_of(plan)
         self.stages = template.L
         if plan.part.whole:
-            self.prefix: nn.Module = deepcopy(template.segment(0, None))
+            self.prefix: nn.Module = copied(template.segment(0, None))
         else:
-            self.prefix = deepcopy(template.prefix(plan.depth))
+            self.prefix = copied(template.prefix(plan.depth))
         self.prefix.to(client.device)
         self.head = None
         if plan.part.exit_head:
-            self.head = deepcopy(template.exit_head(plan.depth)).to(client.device)
+            self.head = copied(template.exit_head(plan.depth)).to(client.device)
         self._take(start.weights)
         self.prefix.train()
         self.parameters = list(self.prefix.parameters())
@@ -278,22 +279,16 @@ class Half:
         self.done += 1
 
 
-def sgd(parameters: list[nn.Parameter], plan: Plan) -> torch.optim.SGD:
+def sgd(parameters: list[nn.Parameter], plan: Plan) -> Sgd:
     """The optimiser of the plan's numbers, over these parameters."""
-    return torch.optim.SGD(
-        parameters, plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay
-    )
+    return Sgd(parameters, plan.learning_rate, plan.momentum, plan.weight_decay)
 
 
 def apply_step(
-    optimiser: torch.optim.SGD, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]
+    optimiser: Sgd, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]
 ) -> None:
     """One step of the optimiser by these gradients, which are not kept."""
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-    optimiser.step()
-    for parameter in parameters:
-        parameter.grad = None
+    optimiser.step(gradients, parameters)
 
 
 class _Samples:

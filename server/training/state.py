@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
+from edge_sdk.nets.copying import copied
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.messages import Weights
+from edge_sdk.training.sgd import Sgd
 from edge_sdk.training.weights import check_weights, own_weights, read_weights
 
 Trunk = Literal["shared", "own"]
@@ -118,7 +120,7 @@ class ServerState:
     def copy_for(self, client: str, depth: int) -> Suffix:
         """This client's own copy of the suffix, made when first asked for in a round."""
         if client not in self.copies:
-            module = deepcopy(self.trunk.suffix(depth))
+            module = copied(self.trunk.suffix(depth))
             module.train()
             parameters = list(module.parameters())
             self.copies[client] = Suffix(module, parameters, self._sgd(parameters))
@@ -133,11 +135,11 @@ class ServerState:
         """For a checkpoint: the momentum of each stage's parameters that have been stepped, by
         stage (L is the head's) and place of the parameter.
         """
-        state = self._optimiser.state
+        velocities = self._optimiser.velocities
         return {
-            place: state[parameter]["momentum_buffer"]
+            place: velocities[parameter]
             for place, parameter in self._places()
-            if parameter in state and state[parameter].get("momentum_buffer") is not None
+            if parameter in velocities
         }
 
     def set_momentum(self, momentum: Mapping[tuple[int, int], Tensor]) -> None:
@@ -153,24 +155,19 @@ class ServerState:
                     f"momentum of stage {stage}, parameter {number}: the network has none of shape"
                     f" {tuple(tensor.shape)}"
                 )
-        self._optimiser.state.clear()
+        self._optimiser.velocities.clear()
         for place, tensor in momentum.items():
             parameter = places[place]
-            self._optimiser.state[parameter]["momentum_buffer"] = tensor.to(parameter.device)
+            self._optimiser.velocities[parameter] = tensor.to(parameter.device)
 
     def _places(self) -> Iterator[tuple[tuple[int, int], nn.Parameter]]:
         for stage, part in enumerate([*self.trunk.stages, self.trunk.head]):
             for number, parameter in enumerate(part.parameters()):
                 yield (stage, number), parameter
 
-    def _sgd(self, parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
-        training = self.training
-        return torch.optim.SGD(
-            parameters,
-            training.learning_rate,
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-        )
+    def _sgd(self, parameters: Iterable[nn.Parameter]) -> Sgd:
+        how = self.training
+        return Sgd(parameters, how.learning_rate, how.momentum, how.weight_decay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +176,8 @@ class Suffix:
 
     module: nn.Module
     parameters: list[nn.Parameter] = field(repr=False)
-    optimiser: torch.optim.SGD = field(repr=False)
+    optimiser: Sgd = field(repr=False)
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One optimiser step by the gradients of `parameters`, and of nothing else."""
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
-        self.optimiser.step()
-        for parameter in self.parameters:
-            parameter.grad = None
+        self.optimiser.step(gradients, self.parameters)
