@@ -6,13 +6,14 @@ own with weight lambda (SuperSFL, Eq. 6-8; plain averaging is lambda = 0).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from torch import Tensor
 
 from edge_sdk.training.messages import Update, Weights
-from server.training.spool import Spool
+from server.training.spool import Spool, SpooledWeights
 from server.training.view import RoundView
 
 EPS = 1e-8
@@ -44,6 +45,17 @@ class Contribution:
     def tensor(self, name: str) -> Tensor:
         """What became of that tensor."""
         return self.own[name] if name in self.own else self.copy[name]
+
+    def part(self, name: str, first: int, last: int) -> Tensor:
+        """(last - first,) of that tensor's entries, as they lie in memory."""
+        side = self.own if name in self.own else self.copy
+        if isinstance(side, SpooledWeights):
+            return side.part(name, first, last)
+        return side[name].reshape(-1)[first:last]
+
+    def names(self) -> Iterator[str]:
+        """Of all that it holds."""
+        return chain(self.own, self.copy)
 
     def spool(self, spool: Spool) -> Contribution:
         """The same, with its weights on a disk.
@@ -112,14 +124,26 @@ def merge(
     merged: Weights = {}
     for name, own in server.items():
         held = [(weights[client], c) for client, c in contributions.items() if c.holds(name)]
-        # of an exit head the server has what was sent, and trains nothing: it has no vote
-        vote = 0.0 if name.startswith("exit") else server_weight
+        vote = server_vote(name, server_weight)
         total = sum(weight for weight, _ in held) + vote
         if not held or total <= 0:
             merged[name] = own
             continue
-        mean: Tensor = own * (vote / total)
-        for weight, brought in held:  # in client order: addition depends on order
-            mean = mean + brought.tensor(name) * (weight / total)
-        merged[name] = mean
+        votes = ((weight, brought.tensor(name)) for weight, brought in held)
+        merged[name] = weighted_mean(own, vote, votes, total)
     return merged
+
+
+def server_vote(name: str, server_weight: float) -> float:
+    """lambda; 0 on an exit head: of that the server has what was sent out, and trains nothing."""
+    return 0.0 if name.startswith("exit") else server_weight
+
+
+def weighted_mean(
+    own: Tensor, server_weight: float, votes: Iterable[tuple[float, Tensor]], total: float
+) -> Tensor:
+    """The clients' tensors and the server's own, by weights that sum to `total`."""
+    mean = own * (server_weight / total)
+    for weight, tensor in votes:  # in client order: addition depends on order
+        mean = mean + tensor * (weight / total)
+    return mean

@@ -23,7 +23,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 from torch import Tensor
@@ -55,6 +55,7 @@ from server.training.admission import (
 from server.training.aggregation import Contribution, merge
 from server.training.ledger import Ledger
 from server.training.method import Method
+from server.training.robust import capped, change_ratios, suspects, trimmed_merge
 from server.training.server_steps import Arrival
 from server.training.spool import Spool
 from server.training.state import ServerState
@@ -63,6 +64,7 @@ from server.training.view import RoundView
 
 logger = logging.getLogger(__name__)
 
+Robust = Literal["none", "trimmed"]
 R = TypeVar("R", Ready, Features, OutputGradient, Update)
 
 
@@ -80,6 +82,10 @@ class RoundSettings:
         step_deadline_s, round_deadline_s: what a client may take for one message.
         norm_bound: largest L2 norm of an update's change; None for no bound.
         staleness_max: rounds by which an update may be late and still count; 0 drops late ones.
+        robust: how updates are merged: `none` by the method's weights alone, `trimmed` so that a
+            few bad clients cannot bend it (server.training.robust). None is `none` in a simulation
+            and `trimmed` with real devices.
+        clip_factor, trim, weight_cap: numbers of `trimmed`.
     """
 
     participation: float = 1.0
@@ -90,6 +96,10 @@ class RoundSettings:
     round_deadline_s: float = 600.0
     norm_bound: float | None = None
     staleness_max: int = 0
+    robust: Robust | None = None
+    clip_factor: float = 3.0
+    trim: float = 0.2
+    weight_cap: float = 10.0
 
     def __post_init__(self) -> None:
         for name in ("participation", "availability", "quorum"):
@@ -104,6 +114,20 @@ class RoundSettings:
                 raise ConfigurationError(f"{name}: expected more than 0, got {value}")
         if self.staleness_max < 0:
             raise ConfigurationError(f"staleness_max: expected 0 or more, got {self.staleness_max}")
+        self._check_robust()
+
+    def _check_robust(self) -> None:
+        if self.robust not in {None, *get_args(Robust)}:
+            raise ConfigurationError(f"robust: expected none or trimmed, got {self.robust!r}")
+        if not 0 <= self.trim < 0.5:
+            raise ConfigurationError(f"trim: expected 0 to below 0.5, got {self.trim}")
+        for name in ("clip_factor", "weight_cap"):
+            if not getattr(self, name) >= 1:
+                raise ConfigurationError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+
+    def with_devices(self) -> RoundSettings:
+        """The same where clients are real devices, which nobody vouches for."""
+        return replace(self, robust=self.robust or "trimmed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +142,7 @@ class RoundResult:
         missed_steps: batches asked for in vain, by client.
         stale: updates of earlier rounds that count in this one: rounds late, by client.
         weights: what each participant counted in the merge; empty where the round does not count.
+        suspects: whose update was clipped, and why.
         coding: of the updates' codec: mean relative error and cosine, bytes as sent and bytes as
             fp32 would be; empty where updates travel as they are.
     """
@@ -135,6 +160,7 @@ class RoundResult:
     missed_steps: Mapping[str, int] = field(default_factory=dict)
     stale: Mapping[str, int] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    suspects: Mapping[str, str] = field(default_factory=dict)
     coding: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -157,6 +183,7 @@ class _Round:
     codings: list[dict[str, float]] = field(default_factory=list)
     missed: Counter[str] = field(default_factory=Counter)
     spool: Spool | None = None
+    suspects: dict[str, str] = field(default_factory=dict)
 
     def refuse(self, client: str, reason: str) -> None:
         self.refused[client] = reason
@@ -234,7 +261,8 @@ class Engine:
         heard = now.contributions.keys() | now.refused.keys()
         return RoundResult(
             round=now.number,
-            loss=_mean_loss(now.contributions),
+            # noise covers no loss, so clients keep theirs to themselves
+            loss=_mean_loss(now.contributions) if self._method.client.noise is None else None,
             participants=tuple(now.contributions),
             missing=tuple(name for name in asked if name not in heard),
             refused=now.refused,
@@ -246,6 +274,7 @@ class Engine:
             missed_steps=now.missed,
             stale=stale,
             weights=weights,
+            suspects=now.suspects,
             coding=_mean_coding(now.codings),
         )
 
@@ -463,12 +492,33 @@ class Engine:
 
     def _merge(self, now: _Round) -> Mapping[str, float]:
         """Merge what came into the server's weights; with which weight each client counted."""
-        method = self._method
-        weights = method.weigh(now.contributions, now.view)
-        merged = merge(now.contributions, weights, self._state.read(), method.server_weight)
+        weights = self._method.weigh(now.contributions, now.view)
+        own = self._state.read()
+        if self._settings.robust == "trimmed":
+            weights = capped(weights, self._settings.weight_cap)
+            merged = self._trimmed(now, weights, own)
+        else:
+            merged = merge(now.contributions, weights, own, self._method.server_weight)
         self._state.write(merged)
         self._state.memory = now.view.memory
         return weights
+
+    def _trimmed(self, now: _Round, weights: Mapping[str, float], own: Weights) -> Weights:
+        settings = self._settings
+        ratios = change_ratios(now.contributions, now.view.sent)
+        now.suspects = suspects(ratios, settings.clip_factor)
+        for client, why in now.suspects.items():
+            logger.warning("round=%d client=%s clipped: %s", now.number, client, why)
+        return trimmed_merge(
+            now.contributions,
+            weights,
+            own,
+            self._method.server_weight,
+            start=now.view.sent,
+            ratios=ratios,
+            clip_factor=settings.clip_factor,
+            trim=settings.trim,
+        )
 
 
 def _only(kind: type[R], replies: Mapping[str, Reply], number: int) -> dict[str, R]:

@@ -17,7 +17,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -145,6 +145,7 @@ def train(
     Raises: ConfigurationError where recipe, state and settings do not go together; LinkError if
         too few devices are there; StateInUseError if this training runs already.
     """
+    recipe = replace(recipe, round=recipe.round.with_devices())
     if not registry_file(settings.state).is_file():
         raise ConfigurationError(f"{settings.state}: no server has kept its state there")
     with ExitStack() as stack:

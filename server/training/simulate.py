@@ -172,6 +172,7 @@ def row_of(result: RoundResult, accuracy: float | None, path: str) -> Row:
         "refused": dict(result.refused),
         "missed_steps": dict(result.missed_steps),
         "bytes_by_kind": dict(result.bytes_by_kind),
+        "suspects": dict(result.suspects),
         "update_coding": dict(result.coding),
         # whose update counted for nothing, by the method's own rule
         "zeroed": [name for name, weight in result.weights.items() if weight == 0],
