@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,6 +61,22 @@ def class_accuracy(predictions: Labels, labels: Labels, classes: int) -> NDArray
     shares = np.full(len(totals), np.nan)
     np.divide(right, totals, out=shares, where=totals > 0)
     return shares
+
+
+def benign_rate(predictions: Labels, labels: Labels, malignant: Collection[int]) -> float:
+    """BMR: the share of malignant samples that are called benign.    BESplit, 5.1
+
+    Ours: the paper describes the rate and gives no formula. NaN where no sample is malignant.
+
+    Args:
+        predictions, labels: (n,).
+        malignant: the classes that must not be missed; all others are benign.
+    """
+    _same_length("BMR", predictions, labels)
+    classes = np.array(sorted(malignant), np.int64)
+    at_stake = np.isin(labels, classes)
+    missed = at_stake & ~np.isin(predictions, classes)
+    return float(missed.sum() / at_stake.sum()) if at_stake.any() else math.nan
 
 
 @dataclass(frozen=True, slots=True)

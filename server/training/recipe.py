@@ -36,6 +36,7 @@ from server.training.combine import combine
 from server.training.engine import RoundSettings
 from server.training.method import Method
 from server.training.methods import besplit, fedavg, harmony, scala, splitfed, splitlpf, supersfl
+from server.training.privacy import PrivacySettings, guarded
 
 T = TypeVar("T")
 
@@ -64,6 +65,8 @@ class DataSettings:
         numbers: what that partition takes.
         folder: where its files are, for a data set that has files.
         train_max, test_max: samples used; None for all.
+        malignant: classes that must not be taken for another; where there are any, the report has
+            the share of them that is (BMR).
     """
 
     name: str
@@ -73,12 +76,15 @@ class DataSettings:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     train_max: int | None = None
     test_max: int | None = None
+    malignant: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("clients", "train_max", "test_max"):
             value = getattr(self, name)
             if value is not None:
                 _whole(name, value)
+        for label in self.malignant:
+            _whole("malignant", label, least=0)
         if not isinstance(self.numbers, Mapping):
             raise ConfigurationError(f"numbers: expected a table, got {self.numbers!r}")
 
@@ -183,6 +189,7 @@ class Recipe:
     train: TrainSettings
     round: RoundSettings = field(default_factory=RoundSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
     method_numbers: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
@@ -209,11 +216,11 @@ class Recipe:
         """
         base = _method(self.method, self.method_numbers, "method_numbers")
         if not self.parts:
-            return base
+            return guarded(base, self.privacy.noise())
         if not isinstance(self.parts, Mapping):
             raise ConfigurationError(f"parts: expected a table, got {self.parts!r}")
         parts = {name: _part(name, said) for name, said in self.parts.items()}
-        return combine(base, parts)
+        return guarded(combine(base, parts), self.privacy.noise())
 
 
 def _method(name: str, numbers: object, where: str) -> Method:
@@ -269,6 +276,7 @@ def read_recipe(data: Mapping[str, Any]) -> Recipe:
         "train": TrainSettings,
         "round": RoundSettings,
         "evaluate": EvaluateSettings,
+        "privacy": PrivacySettings,
     }
     built: dict[str, Any] = {}
     for name, value in data.items():

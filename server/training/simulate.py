@@ -7,6 +7,7 @@ OUT/report.json     written at the end, with accuracy.png, loss.png and bytes.pn
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -27,8 +28,10 @@ from server.training.checkpoint import (
 )
 from server.training.engine import RoundResult
 from server.training.evaluate import Evaluator
+from server.training.evaluate_answers import auxiliary_report, benign_rate_of
 from server.training.metrics import summarise_clients
 from server.training.plots import plot_rounds
+from server.training.privacy import privacy_of
 from server.training.recipe import Recipe
 from server.training.world import World, build_world
 
@@ -135,14 +138,24 @@ def report_of(world: World, rows: list[Row]) -> Report:
             "path": evaluator.path(supervised=supervised),
             "answers": evaluator.answers(supervised=supervised),
             "exits": {str(depth): value for depth, value in evaluator.exits().items()},
+            "auxiliary": auxiliary_report(world),
+            "bmr": benign_rate_of(world),
         },
         "labels": world.method.labels,
+        "privacy": _privacy(world, rows),
         "each_client": [client.to_dict() for client in clients],
         "recipe": recipe.to_dict(),
         "device": world.device.type,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
+
+
+def _privacy(world: World, rows: list[Row]) -> dict[str, Any] | None:
+    asked = Counter(n for r in rows for n in (*r["participants"], *r["missing"], *r["refused"]))
+    samples = {name: client.samples for name, client in world.clients.items()}
+    delta = world.recipe.privacy.delta
+    return privacy_of(world.method, world.plans, samples, asked, delta)
 
 
 def write_report(path: Path, report: Report) -> None:

@@ -29,6 +29,7 @@ from profiles.allocation import fit_to_cut, supersfl_depth
 from server.training.engine import Engine
 from server.training.method import Method
 from server.training.partition import partition
+from server.training.privacy import check_network
 from server.training.recipe import Recipe, TrainSettings
 from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport
@@ -154,6 +155,11 @@ def load_data(recipe: Recipe) -> Dataset:
     """The recipe's data set, as much of it as the recipe takes."""
     data = recipe.data
     dataset = load_dataset(data.name, data.folder)
+    if data.malignant and max(data.malignant) >= dataset.classes:
+        raise ConfigurationError(
+            f"data: malignant: expected classes from 0 to {dataset.classes - 1},"
+            f" got {max(data.malignant)}"
+        )
     if data.train_max is None and data.test_max is None:
         return dataset
     train = data.train_max or len(dataset.y_train)
@@ -214,7 +220,11 @@ def plan_of(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Pla
 
 
 def server_state(recipe: Recipe, method: Method, net: Supernet) -> ServerState:
-    """The server's side of the recipe over `net`."""
+    """The server's side of the recipe over `net`.
+
+    Raises: ConfigurationError where the method's noise does not cover this network.
+    """
+    check_network(method, net)
     train = recipe.train
     return ServerState(
         net,

@@ -161,12 +161,13 @@ def test_data_may_lie_anywhere(tmp_path: Path, fashion_mnist_fixture: Path) -> N
     assert run.exit_code == 0, run.output
 
 
-def test_a_killed_command_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["supersfl", "besplit"])
+def test_a_killed_command_goes_on_to_the_same_weights(tmp_path: Path, method: str) -> None:
     digits = load_dataset("digits").head(200, 100)
     names = ("x_train", "y_train", "x_test", "y_test")
     # four processes read this in no time; scikit-learn would take two seconds in each
     np.savez(tmp_path / "digits.npz", **{name: getattr(digits, name) for name in names})
-    recipe = recipe_at(tmp_path, rounds=6)
+    recipe = recipe_at(tmp_path, method, rounds=6)
     recipe.write_text(recipe.read_text().replace('"digits"', '"digits.npz"'))
     starter = "from edge_sdk.cli.main import main; main()"
     command = [sys.executable, "-P", "-c", starter, "simulate", str(recipe), "--out"]
