@@ -15,8 +15,10 @@ from edge_sdk.training.auxiliary import Distilling
 from edge_sdk.training.guarded import GuardedHalf
 from edge_sdk.training.half import Half
 from edge_sdk.training.handover import coded
+from edge_sdk.training.judging import judge
 from edge_sdk.training.messages import (
     EndRound,
+    Evaluate,
     NoReply,
     Outputs,
     Reply,
@@ -51,6 +53,7 @@ class TrainingClient:
         device: where it trains.
         secret: what noise that guards its data is drawn from, in place of the plan's seed, which
             the server knows. None for one of its own; a simulation gives one, to be repeatable.
+        held_out: inputs and labels that it never trains on, to be asked how good it is.
     """
 
     def __init__(
@@ -60,12 +63,15 @@ class TrainingClient:
         y: NDArray[np.int64],
         device: torch.device | str = "cpu",
         secret: int | None = None,
+        *,
+        held_out: tuple[Array, NDArray[np.int64]] | None = None,
     ) -> None:
         self.name = name
         self.secret = secrets.randbits(64) if secret is None else secret
         self.device = torch.device(device)
         self.x = x
         self.y = np.asarray(y, np.int64)
+        self.held_out = held_out
         # exit heads by depth and, for personal methods, the last weights of all this client trains
         self.personal: Weights = {}
         self._round: Half | None = None
@@ -77,6 +83,8 @@ class TrainingClient:
         Raises: FrameError for a message that does not belong to the round under way, and for
             NoReply where there is no exit head to learn by.
         """
+        if isinstance(message, Evaluate):  # of a round that is over; one under way goes on
+            return judge(self, message)
         if isinstance(message, StartRound):
             self._round, self._start = _half(self, message), message
             return self._round.ready()

@@ -15,7 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from edge_sdk.errors import LinkError, SplitedgeError
@@ -34,10 +34,13 @@ from edge_sdk.training.messages import (
     OutputGradient,
     Reply,
     Request,
+    Scores,
     Update,
     Weights,
 )
+from edge_sdk.training.spent import Spent
 from edge_sdk.training.warmup import warm_up
+from profiles.energy import EnergyMeter
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +83,7 @@ class Driver:
         keep: called with the client's personal weights after each round.
         welcomed: called with each welcome, before the first message; may load what was kept, and
             gives the update that an earlier process made and did not hand in.
+        meter: tells what the work costs; None for one of this machine.
         owe: called with an update that was made alone, and with None once it is handed in or
             nobody wants it any more.
     """
@@ -92,12 +96,15 @@ class Driver:
         keep: Callable[[Weights], None] | None = None,
         welcomed: Callable[[Welcome], Update | None] | None = None,
         owe: Callable[[Update | None], None] | None = None,
+        meter: EnergyMeter | None = None,
     ) -> None:
         self._client = client
         self._link = link
         self._keep = keep
         self._welcomed = welcomed
         self._owe = owe
+        self._meter = EnergyMeter() if meter is None else meter
+        self._spent = Spent(self._meter)
         self._heartbeat = Heartbeat(link.alive)
         self._stopping = threading.Event()
         self._no_reply_s = 0.0
@@ -114,7 +121,7 @@ class Driver:
         Raises: RefusedReplyError if the trainer does not take this device or its data.
         """
         warm_up()
-        with self._heartbeat:
+        with self._heartbeat, self._meter:
             self._run()
 
     def stop(self) -> None:
@@ -160,7 +167,7 @@ class Driver:
 
     def _answer(self, identifier: str, message: Request) -> None:
         try:
-            reply = self._client.handle(message)
+            reply = self._work(message)
         except SplitedgeError as err:
             logger.warning("%s", err)
             self._link.decline(identifier, str(err))
@@ -199,7 +206,7 @@ class Driver:
         number, self._waiting, self._outbox = self._waiting[0], None, None
         logger.warning("client=%s round=%d no reply: going on alone", self._client.name, number)
         try:
-            update = self._client.handle(NoReply(number))
+            update = self._work(NoReply(number))
         except SplitedgeError as err:
             logger.warning("%s", err)
             return
@@ -208,6 +215,21 @@ class Driver:
             self._owe(update)
         self._made(update)
         self._outbox = "", update
+
+    def _work(self, message: Request | NoReply) -> Reply:
+        """What the client makes of a message; a score says what it all has cost."""
+        with self._spent.working():
+            reply = self._client.handle(message)
+        if not isinstance(reply, Scores):
+            return reply
+        spent = self._spent
+        return replace(
+            reply,
+            seconds=spent.seconds,
+            cpu_s=spent.cpu_s,
+            energy_j=spent.joules,
+            energy_source=spent.source,
+        )
 
     def _made(self, reply: Reply) -> None:
         if isinstance(reply, Update):

@@ -13,6 +13,7 @@ from edge_sdk.identity import Identity
 from edge_sdk.training.messages import (
     BYTES_MAX,
     EndRound,
+    Evaluate,
     Outputs,
     Reply,
     Request,
@@ -105,7 +106,7 @@ class TrainerLink:
         if len(response.data) > BYTES_MAX:
             raise FrameError(f"{self._url}: a message of {len(response.data)} bytes")
         message = from_bytes(response.data)
-        if not isinstance(message, StartRound | Step | Outputs | EndRound):
+        if not isinstance(message, StartRound | Step | Outputs | EndRound | Evaluate):
             raise FrameError(f"{self._url}: expected a request, got {type(message).__name__}")
         return response.headers.get(MESSAGE_ID, ""), message
 

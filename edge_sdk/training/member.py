@@ -47,7 +47,12 @@ def take_part(
     torch.set_num_threads(threads)
     identity = Identity.load(state)
     dataset = open_data(data)
-    client = TrainingClient(identity.device, dataset.x_train, dataset.y_train)
+    client = TrainingClient(
+        identity.device,
+        dataset.x_train,
+        dataset.y_train,
+        held_out=(dataset.x_test, dataset.y_test),
+    )
     with ExitStack() as stack:
         stack.enter_context(StateLock(state, "training"))
         if trainer is None:

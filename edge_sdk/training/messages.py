@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import orjson
 from safetensors import SafetensorError
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from edge_sdk.errors import ConfigurationError, FrameError, FrameTooLargeError, shown
 from edge_sdk.training.plan import Plan
+from profiles.energy import EnergySource
 
 Weights = dict[str, Tensor]
 
@@ -80,13 +81,25 @@ class EndRound:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Score what was learnt on held-out samples of your own.
+
+    weights: of the whole network, the server's part included; an exit head where it is shared.
+    """
+
+    round: int
+    plan: Plan
+    weights: Weights = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class NoReply:
     """The server is silent: finish the round alone. Said by the device's own timer; never sent."""
 
     round: int
 
 
-Request = StartRound | Step | Outputs | EndRound
+Request = StartRound | Step | Outputs | EndRound | Evaluate
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +174,31 @@ class Update:
     cosine: float | None = None
 
 
-Reply = Ready | Features | OutputGradient | Update
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Right answers on the client's held-out samples, and what its training has cost so far.
 
-_KINDS: Final = {
-    kind.__name__: kind
-    for kind in (StartRound, Step, Outputs, EndRound, Ready, Features, OutputGradient, Update)
-}
+    samples: 0 where it has none. right: of the whole network. right_exit: of what answers without
+        the server, None where nothing does.
+    seconds, cpu_s: of work in training, since this process began, and of its cores in that time.
+    energy_j: of that work, None where nothing tells; energy_source: as profiles.energy names it.
+    """
+
+    round: int
+    samples: int
+    right: int
+    right_exit: int | None
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    energy_j: float | None = None
+    energy_source: EnergySource = "none"
+
+
+Reply = Ready | Features | OutputGradient | Update | Scores
+
+_REQUESTS: Final = (StartRound, Step, Outputs, EndRound, Evaluate)
+_REPLIES: Final = (Ready, Features, OutputGradient, Update, Scores)
+_KINDS: Final = {kind.__name__: kind for kind in (*_REQUESTS, *_REPLIES)}
 
 
 def to_bytes(message: Request | Reply) -> bytes:
@@ -252,6 +284,18 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
+def _duration(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> float:
+    return _number(name, said[name])
+
+
+def _source(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> EnergySource:
+    for known in get_args(EnergySource):
+        if said[name] == known:
+            source: EnergySource = known
+            return source
+    raise TypeError(f"{name}: expected a source of energy figures, got {shown(said[name])}")
+
+
 def _counts(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
     value = said[name]
     if not isinstance(value, list) or not all(type(count) is int and count >= 0 for count in value):
@@ -306,4 +350,10 @@ _FIELDS: Final[Mapping[str, Callable[[str, Mapping[str, Any], Mapping[str, Tenso
     "weights": _weights,
     "feedback": _feedback,
     "plan": _plan,
+    "right": _whole,
+    "right_exit": _whole_or_none,
+    "seconds": _duration,
+    "cpu_s": _duration,
+    "energy_j": _loss,
+    "energy_source": _source,
 }

@@ -14,7 +14,15 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from edge_sdk.training.messages import EndRound, Outputs, Reply, StartRound, Step, from_bytes
+from edge_sdk.training.messages import (
+    EndRound,
+    Evaluate,
+    Outputs,
+    Reply,
+    StartRound,
+    Step,
+    from_bytes,
+)
 from server.errors import BadRequestError, EndedError, ForbiddenError, NotThereError
 from server.routes import errors
 from server.routes.authentication import Keys, authenticate
@@ -165,6 +173,6 @@ def create_app(  # noqa: C901 - one entry a route
 
 def _reply(raw: bytes) -> Reply:
     message = from_bytes(raw)
-    if isinstance(message, StartRound | Step | Outputs | EndRound):
+    if isinstance(message, StartRound | Step | Outputs | EndRound | Evaluate):
         raise BadRequestError(f"expected a reply, got {type(message).__name__}")
     return message

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from edge_sdk.training.messages import (
     EndRound,
+    Evaluate,
     Features,
     OutputGradient,
     Outputs,
@@ -30,7 +31,7 @@ class Ledger:
     def sent(self, request: Request) -> None:
         """Count what goes to a client."""
         match request:
-            case StartRound():
+            case StartRound() | Evaluate():
                 self._down("weights", sum(map(_size, request.weights.values())))
             case Step() | EndRound() if request.feedback is not None:
                 self._down("gradients", _size(request.feedback.gradient))

@@ -23,12 +23,14 @@ from typing import Final
 
 from edge_sdk.training.messages import (
     EndRound,
+    Evaluate,
     Features,
     OutputGradient,
     Outputs,
     Ready,
     Reply,
     Request,
+    Scores,
     StartRound,
     Step,
     Update,
@@ -83,7 +85,7 @@ class Hello:
 class Missed:
     """A message that got no reply in time.
 
-    what: `start`, `end`, `step N` or `outputs of step N`.
+    what: `start`, `end`, `step N`, `outputs of step N` or `evaluate`.
     """
 
     device: str
@@ -321,7 +323,7 @@ class Mailbox:
             box.ended = request.round
         if box.held is not None and isinstance(request, EndRound):
             box.reply, box.held = box.held, None
-        elif box.held is not None:
+        elif box.held is not None and not isinstance(request, Evaluate):
             box.declined = ALONE
         else:
             _wake(box)
@@ -402,6 +404,8 @@ def _answers(request: Request, reply: Reply) -> bool:
             return isinstance(reply, OutputGradient) and reply.step == request.step
         case EndRound():
             return isinstance(reply, Update)
+        case Evaluate():
+            return isinstance(reply, Scores)
 
 
 def _named(request: Request) -> str:
@@ -414,6 +418,8 @@ def _named(request: Request) -> str:
             return f"outputs of step {request.step}"
         case EndRound():
             return "end"
+        case Evaluate():
+            return "evaluate"
 
 
 def _wake(box: _Box) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -46,9 +47,11 @@ from server.training.checkpoint import (
     latest_checkpoint,
     save_checkpoint,
 )
+from server.training.devices import NO_OOD, DeviceScore, ask_scores, summarise
 from server.training.engine import Engine
 from server.training.invite import Inviter
 from server.training.late import LateUpdates
+from server.training.ledger import Ledger
 from server.training.listener import Listener
 from server.training.mailbox import SILENCE_S, Hello, HttpTransport, Mailbox, Missed
 from server.training.recipe import Recipe
@@ -194,9 +197,24 @@ def train(
             with (settings.folder / LOG).open("ab") as log:
                 log.write(line_of(rows[-1]))
             on_round(rows[-1])
+        scored = trainer.score(len(rows))
         mailbox.end(END_S)
         late.prune()  # no round is left to merge them
-        return _finish(world, rows, settings)
+        return _finish(world, rows, settings, scored)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What devices said after the last round.
+
+    Attributes:
+        missed: those that did not, and why. bytes_down: the weights that it took.
+    """
+
+    devices: list[DeviceScore]
+    missed: dict[str, list[dict[str, str]]]
+    bytes_down: int
+    seconds: float
 
 
 class _Trainer:
@@ -230,10 +248,7 @@ class _Trainer:
             )
         plans, recipe = self._world.plans, self._world.recipe
         new = [name for name in there if name not in plans]
-        profiles = {
-            name: DeviceProfile.from_dict(self._registry.device(name).profile)
-            for name in {*new, *plans}
-        }
+        profiles = {name: self._profile(name) for name in {*new, *plans}}
         net, method = self._world.state.net, self._world.method
         depths = choose_depths(recipe.train.depth, net, profiles)
         for name in new:
@@ -243,6 +258,18 @@ class _Trainer:
         ordered = sorted(plans.items())  # floats are added in this order
         plans.clear()
         plans.update(ordered)
+
+    def score(self, number: int) -> Scored:
+        """What the devices make of the weights after the last round, those that are there."""
+        profiles = {name: self._profile(name) for name in self._world.plans}
+        ledger, start = Ledger(), time.perf_counter()
+        transport = HttpTransport(self._mailbox)
+        scores = ask_scores(self._world, transport, profiles, number, ledger)
+        missed = _missed(self._mailbox.take_missed())
+        return Scored(scores, missed, ledger.down, time.perf_counter() - start)
+
+    def _profile(self, name: str) -> DeviceProfile:
+        return DeviceProfile.from_dict(self._registry.device(name).profile)
 
     def round(self, number: int) -> Row:
         """One round, and its row of the report."""
@@ -367,24 +394,30 @@ def _delivered(rows: list[Row]) -> set[tuple[str, int]]:
     }
 
 
-def _finish(world: World, rows: list[Row], settings: TrainerSettings) -> Report:
+def _finish(world: World, rows: list[Row], settings: TrainerSettings, scored: Scored) -> Report:
     recipe, folder = world.recipe, settings.folder
     weights = {name: t.detach().contiguous() for name, t in world.state.net.state_dict().items()}
     write_atomic(folder / WEIGHTS, save(weights))
+    alone = world.method.server_step is not None and not any(row["supervised"] for row in rows)
+    summary = summarise(scored.devices, alone=alone)
     report: Report = {
         "method": world.method.name,
         "dataset": world.dataset,
         "seed": recipe.seed,
         "clients": len(world.plans),
         "rounds": rows,
-        # a device's own accuracy is not known here: its data stay where they are
         "final": {
             "accuracy": rows[-1]["accuracy"],
-            "accuracy_id": None,
+            "accuracy_id": summary.accuracy_id,
             "accuracy_ood": None,
-            "jain": None,
-            "std": None,
+            "accuracy_ood_why": NO_OOD,
+            "jain": summary.jain,
+            "std": summary.std,
+            "answers": "exits" if alone else "full",
         },
+        "each_client": [score.to_dict() for score in scored.devices],
+        "not_scored": scored.missed,
+        "evaluation": {"bytes_down": scored.bytes_down, "seconds": scored.seconds},
         "labels": world.method.labels,
         "depths": {name: plan.depth for name, plan in world.plans.items()},
         "weights": str(folder / WEIGHTS),

@@ -30,7 +30,7 @@ from server.tokens import create_token
 from server.training.recipe import read_recipe
 from server.training.remote import TrainerSettings, choose_depths, train
 
-START_S = 90.0
+START_S = 180.0
 RECIPE = """
 method = "supersfl"
 [data]
@@ -188,6 +188,14 @@ def test_training_ends_though_one_device_is_killed_and_one_frozen(
     for name in ("pi-0", "pi-1", "pi-3"):
         assert "training is over" in agents[name].rest()
         assert agents[name].process.returncode == 0
+    scored = {row["client"]: row for row in report["each_client"]}
+    assert scored.keys() >= {"pi-0", "pi-1", "pi-3"}
+    assert {row["tested_id"] for row in scored.values()} == {40}
+    accuracies = [row["accuracy_id"] for row in scored.values()]
+    assert report["final"]["accuracy_id"] == pytest.approx(np.mean(accuracies))
+    assert report["final"]["std"] == pytest.approx(np.std(accuracies))
+    assert report["final"]["jain"] == pytest.approx(100.0)  # all were given the same 40 samples
+    assert all(row["seconds"] > 0 for row in scored.values())
     log = (state / "training" / "run" / "log.jsonl").read_bytes().splitlines()
     assert [orjson.loads(line)["participants"] for line in log] == [r["participants"] for r in rows]
     assert list((tmp_path / "pi-0" / "training").glob("*.safetensors"))
