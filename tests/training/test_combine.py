@@ -64,6 +64,10 @@ def test_a_combination_trains() -> None:
     [
         ("fedavg", {"server": "splitfed-v1"}, "train the whole network.*split method"),
         ("splitfed-v1", {"server": "fedavg"}, "no step for them"),
+        ("supersfl", {"server": "harmony"}, "harmony's client part with it"),
+        ("harmony", {"server": "scala"}, "needs labels.*labels = 'derivable'"),
+        ("besplit", {"server": "scala"}, "learn from the server's logits"),
+        ("supersfl", {"weigh": "besplit"}, "records that its own server step keeps"),
         ("splitfed-v1", {"gate": "supersfl"}, "expected some of client, server, weigh"),
         ("splitfed-v1", {"server": "nobody"}, "expected one of"),
         ("splitfed-v1", {"server": 3}, "a method's name, or method and numbers"),

@@ -125,6 +125,9 @@ def besplit(
         client=ClientPart(distil=None if ablation == "no_dtd" else distil),
         server_step=step,
         weigh=weigh,
+        gives_outputs=ablation != "no_dtd",
+        keeps_records=True,
+        reads_records=ablation != "no_ea",
     )
 
 
