@@ -1,11 +1,13 @@
 # make demo   train, deploy and run a small fleet on this machine (sets itself up)
 # make test   lint, types and every test (sets itself up)
+# make bench-flower   our simulation beside Flower's, which gets an environment of its own
 PYTHON ?= python3
 VENV ?= .venv
+FLOWER_VENV ?= .venv-flower
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types unit bench clean
+.PHONY: demo test lint types unit bench bench-flower clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -26,6 +28,17 @@ demo: $(VENV)/installed-server
 bench: $(VENV)/installed-server
 	@$(BIN)/splitedge bench $(ARGS)
 
+bench-flower: $(VENV)/installed-server $(FLOWER_VENV)/installed
+	@$(BIN)/python -m benchmarks.flower compare --flower $(FLOWER_VENV)/bin/python $(ARGS)
+
+# the newest Flower whose needs can be met, and what it asks for; torch is the one we measure with
+$(FLOWER_VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FLOWER_VENV)
+	@$(FLOWER_VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch
+	@$(FLOWER_VENV)/bin/python -m pip install --quiet --editable '.[train]' 'flwr[simulation]' \
+		scikit-learn
+	@touch $@
+
 test: lint types unit
 
 lint: $(VENV)/installed-dev
@@ -39,4 +52,4 @@ unit: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info splitedge-demo
+	rm -rf $(VENV) $(FLOWER_VENV) build dist *.egg-info splitedge-demo

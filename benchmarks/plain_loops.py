@@ -13,9 +13,10 @@ losses are read where a method needs their values.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from zlib import crc32
 
 import numpy as np
@@ -24,12 +25,28 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.messages import Weights
 from edge_sdk.training.weights import own_weights
 from server.training.methods.supersfl import CLIP, SERVER_WEIGHT
 from server.training.recipe import Recipe, TrainSettings
 from server.training.world import World
 
 EPS = 1e-8
+
+
+@dataclass(slots=True)
+class Done:
+    """Of a run: when each round ended, on the monotonic clock; weights after the first and last."""
+
+    ends: list[float] = field(default_factory=list)
+    first: Weights = field(default_factory=dict)
+    final: Weights = field(default_factory=dict)
+
+    def note(self, weights: Weights) -> None:
+        """A round has ended in these weights."""
+        self.ends.append(time.monotonic())
+        self.final = weights
+        self.first = self.first or weights
 
 
 def batches(recipe: Recipe, number: int, name: str, samples: int) -> list[NDArray[np.int64]]:
