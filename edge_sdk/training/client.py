@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from edge_sdk.training.messages import (
     Weights,
 )
 from edge_sdk.training.meta import MetaHalf
+from edge_sdk.training.noise import Key, noise_key, without_loss
 from edge_sdk.training.u_shape import PersonalHalf
 
 Array = NDArray[Any]
@@ -76,6 +78,9 @@ class TrainingClient:
         self.personal: Weights = {}
         self._round: Half | None = None
         self._start: StartRound | None = None
+        # by round: noise is never drawn twice alike for what may differ
+        self._begun: Counter[int] = Counter()
+        self._noise_key: Key = ()
 
     def handle(self, message: Request | NoReply) -> Reply:
         """Do what the server asks, or go on without it.
@@ -83,10 +88,19 @@ class TrainingClient:
         Raises: FrameError for a message that does not belong to the round under way, and for
             NoReply where there is no exit head to learn by.
         """
+        start = message if isinstance(message, StartRound) else self._start
+        reply = self._reply(message)
+        guarded = start is not None and start.plan.part.noise is not None
+        return without_loss(reply) if guarded else reply
+
+    def _reply(self, message: Request | NoReply) -> Reply:
         if isinstance(message, Evaluate):  # of a round that is over; one under way goes on
             return judge(self, message)
         if isinstance(message, StartRound):
+            key = noise_key(self.secret, self.name, message.round, self._begun[message.round])
+            self._begun[message.round] += 1
             self._round, self._start = _half(self, message), message
+            self._round.noise_key = self._noise_key = key
             return self._round.ready()
         if self._round is None or self._round.number != message.round:
             raise FrameError(f"client {self.name}: no round {message.round} is under way here")
@@ -106,7 +120,7 @@ class TrainingClient:
         """End the round with an update as it travels."""
         assert self._start is not None, "an update ends a round that was started"
         start, self._start, self._round = self._start, None, None
-        return coded(update, start, self.name)
+        return coded(update, start, self.name, self._noise_key)
 
     @property
     def samples(self) -> int:

@@ -36,6 +36,7 @@ from edge_sdk.training.messages import (
     Update,
     Weights,
 )
+from edge_sdk.training.noise import Key, clip_samples, noised_features
 from edge_sdk.training.plan import Plan, network_of
 from edge_sdk.training.sgd import Sgd
 from edge_sdk.training.weights import load_weights, read_weights
@@ -90,6 +91,8 @@ class Half:
         self.samples = _Samples(client, plan, self.number)
         self.open: Open | None = None
         self.opened = 0  # batches up to the last one that was opened
+        self.noise_key: Key = ()
+        self.given = 0  # batches of features that have left
         self.loss_sum = 0.0
         self.seen = self.done = self.supervised = 0
 
@@ -109,7 +112,11 @@ class Half:
         x, y = self._batch(message.step, message.batch)
         self.open = self._forward(x, y)
         self.opened = message.step + 1
-        values, ranges = encode_batch(self.open.z.detach(), self.plan.codec)
+        z, noise = self.open.z.detach(), self.plan.part.noise
+        if noise is not None:
+            z = noised_features(z, noise, self.noise_key, self.given)
+        self.given += 1
+        values, ranges = encode_batch(z, self.plan.codec)
         return Features(
             self.number,
             message.step,
@@ -260,7 +267,10 @@ class Half:
                 f"client {self.client.name}: a batch of {len(x)} cannot be trained: {err};"
                 ' give it more samples or build the network with norm = "group"'
             ) from err
-        return z
+        noise = self.plan.part.noise
+        if noise is None or noise.feature_clip is None or self.plan.part.whole:
+            return z
+        return clip_samples(z, noise.feature_clip)
 
     def _step_prefix(self, gradients: Sequence[Tensor]) -> None:
         if self.anchor is not None:

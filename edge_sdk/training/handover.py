@@ -9,6 +9,7 @@ from dataclasses import replace
 from zlib import crc32
 
 from edge_sdk.training.messages import StartRound, Update, Weights
+from edge_sdk.training.noise import Key, noised_update
 from edge_sdk.training.plan import Plan, network_of
 from edge_sdk.training.synthetic import Replay
 from edge_sdk.training.update_codecs import decode_update, encode_update, fidelity
@@ -16,14 +17,17 @@ from edge_sdk.training.update_codecs import decode_update, encode_update, fideli
 _SEARCH = 0x73796E74  # apart from every other stream of training
 
 
-def coded(update: Update, start: StartRound, client: str) -> Update:
-    """The update as it travels, and what the codec made of it.
+def coded(update: Update, start: StartRound, client: str, key: Key) -> Update:
+    """The update as it travels, noised where the plan says so, and what the codec made of it.
 
     Args:
         start: what the round began with. client: its name, which keys the search for samples.
+        key: of the client's noise in this round.
     Raises: InputError if training diverged and the codec takes only finite weights.
     """
     plan, sent = start.plan, start.weights
+    if plan.part.noise is not None:
+        update = replace(update, weights=noised_update(update.weights, sent, plan.part.noise, key))
     if plan.update.codec == "fp32":
         return update
 

@@ -132,6 +132,32 @@ class MetaAdaptation:
 
 
 @dataclass(frozen=True, slots=True)
+class Noise:
+    """Limits and Gaussian noise on what leaves the client (edge_sdk.training.noise).
+
+    Attributes:
+        feature_clip: largest L2 norm of one sample's smashed data; None for no limit.
+        feature_sigma: the noise's standard deviation as a multiple of that limit.
+        update_clip, update_sigma: the same for the change of all weights in a round.
+    """
+
+    feature_clip: float | None = None
+    feature_sigma: float = 0.0
+    update_clip: float | None = None
+    update_sigma: float = 0.0
+
+    def __post_init__(self) -> None:
+        for what in ("feature", "update"):
+            clip, sigma = getattr(self, f"{what}_clip"), getattr(self, f"{what}_sigma")
+            bounded = clip is None or (_is_number(clip) and clip > 0)
+            _need(bounded, f"{what}_clip", "above 0", clip)
+            _need(_is_number(sigma) and sigma >= 0, f"{what}_sigma", "at least 0", sigma)
+            _need(
+                clip is not None or not sigma, f"{what}_clip", "a limit where there is noise", clip
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class ClientPart:
     """The client's half of a method.
 
@@ -150,6 +176,7 @@ class ClientPart:
             the backbone's own.
         inversion: training against a decoder that tries to draw the inputs; None for none.
         back: the last layer, where it is the client's own; the server's step asks for its loss.
+        noise: on what leaves the client; None for none.
         meta: adaptation before the learning of each batch; the server's step asks for its loss.
     """
 
@@ -164,6 +191,7 @@ class ClientPart:
     bottleneck: int | None = None
     inversion: Inversion | None = None
     back: PersonalBack | None = None
+    noise: Noise | None = None
     meta: MetaAdaptation | None = None
 
     def __post_init__(self) -> None:
@@ -194,6 +222,12 @@ class ClientPart:
             "back",
             "none where the client trains the whole network or an exit head",
             self.back,
+        )
+        _need(
+            self.noise is None or (self.meta is None and self.inversion is None),
+            "noise",
+            "none where a second view or a guard against inversion leaves the client too",
+            self.noise,
         )
         narrow = self.bottleneck
         _need(
@@ -311,6 +345,7 @@ _RECORDS: Final[Mapping[str, type[Any]]] = {
     "distil": Distillation,
     "inversion": Inversion,
     "back": PersonalBack,
+    "noise": Noise,
     "meta": MetaAdaptation,
 }
 
