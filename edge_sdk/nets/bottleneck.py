@@ -40,8 +40,8 @@ def add_bottleneck(net: Supernet, depth: int, channels: int) -> None:
             f" got {channels}"
         )
     conv = nn.Conv1d if len(shape) == 2 else nn.Conv2d
-    squeeze = conv(shape[0], channels, 3, padding=1)
-    expand = conv(channels, shape[0], 3, padding=1)
+    squeeze = _xavier(conv(shape[0], channels, 3, padding=1))
+    expand = _xavier(conv(channels, shape[0], 3, padding=1))
     net.stages[depth - 1] = nn.Sequential(
         OrderedDict([*_children(net.stages[depth - 1]), ("squeeze", squeeze)])
     )
@@ -52,6 +52,18 @@ def add_bottleneck(net: Supernet, depth: int, channels: int) -> None:
     else:
         net.stages[depth] = widened
     net.exits[str(depth)] = _narrowed(net.exit_head(depth), shape[0], channels)
+
+
+def _xavier(conv: nn.Conv1d | nn.Conv2d) -> nn.Module:
+    """Drawn so that a pair without ReLU hands on about as much as it takes (Glorot & Bengio 2010).
+
+    As torch draws them each would hand on a third of the variance: `tiny` with 8 channels at depth
+    2 then learnt nothing of the digits in 30 rounds of 10 steps, and 94 % without.
+    """
+    nn.init.xavier_uniform_(conv.weight)
+    assert conv.bias is not None
+    nn.init.zeros_(conv.bias)
+    return conv
 
 
 def _children(part: nn.Module) -> list[tuple[str, nn.Module]]:

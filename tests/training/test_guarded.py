@@ -112,7 +112,7 @@ def test_without_the_servers_answer_a_batch_is_not_learnt_from(digits: Dataset) 
 
 
 def test_beside_an_exit_head_the_guard_pulls_in_full_and_alone_too(digits: Dataset) -> None:
-    more = {"exit_head": True, "fusion": "fixed", "exit_share": 1.0}
+    more: dict[str, Any] = {"exit_head": True, "fusion": "fixed", "exit_share": 1.0}
     # the server has no share: what is left is the exit's gradient and the guard's
     plain = play(client_of(digits), plan_of(digits, None, **more)).weights
     guarded = play(client_of(digits), plan_of(digits, Inversion(threshold=0.0), **more)).weights
