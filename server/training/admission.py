@@ -21,6 +21,13 @@ from edge_sdk.training.weights import check_weights
 LARGEST_FEATURE: Final = 65504.0
 
 
+def samples_fault(samples: int, samples_max: int | None) -> str | None:
+    """Of n_k, which weighs an update and which nobody can check: more than the recipe allows."""
+    if samples_max is not None and samples > samples_max:
+        return f"{samples} samples: the recipe takes at most {samples_max} a client (samples_max)"
+    return None
+
+
 def ready_fault(ready: Ready, plan: Plan) -> str | None:
     """Of a client about to start: samples there are, and batches that these can fill."""
     batches = plan.iterations or plan.epochs * -(-ready.samples // plan.batch)

@@ -27,6 +27,7 @@ from server.errors import BadRequestError, EndedError, ForbiddenError, NotThereE
 from server.routes import errors
 from server.routes.authentication import Keys, authenticate
 from server.routes.bodies import BoundedRoute, read_body
+from server.training.admission import samples_fault
 from server.training.mailbox import Hello, Mailbox
 
 logger = logging.getLogger(__name__)
@@ -82,11 +83,13 @@ def create_app(  # noqa: C901 - one entry a route
     expected: Hello,
     *,
     reply_bytes_max: int,
+    samples_max: int | None = None,
 ) -> FastAPI:
     """The application over a mailbox.
 
     Args:
         expected: inputs that fit, and the number of classes there are.
+        samples_max: most samples that a device may bring; None for any number.
     """
     app = FastAPI(title="splitedge trainer", redoc_url=None, docs_url=None, openapi_url=None)
     app.router.route_class = BoundedRoute
@@ -118,6 +121,9 @@ def create_app(  # noqa: C901 - one entry a route
                 f"{name}: expected inputs {expected.input_shape} of up to {expected.classes}"
                 f" classes, got {shape} of {body.classes}; this is not the data of the recipe"
             )
+        fault = samples_fault(body.samples, samples_max)
+        if fault is not None:
+            raise BadRequestError(f"{name}: {fault}")
         mailbox.hello(name, Hello(body.samples, shape, body.classes))
         logger.info("device=%s samples=%d there", name, body.samples)
         return welcome

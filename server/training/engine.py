@@ -50,6 +50,7 @@ from server.training.admission import (
     features_fault,
     gradient_fault,
     ready_fault,
+    samples_fault,
     update_fault,
 )
 from server.training.aggregation import Contribution, merge
@@ -81,6 +82,7 @@ class RoundSettings:
             the server's weights stay as they were before the round.
         step_deadline_s, round_deadline_s: what a client may take for one message.
         norm_bound: largest L2 norm of an update's change; None for no bound.
+        samples_max: most samples a client may say it has, which weigh its update; None for any.
         staleness_max: rounds by which an update may be late and still count; 0 drops late ones.
         robust: how updates are merged: `none` by the method's weights alone, `trimmed` so that a
             few bad clients cannot bend it (server.training.robust). None is `none` in a simulation
@@ -95,6 +97,7 @@ class RoundSettings:
     step_deadline_s: float = 5.0
     round_deadline_s: float = 600.0
     norm_bound: float | None = None
+    samples_max: int | None = None
     staleness_max: int = 0
     robust: Robust | None = None
     clip_factor: float = 3.0
@@ -112,6 +115,8 @@ class RoundSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigurationError(f"{name}: expected more than 0, got {value}")
+        if self.samples_max is not None and self.samples_max < 1:
+            raise ConfigurationError(f"samples_max: expected at least 1, got {self.samples_max}")
         if self.staleness_max < 0:
             raise ConfigurationError(f"staleness_max: expected 0 or more, got {self.staleness_max}")
         self._check_robust()
@@ -348,6 +353,7 @@ class Engine:
         ready = {}
         for name, reply in _only(Ready, replies, now.number).items():
             fault = ready_fault(reply, self._plans[name])
+            fault = fault or samples_fault(reply.samples, self._settings.samples_max)
             if fault is not None:
                 now.refuse(name, fault)
                 continue
@@ -466,6 +472,10 @@ class Engine:
             if rounds > self._settings.staleness_max:
                 most = self._settings.staleness_max
                 now.refuse(name, f"an update {rounds} rounds late: expected at most {most}")
+                continue
+            fault = samples_fault(update.samples, self._settings.samples_max)
+            if fault is not None:
+                now.refuse(name, fault)
                 continue
             now.samples[name] = update.samples
             accepted = self._accept(now, {name: update})

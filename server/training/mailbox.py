@@ -45,6 +45,7 @@ FETCH_S: Final = 5.0
 SILENCE_S: Final = 15.0
 # Enough to tell a second reply from a late one; a device has one message at a time.
 IDS_REMEMBERED: Final = 64
+MORE_SAMPLES: Final = "it says it has more samples than when it came"
 ALONE: Final = "it finished the round without the server"
 
 
@@ -346,8 +347,12 @@ class Mailbox:
 
     def _take(self, device: str, box: _Box, identifier: str, reply: Reply) -> Outcome:
         message = box.message
+        inflated = self._inflated(device, reply)
         if message is not None and box.reply is None:
-            fits = _answers(message.request, reply)
+            if inflated and message.id == identifier:
+                box.declined = MORE_SAMPLES
+                self._changed.notify_all()
+            fits = _answers(message.request, reply) and not inflated
             if message.id == identifier and not fits:
                 return Outcome.FOREIGN
             # who finished alone hands its update in unasked, perhaps just as it is asked for it
@@ -360,8 +365,15 @@ class Mailbox:
         if box.answered.get(identifier, False):
             return Outcome.DUPLICATE
         if isinstance(reply, Update):
-            return self._keep(device, box, reply)
+            return Outcome.FOREIGN if inflated else self._keep(device, box, reply)
         return Outcome.LATE if identifier in box.answered else Outcome.FOREIGN
+
+    def _inflated(self, device: str, reply: Reply) -> bool:
+        """Whether it would weigh more than by what it said when it came."""
+        said = self._there.get(device)
+        if said is None or not isinstance(reply, Ready | Update):
+            return False
+        return reply.samples > said.samples
 
     def _keep(self, device: str, box: _Box, update: Update) -> Outcome:
         """One update a device and round counts, whoever brings it."""

@@ -176,6 +176,7 @@ def train(
             ),
             Hello(1, tuple(dataset.x_train.shape[1:]), dataset.classes),
             reply_bytes_max=_bytes(world.state.net) + REPLY_SLACK_BYTES,
+            samples_max=recipe.round.samples_max,
         )
         listener = Listener(app, settings.http, settings.tls_cert, settings.tls_key)
         stack.enter_context(listener)
@@ -275,9 +276,8 @@ class _Trainer:
         """One round, and its row of the report."""
         world, recipe = self._world, self._world.recipe
         self.gather(max(1, math.ceil(recipe.round.quorum * len(world.plans) - 1e-9)))
-        engine = Engine(
-            world.method, world.plans, world.state, HttpTransport(self._mailbox), recipe.round
-        )
+        transport, how = HttpTransport(self._mailbox), recipe.round.with_devices()
+        engine = Engine(world.method, world.plans, world.state, transport, how)
         result = engine.run_round(number, recipe.seed, self._mailbox.take_late())
         measured = number % recipe.evaluate.every == 0 or number == recipe.train.rounds
         right = accuracy(world.state.net, world.x_test, world.y_test) if measured else None

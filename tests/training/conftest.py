@@ -320,6 +320,7 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
             reply_bytes_max: int = 64_000_000,
             tls: tuple[Path | None, Path | None] = (None, None),
             run: str = "first",
+            samples_max: int | None = None,
         ) -> Trainer:
             operator = new_secret()
             mailbox = Mailbox(fetch_s=fetch_s, silence_s=silence_s)
@@ -329,6 +330,7 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
                 Welcome(training="test", run=run, no_reply_s=no_reply_s, alive_s=silence_s / 4),
                 Hello(1, input_shape, classes),
                 reply_bytes_max=reply_bytes_max,
+                samples_max=samples_max,
             )
             listener = stack.enter_context(Listener(app, Address("127.0.0.1", 0), *tls))
             trainer = Trainer(mailbox, registry, listener.url, operator, stack)

@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,40 @@ def test_device_with_other_data_is_told_so(trainer: Any) -> None:
         link.hello(30, (3, 8, 8), 4)
     with pytest.raises(RefusedReplyError, match="4 classes"):
         link.hello(30, SHAPE, 5)
+
+
+def test_device_weighs_no_more_than_it_said_when_it_came(
+    trainer: Any, pi: TrainerLink, make_trainer: Callable[..., Any]
+) -> None:
+    asking = Asking(trainer, {"pi": start()}, 30)
+    now = fetched(pi)
+    assert pi.reply(now, Ready(1, 10**9, 2, ())) == "foreign"
+    assert asking.replies() == {}
+    assert trainer.mailbox.take_missed()[0].why == "it says it has more samples than when it came"
+    update = alone()
+    assert pi.reply("", replace(update, samples=31)) == "foreign"
+    assert pi.reply("", update) == "kept"
+
+    small = make_trainer(SHAPE, 4, samples_max=29)
+    with pytest.raises(RefusedReplyError, match=r"30 samples: .* at most 29 .*samples_max"):
+        small.link(small.enrol("ada")).hello(30, SHAPE, 4)
+
+
+def test_samples_beyond_the_recipes_most_are_refused_and_named() -> None:
+    plans = dict.fromkeys(("ada", "bob"), plan_with(exit_head=True))
+    state = ServerState(network_of(plans["ada"]), ServerTraining(0.1))
+    clients = {"ada": client("ada", 30), "bob": client("bob", 31)}
+    settings = RoundSettings(samples_max=30, staleness_max=1)
+    engine = Engine(supersfl(), plans, state, LocalTransport(clients), settings)
+    result = engine.run_round(1, 0)
+    assert result.participants == ("ada",)
+    assert "31 samples: the recipe takes at most 30" in result.refused["bob"]
+    late = replace(alone(), samples=31)
+    plans["pi"] = plan_with(exit_head=True)
+    engine = Engine(supersfl(), plans, state, LocalTransport(clients), settings)
+    assert "at most 30" in engine.run_round(2, 0, {"pi": late}).refused["pi"]
+    with pytest.raises(ConfigurationError, match="samples_max"):
+        RoundSettings(samples_max=0)
 
 
 def test_restarted_device_is_not_waited_for(trainer: Any, pi: TrainerLink) -> None:

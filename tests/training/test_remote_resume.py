@@ -72,7 +72,8 @@ def undisturbed(recipe: Recipe) -> dict[str, torch.Tensor]:
     plans = {name: plan_of(recipe, method, data, 1) for name in NAMES}
     network_of(plans[NAMES[0]])  # before devices in threads want it
     state = server_state(recipe, method, build_network(recipe, data))
-    engine = Engine(method, plans, state, LocalTransport(clients_of(recipe)), recipe.round)
+    how = recipe.round.with_devices()
+    engine = Engine(method, plans, state, LocalTransport(clients_of(recipe)), how)
     for number in (1, 2, 3):
         engine.run_round(number, recipe.seed)
     return dict(state.net.state_dict())
