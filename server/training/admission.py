@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from edge_sdk.errors import FrameError
+from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.training.messages import Features, OutputGradient, Ready, Update, Weights
 from edge_sdk.training.plan import Plan
 from edge_sdk.training.weights import check_weights
@@ -83,8 +83,11 @@ def _view_fault(
     if entry is None or not 1 <= entry <= plan.depth:
         return f"view: expected an entry depth of 1 to {plan.depth}, got {entry}"
     size = len(features.features)
-    if view.shape != (size, *shape_at(entry)) or not _bounded(view):
+    try:
         want = (size, *shape_at(entry))
+    except ConfigurationError as err:  # a depth where the network is not cut
+        return f"view: {err}"
+    if view.shape != want or not _bounded(view):
         return f"view: expected finite values of shape {want}, got shape {tuple(view.shape)}"
     if same is None or same.dtype != torch.uint8 or same.shape != (size,) or int(same.max()) > 1:
         return f"view: expected {size} bits that say where labels are equal"
