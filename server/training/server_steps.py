@@ -89,10 +89,15 @@ def one_model(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Answer
     Clients that advance together take turns batch by batch; in cohorts of one, as SplitFedV2 has
     it, a client's whole round comes before the next one's.
     """
+    return one_model_step(state, arrivals, _plain_loss)
+
+
+def one_model_step(state: ServerState, arrivals: Arrivals, loss: ClientLoss) -> Answers:
+    """As `one_model`, by another loss than cross-entropy."""
     return {
         client: feedback
         for client, arrival in arrivals.items()
-        if (feedback := _supervise(state, state.suffix(arrival.depth), client, arrival))
+        if (feedback := _supervise(state, state.suffix(arrival.depth), client, arrival, loss))
     }
 
 
@@ -181,7 +186,7 @@ def _supervise(
     suffix: Suffix,
     client: str,
     arrival: Arrival,
-    loss_of: ClientLoss = _plain_loss,
+    loss_of: ClientLoss,
 ) -> Feedback | None:
     """Forward, backward, and one step of the suffix; what goes back to the client.
 

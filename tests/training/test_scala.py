@@ -24,8 +24,8 @@ from server.training.checkpoint import latest_checkpoint, save_checkpoint
 from server.training.engine import Engine, RoundResult, RoundSettings
 from server.training.method import Method
 from server.training.methods.scala import scala
-from server.training.methods.splitfed import minibatch, splitfed_v1
-from server.training.recipe import read_recipe
+from server.training.methods.splitfed import minibatch, splitfed_v1, splitfed_v2
+from server.training.recipe import load_recipe, read_recipe
 from server.training.server_steps import Arrival
 from server.training.simulate import run_rounds
 from server.training.state import ServerState, ServerTraining
@@ -127,10 +127,29 @@ def test_local_adjustment_leaves_the_servers_step_plain() -> None:
         assert float(change.abs().max()) > 0.01 * float(plain[client].gradient.abs().max())
 
 
+def test_in_turn_each_client_steps_one_suffix_by_its_own_labels() -> None:
+    server, twin = state(), state()
+    found = arrivals(server.shape_at(1))
+    method = scala("local", server="in_turn", share_batches=False)
+    assert method.batch_share is None
+    feedback = answer(method, server, found, view())
+    for client, one in found.items():  # each through what those before it have stepped
+        suffix = twin.net.suffix(1)
+        z = one.features.features.clone().requires_grad_()
+        loss = F.cross_entropy(suffix(z) + log_share(COUNTS[client]), one.labels)
+        gradient, *own = torch.autograd.grad(loss, [z, *suffix.parameters()])
+        torch.testing.assert_close(feedback[client].gradient, gradient, rtol=1e-4, atol=1e-6)
+        with torch.no_grad():
+            for parameter, step in zip(suffix.parameters(), own, strict=True):
+                parameter.sub_(twin.training.learning_rate * step)
+    for name, tensor in server.read().items():
+        torch.testing.assert_close(tensor, twin.read()[name], rtol=1e-4, atol=1e-6)
+
+
 def test_without_concatenation_each_copy_learns_by_its_clients_labels() -> None:
     server = state()
     found = arrivals(server.shape_at(1))
-    feedback = answer(scala("local", concatenate=False), server, found, view())
+    feedback = answer(scala("local", server="copies"), server, found, view())
     for client, one in found.items():
         suffix = state().net.suffix(1)
         z = one.features.features.clone().requires_grad_()
@@ -204,7 +223,8 @@ def test_one_sample_that_batch_norm_cannot_take_steps_nothing() -> None:
     ("numbers", "match"),
     [
         ({"adjust": "server"}, "one of both, local, none"),
-        ({"concatenate": False}, "nothing is concatenated"),
+        ({"server": "copies"}, "nothing is concatenated"),
+        ({"server": "none"}, "expected one of joint, copies, in_turn"),
         ({"bottleneck": 0}, "bottleneck"),
         ({"inversion": -0.1}, "at least 0"),
     ],
@@ -296,8 +316,12 @@ def test_batches_are_shared_out_by_samples() -> None:
 
 @pytest.mark.parametrize(
     ("method", "baseline"),
-    [(scala("none"), minibatch()), (scala("none", concatenate=False), splitfed_v1())],
-    ids=["minibatch-sfl", "splitfed-v1"],
+    [
+        (scala("none"), minibatch()),
+        (scala("none", server="copies"), splitfed_v1()),
+        (scala("none", server="in_turn"), splitfed_v2()),
+    ],
+    ids=["minibatch-sfl", "splitfed-v1", "splitfed-v2"],
 )
 def test_unadjusted_in_equal_shares_it_is_its_baseline_bit_for_bit(
     method: Method, baseline: Method
@@ -419,6 +443,15 @@ def recipe(**numbers: Any) -> dict[str, Any]:
         },
         "round": {"participation": 0.5},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["scala-guarded", "scala-two-classes"])
+def test_recipes_of_its_own_are_sound(name: str) -> None:
+    checked = load_recipe(Path(__file__).parents[2] / "examples" / "recipes" / f"{name}.toml")
+    method = checked.build_method()
+    assert (method.name, checked.train.depth) == ("scala", 2)
+    assert method.batch_share is not None
+    assert checked.train.iterations == 10
 
 
 def test_rounds_need_to_be_counted_in_batches() -> None:

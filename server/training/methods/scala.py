@@ -15,6 +15,7 @@ P_k is the share of each label in all of k's data, P_s their mean by n_k over th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Literal, get_args
 
@@ -29,22 +30,29 @@ from server.training.batch_share import proportional
 from server.training.method import Method
 from server.training.server_steps import (
     Arrivals,
+    ClientLoss,
     Joint,
     concatenated,
     copies,
     copies_step,
     joint_step,
+    one_model,
+    one_model_step,
 )
 from server.training.state import ServerState
 from server.training.view import RoundView
 
 Adjust = Literal["both", "local", "none"]
 ADJUSTS: Final = get_args(Adjust)
+Server = Literal["joint", "copies", "in_turn"]
+SERVERS: Final = get_args(Server)
+EachStep = Callable[[ServerState, Arrivals, ClientLoss], dict[str, Feedback]]
 
 
 def scala(
     adjust: Adjust = "both",
-    concatenate: bool = True,
+    server: Server = "joint",
+    share_batches: bool = True,
     bottleneck: int | None = None,
     inversion: float = 0.0,
 ) -> Method:
@@ -53,21 +61,26 @@ def scala(
     Args:
         adjust: whose loss has its logits adjusted: the server's and the clients', the clients'
             alone, or nobody's, which is Minibatch-SFL in shared-out batches.
-        concatenate: whether the server sees all activations together; if not, each client has a
-            copy of the suffix, as in SplitFedV1. False with `local` is the paper's LLA-SFL.
+        server: `joint` sees all activations together; `copies` has a copy of the suffix for each
+            client, as SplitFedV1 (with `local` the paper's LLA-SFL); `in_turn` has one that each
+            client's batch steps, as SplitFedV2 and SuperSFL (ours).
+        share_batches: whether the participants share one batch out; if not, each has its own.
         bottleneck: channels to which the cut is narrowed, 8 in the paper's variant; None leaves it.
         inversion: weight of the clients' guard against inversion, 0.3 in the paper's variant; 0
             for none.
     """
     if adjust not in ADJUSTS:
         raise ConfigurationError(f"adjust: expected one of {', '.join(ADJUSTS)}, got {adjust!r}")
-    if adjust == "both" and not concatenate:
+    if server not in SERVERS:
+        raise ConfigurationError(f"server: expected one of {', '.join(SERVERS)}, got {server!r}")
+    if adjust == "both" and server != "joint":
         raise ConfigurationError(
             "adjust: expected local or none where nothing is concatenated: there is no joint"
             " distribution of labels to adjust by"
         )
-    plain = concatenated if concatenate else copies
-    adjusted = partial(_joint, server=adjust == "both") if concatenate else _apart
+    plain = {"joint": concatenated, "copies": copies, "in_turn": one_model}[server]
+    apart = partial(_apart, step=copies_step if server == "copies" else one_model_step)
+    adjusted = partial(_joint, server=adjust == "both") if server == "joint" else apart
     return Method(
         "scala",
         client=ClientPart(
@@ -75,7 +88,7 @@ def scala(
             inversion=Inversion(weight=inversion) if inversion else None,
         ),
         server_step=plain if adjust == "none" else adjusted,
-        batch_share=proportional,
+        batch_share=proportional if share_batches else None,
     )
 
 
@@ -95,14 +108,16 @@ def _joint(
     return joint_step(state, arrivals, losses)
 
 
-def _apart(state: ServerState, arrivals: Arrivals, now: RoundView) -> dict[str, Feedback]:
-    """Eq. 13 on each client's copy, for both sides."""
+def _apart(
+    state: ServerState, arrivals: Arrivals, now: RoundView, *, step: EachStep
+) -> dict[str, Feedback]:
+    """Eq. 13 for each client by itself, on both sides."""
     shares = _shares(arrivals, now, state.net.classes)
 
     def loss(client: str, logits: Tensor, labels: Tensor) -> Tensor:
         return adjusted_losses(logits, labels, adjustment(shares[client])).mean()
 
-    return copies_step(state, arrivals, loss)
+    return step(state, arrivals, loss)
 
 
 def _shares(arrivals: Arrivals, now: RoundView, classes: int) -> dict[str, Tensor]:
