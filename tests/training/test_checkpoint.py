@@ -31,6 +31,9 @@ ROUNDS = 3
 RECIPES: dict[str, dict[str, Any]] = {
     "supersfl": {"method": "supersfl", "round": {"participation": 0.75, "availability": 0.6}},
     "splitgp": {"method": "splitgp", "method_numbers": {"personal_share": 0.9}},
+    "buffered": {"method": "splitfed-v1", "round": {"buffer": 2, "staleness_max": 3}},
+    # a trunk of the server's own, last layers on the clients, noise
+    "harmony": {"method": "harmony", "method_numbers": {"head": "client", "noise": 1.0}},
 }
 BASE: dict[str, Any] = {
     "data": {"name": "digits", "clients": 4, "partition": "iid", "train_max": 160, "test_max": 50},
@@ -184,6 +187,7 @@ def saved(out: Path, rounds: int) -> None:
         ("supersfl", [("batch", 40), ("batch", 20), ("batch", 30)]),
         ("splitgp", [("batch", 50)]),
         ("splitgp", [("batch", 75)]),
+        ("harmony", [("batch", 45), ("batch", 30)]),
         *[("supersfl", [("file", number)]) for number in range(1, 50, 8)],
         *[("splitgp", [("file", number)]) for number in range(4, 50, 15)],
         # again and again at the same place: every start gets a little further, or none does harm

@@ -29,6 +29,7 @@ from edge_sdk.training.plan import Plan, network_of
 from server.training.engine import Engine, RoundSettings
 from server.training.method import Method
 from server.training.methods.besplit import besplit
+from server.training.methods.harmony import harmony
 from server.training.methods.scala import scala
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.splitlpf import splitlpf
@@ -171,7 +172,7 @@ def weights_after(
         for name, depth in zip(NAMES, (1, 2, 1), strict=True)
     }
     net = build("tiny", classes=10, input_shape=(1, 8, 8), mean=data.mean, std=data.std, seed=SEED)
-    state = ServerState(net, ServerTraining(0.05, momentum=0.9))
+    state = ServerState(net, ServerTraining(0.05, momentum=0.9), method.trunk)
     engine = Engine(
         method, plans, state, transport, RoundSettings(step_deadline_s=30, round_deadline_s=30)
     )
@@ -179,7 +180,7 @@ def weights_after(
     return state.read(), results
 
 
-@pytest.mark.parametrize("method", [supersfl, splitfed_v1, splitlpf, scala, besplit])
+@pytest.mark.parametrize("method", [supersfl, splitfed_v1, splitlpf, scala, besplit, harmony])
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_http_trains_to_the_same_bits_as_local(
     make_trainer: Callable[..., Any],

@@ -44,11 +44,12 @@ Gradients = Sequence[Tensor | None]
 
 logger = logging.getLogger(__name__)
 
-# g as stated; M and its rate are of the paper's lists; weight and margin of the alignment are ours
+# g as stated; M and its rate are of the paper's lists; weight and margin of the alignment are ours:
+# with weight 1 `cnn6` on Fashion-MNIST left the finite numbers within five rounds at lr 0.05
 EXIT_SHARE: Final = 0.5
 ADAPT_STEPS: Final = 3
 ADAPT_RATE: Final = 0.01
-ALIGN_WEIGHT: Final = 1.0
+ALIGN_WEIGHT: Final = 0.1
 MARGIN: Final = 1.0
 
 
@@ -126,13 +127,13 @@ def align(server_share: float, align_weight: float, margin: float) -> ServerStep
         for client, reply in replies.items():
             forward = under_way[client]
             gradient, *task = forward.pull(reply.gradient)
-            if gradient is None or not bool(torch.isfinite(gradient.sum())):
-                logger.warning("client=%s gets no feedback: its gradient is not finite", client)
-                continue
             own = [None if part is None else server_share * part for part in task]
             if forward.first is not None and forward.same is not None:
                 csa = alignment_loss(forward.first, forward.second, forward.same, margin)
                 own = list(map(_sum, own, forward.copy_gradients(align_weight * csa)))
+            if gradient is None or not _finite(gradient, *own):
+                logger.warning("client=%s gets no feedback: its gradient is not finite", client)
+                continue
             _step(forward.copy, own, state.training.clip)
             answers[client] = Feedback(gradient.contiguous(), reply.loss)
         return answers
@@ -210,6 +211,10 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     if one is None or other is None:
         return one if other is None else other
     return one + other
+
+
+def _finite(*gradients: Tensor | None) -> bool:
+    return all(g is None or bool(torch.isfinite(g.sum())) for g in gradients)
 
 
 def _step(copy: Suffix, gradients: Gradients, clip: float | None) -> None:
