@@ -84,23 +84,13 @@ def main(
     results: Path = RESULTS,
 ) -> None:
     """SCALA and its privacy-enhanced variant under an inversion attack (the paper's Table VI)."""
-    trials = []
+    trials: list[Trial] = []
     for seed in range(seeds):
         for variant in VARIANTS:
             trials.append(run_trial(variant, dataset, data, seed=seed, images=images))
             typer.echo(_line(variant, trials[-1:]))
-    make_folder(results)
-    said = {
-        "dataset": dataset,
-        "scale": asdict(SCALES[dataset]),
-        "images": images,
-        "torch": torch.__version__,
-        "trials": [asdict(trial) for trial in trials],
-    }
-    path = results / f"inversion-{dataset}"
-    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    write_atomic(path.with_suffix(".json"), orjson.dumps(said, option=options))
-    write_atomic(path.with_suffix(".md"), report(dataset, trials).encode())
+        # after every seed: one takes minutes, and a run that is stopped keeps those it has
+        _write(results / f"inversion-{dataset}", dataset, images, trials)
     typer.echo(f"\n{report(dataset, trials)}")
 
 
@@ -166,6 +156,20 @@ def report(dataset: str, trials: Sequence[Trial]) -> str:
     for name, (accuracy, mse, ssim, psnr) in PAPER.items():
         lines.append(f"| paper: {name} | {accuracy:.2f} | {mse:.4f} | {ssim:.3f} | {psnr:.2f} |")
     return "\n".join([*lines, ""])
+
+
+def _write(path: Path, dataset: str, images: int, trials: Sequence[Trial]) -> None:
+    make_folder(path.parent)
+    said = {
+        "dataset": dataset,
+        "scale": asdict(SCALES[dataset]),
+        "images": images,
+        "torch": torch.__version__,
+        "trials": [asdict(trial) for trial in trials],
+    }
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    write_atomic(path.with_suffix(".json"), orjson.dumps(said, option=options))
+    write_atomic(path.with_suffix(".md"), report(dataset, trials).encode())
 
 
 def _line(variant: str, trials: Sequence[Trial]) -> str:
