@@ -100,6 +100,20 @@ def summarise(scores: list[DeviceScore], *, alone: bool) -> ClientSummary:
     return summarise_clients([score for score in tested if score is not None])
 
 
+def fleet_energy(scores: list[DeviceScore]) -> dict[str, Any]:
+    """Joules of the devices whose energy is known, and how it is, by device.
+
+    They are of work in training, since each device's process began.
+    """
+    known = {score.device: score.energy for score in scores if score.energy.joules is not None}
+    return {
+        "joules": math.fsum(e.joules for e in known.values() if e.joules) if known else None,
+        "sources": {score.device: score.energy.source for score in scores},
+        "seconds": math.fsum(score.energy.seconds for score in scores),
+        "of": "the devices' work in training",
+    }
+
+
 def energy_of(scores: Scores, profile: DeviceProfile) -> EnergyReading:
     """As the device measured it; else by the catalogue's power model of such a board, if known.
 

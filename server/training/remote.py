@@ -47,7 +47,8 @@ from server.training.checkpoint import (
     latest_checkpoint,
     save_checkpoint,
 )
-from server.training.devices import NO_OOD, DeviceScore, ask_scores, summarise
+from server.training.cost import answer_latency, training_cost
+from server.training.devices import NO_OOD, DeviceScore, ask_scores, fleet_energy, summarise
 from server.training.engine import Engine
 from server.training.invite import Inviter
 from server.training.late import LateUpdates
@@ -417,6 +418,13 @@ def _finish(world: World, rows: list[Row], settings: TrainerSettings, scored: Sc
         },
         "each_client": [score.to_dict() for score in scored.devices],
         "not_scored": scored.missed,
+        "training": training_cost(rows),
+        "latency": answer_latency(
+            world,
+            {score.device: score.whole.samples for score in scored.devices},
+            {score.device: 0.0 if alone else 1.0 for score in scored.devices},
+        ),
+        "energy": fleet_energy(scored.devices),
         "evaluation": {"bytes_down": scored.bytes_down, "seconds": scored.seconds},
         "labels": world.method.labels,
         "depths": {name: plan.depth for name, plan in world.plans.items()},

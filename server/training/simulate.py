@@ -18,6 +18,7 @@ import torch
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.state import StateLock
+from profiles.energy import EnergyMeter
 from server.training.checkpoint import (
     Row,
     check_same_recipe,
@@ -26,8 +27,9 @@ from server.training.checkpoint import (
     prune,
     save_checkpoint,
 )
+from server.training.cost import answer_latency, energy_report, training_cost
 from server.training.engine import RoundResult
-from server.training.evaluate import Evaluator
+from server.training.evaluate import ClientScore, Evaluator
 from server.training.evaluate_answers import auxiliary_report, benign_rate_of
 from server.training.metrics import summarise_clients
 from server.training.plots import plot_rounds
@@ -85,12 +87,15 @@ def simulate(
         write_atomic(log, b"".join(map(line_of, rows)))
         for row in rows:
             tell(row)
-        for row in run_rounds(world, rows):
-            save_checkpoint(out, world, rows)
-            with log.open("ab") as file:
-                file.write(line_of(row))
-            tell(row)
+        before = len(rows)
+        with EnergyMeter() as meter:
+            for row in run_rounds(world, rows):
+                save_checkpoint(out, world, rows)
+                with log.open("ab") as file:
+                    file.write(line_of(row))
+                tell(row)
         report = report_of(world, rows)
+        report["energy"] = energy_report(meter.read(), "clients and server", len(rows) - before)
         write_report(out / REPORT, report)
         plot_rounds(rows, out)
         return report
@@ -122,6 +127,7 @@ def report_of(world: World, rows: list[Row]) -> Report:
     supervised = _ever_supervised(rows)
     clients = evaluator.clients(supervised=supervised)
     summary = summarise_clients([c.inside for c in clients], [c.outside for c in clients])
+    answers = evaluator.answers(supervised=supervised)
     return {
         "method": world.method.name,
         "dataset": world.dataset,
@@ -136,7 +142,7 @@ def report_of(world: World, rows: list[Row]) -> Report:
             "std": summary.std,
             "accuracy_clients": summary.accuracy,
             "path": evaluator.path(supervised=supervised),
-            "answers": evaluator.answers(supervised=supervised),
+            "answers": answers,
             "exits": {str(depth): value for depth, value in evaluator.exits().items()},
             "auxiliary": auxiliary_report(world),
             "bmr": benign_rate_of(world),
@@ -144,6 +150,12 @@ def report_of(world: World, rows: list[Row]) -> Report:
         "labels": world.method.labels,
         "privacy": _privacy(world, rows),
         "each_client": [client.to_dict() for client in clients],
+        "training": training_cost(rows),
+        "latency": answer_latency(
+            world,
+            {c.client: c.inside.samples + c.outside.samples for c in clients},
+            {c.client: _offload_rate(c, answers) for c in clients},
+        ),
         "recipe": recipe.to_dict(),
         "device": world.device.type,
         "threads": torch.get_num_threads(),
@@ -156,6 +168,12 @@ def _privacy(world: World, rows: list[Row]) -> dict[str, Any] | None:
     samples = {name: client.samples for name, client in world.clients.items()}
     delta = world.recipe.privacy.delta
     return privacy_of(world.method, world.plans, samples, asked, delta)
+
+
+def _offload_rate(client: ClientScore, answers: str) -> float:
+    if answers == "exits":
+        return 0.0
+    return 1.0 if client.exit_rate is None else 1.0 - client.exit_rate
 
 
 def write_report(path: Path, report: Report) -> None:

@@ -185,7 +185,14 @@ def test_evaluating_changes_nothing() -> None:
     before = world.state.read()
     kept = {name: dict(client.personal) for name, client in world.clients.items()}
     world.state.net.train()
-    report_of(world, [{"supervised": True}])
+    nothing: dict[str, Any] = {
+        "participants": [],
+        "missing": [],
+        "refused": {},
+        "bytes_by_kind": {},
+    }
+    nothing |= {"seconds": 0.0, "bytes_up": 0, "bytes_down": 0}
+    report_of(world, [{"supervised": True} | nothing])
     assert world.state.net.training
     after = world.state.read()
     assert all(torch.equal(before[key], after[key]) for key in before)
