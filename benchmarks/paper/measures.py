@@ -1,0 +1,116 @@
+"""What a trained world is judged by, in %."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from server.training.checkpoint import Row
+from server.training.compare import LAST_ROUNDS
+from server.training.evaluate import Evaluator
+from server.training.evaluate_answers import auxiliary_report
+from server.training.metrics import ClientSummary, summarise_clients
+from server.training.world import World
+
+Measure = Callable[[World, list[Row]], float]
+
+
+def measured(world: World, rows: list[Row], names: Iterable[str]) -> dict[str, float]:
+    """The measures asked for by name.
+
+    `rho X` is the clients' mean at that share of OOD samples; `MB to X` what travelled until the
+    global test set was first answered with X % right, NaN where it never was.
+    """
+    return {name: _measured(world, rows, name) for name in names}
+
+
+def _measured(world: World, rows: list[Row], name: str) -> float:
+    if name.startswith("rho "):
+        return _at_rho(world, rows, float(name.removeprefix("rho ")))
+    if name.startswith("MB to "):
+        return _megabytes_to(rows, float(name.removeprefix("MB to ")) / 100)
+    return MEASURES[name](world, rows)
+
+
+def _megabytes_to(rows: list[Row], target: float) -> float:
+    total: int = 0
+    for row in rows:
+        total += int(row["bytes_up"]) + int(row["bytes_down"])
+        if row["accuracy"] is not None and row["accuracy"] >= target:
+            return total / 1e6
+    return math.nan
+
+
+def _accuracy(_world: World, rows: list[Row]) -> float:
+    """Of the last rounds, on the global test set."""
+    found = [row["accuracy"] for row in rows if row["accuracy"] is not None]
+    return 100 * statistics.fmean(found[-LAST_ROUNDS:])
+
+
+def _exits(world: World, _rows: list[Row]) -> float:
+    """Mean over clients of their exits, on the global test set."""
+    if not world.method.client.exit_head:
+        return math.nan
+    return 100 * Evaluator(world).exit_accuracy()
+
+
+def _clients(world: World, rows: list[Row]) -> float:
+    return 100 * _summary(world, rows).accuracy
+
+
+def _ood(world: World, rows: list[Row]) -> float:
+    """Mean over clients, each on test samples of classes it has never seen."""
+    return 100 * _summary(world, rows).accuracy_ood
+
+
+def _auxiliary(world: World, _rows: list[Row]) -> float:
+    """Mean over clients of their auxiliary models, on the global test set (BESplit-A)."""
+    found = auxiliary_report(world)
+    return math.nan if found is None else 100 * float(found["accuracy"])
+
+
+def _jain(world: World, rows: list[Row]) -> float:
+    return _summary(world, rows).jain
+
+
+def _std(world: World, rows: list[Row]) -> float:
+    return 100 * _summary(world, rows).std
+
+
+def _at_rho(world: World, rows: list[Row], rho: float) -> float:
+    evaluate = replace(world.recipe.evaluate, rho=rho)
+    return _clients(replace(world, recipe=replace(world.recipe, evaluate=evaluate)), rows)
+
+
+def _summary(world: World, rows: list[Row]) -> ClientSummary:
+    """Of all clients, each on the test samples of its own classes and some of others."""
+    scores = Evaluator(world).clients(supervised=any(row["supervised"] for row in rows))
+    return summarise_clients([s.inside for s in scores], [s.outside for s in scores])
+
+
+MEASURES: Final[Mapping[str, Measure]] = {
+    "accuracy": _accuracy,
+    "exits": _exits,
+    "clients": _clients,
+    "ood": _ood,
+    "auxiliary": _auxiliary,
+    "jain": _jain,
+    "std": _std,
+}
+
+
+def shown(name: str) -> str:
+    """As a column's head."""
+    heads: Mapping[str, Any] = {
+        "accuracy": "accuracy",
+        "exits": "exits",
+        "clients": "mean of clients",
+        "ood": "unseen classes",
+        "auxiliary": "auxiliary models",
+        "jain": "JFI",
+        "std": "Std",
+    }
+    return str(heads.get(name, name))

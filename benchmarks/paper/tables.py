@@ -1,0 +1,437 @@
+"""The papers' tables as recipes: what is trained at each scale, and what the paper prints.
+
+`smoke` shows that a table runs, on the digits; `cpu` is for two cores and shows orderings, on
+Fashion-MNIST; `full` has the paper's own numbers, as far as it states them (METHODS.md says what is
+inferred), and is for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+Scale = Literal["smoke", "cpu", "full"]
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table.
+
+    Attributes:
+        recipe: what it changes in the scale's recipe.
+        paper: the paper's figures in %, by measure (benchmarks.paper.measures).
+    """
+
+    name: str
+    recipe: Changes
+    paper: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of a paper.
+
+    Attributes:
+        source: where in the paper; `data`: on which data its figures are.
+        measures: what is reported of every row.
+        scales: the recipe of each scale, which rows change.
+    """
+
+    title: str
+    source: str
+    data: str
+    measures: Sequence[str]
+    rows: Sequence[Row]
+    scales: Mapping[Scale, Changes]
+
+
+def over(base: Changes, changes: Changes) -> dict[str, Any]:
+    """`base` with `changes` laid over it, table by table."""
+    merged = dict(base)
+    for name, value in changes.items():
+        inner = merged.get(name)
+        if isinstance(value, Mapping) and isinstance(inner, Mapping):
+            merged[name] = over(inner, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def _smoke(**changes: Any) -> dict[str, Any]:
+    """A minute's worth of nothing: four clients with a hundred digits each, two rounds."""
+    return over(
+        {
+            "data": {"name": "digits", "clients": 4, "train_max": 400, "test_max": 200},
+            "train": {
+                "backbone": "tiny",
+                "rounds": 2,
+                "learning_rate": 0.05,
+                "batch": 20,
+                "momentum": 0.9,
+            },
+            "evaluate": {"every": 2},
+        },
+        changes,
+    )
+
+
+def _cpu(**changes: Any) -> dict[str, Any]:
+    """Fashion-MNIST on `cnn6`, a hundred thousand samples or so a run."""
+    return over(
+        {
+            "data": {"name": "fashion-mnist", "train_max": 10_000, "test_max": 2_000},
+            "train": {
+                "backbone": "cnn6",
+                "depth": 2,
+                "learning_rate": 0.05,
+                "batch": 32,
+                "momentum": 0.9,
+            },
+            "evaluate": {"every": 1},
+        },
+        changes,
+    )
+
+
+def _number(**numbers: Any) -> dict[str, Any]:
+    return {"method_numbers": numbers}
+
+
+_DIRICHLET = {"partition": "dirichlet", "numbers": {"concentration": 0.5}}
+_FLEET = {"memory_gb": [1, 6], "latency_ms": [20, 200]}
+
+_SUPERSFL_FUSION: Final = Table(
+    "SuperSFL: how the two gradients are joined",
+    "SuperSFL, Fig. 6",
+    "CIFAR-10, 50 clients",
+    ["accuracy"],
+    [
+        Row("depth and loss", _number(fusion="tpgf"), {"accuracy": 96.93}),
+        Row("no loss", _number(fusion="no_loss"), {"accuracy": 91.47}),
+        Row("no depth", _number(fusion="no_depth"), {"accuracy": 88.66}),
+        Row("equal", _number(fusion="equal"), {"accuracy": 85.89}),
+        Row("depth and loss, weights sum to 1", _number(normalise_weights=True)),
+    ],
+    {
+        "smoke": _smoke(method="supersfl", data=_DIRICHLET, train=_FLEET),
+        "cpu": _cpu(
+            method="supersfl",
+            data={"clients": 10, **_DIRICHLET},
+            train={"rounds": 10, "depth": None, **_FLEET},
+        ),
+        "full": {
+            "method": "supersfl",
+            "data": {"name": "cifar-10", "clients": 50, **_DIRICHLET},
+            "train": {
+                "backbone": "vgg11",
+                "rounds": 100,
+                "learning_rate": 0.05,
+                "batch": 64,
+                "momentum": 0.9,
+            },
+        },
+    },
+)
+
+_SUPERSFL: Final = Table(
+    "SuperSFL against split and federated learning",
+    "SuperSFL, Table I",
+    "CIFAR-10, 50 clients; the paper's SFL, and its DFL, of which there is none here",
+    ["accuracy", "exits"],
+    [
+        Row("SuperSFL", {"method": "supersfl"}, {"accuracy": 96.93}),
+        Row("SplitFedV1", {"method": "splitfed-v1"}, {"accuracy": 78.84}),
+        Row("SplitFedV2", {"method": "splitfed-v2"}),
+        Row("multi-exit", {"method": "multi-exit"}),
+        Row("FedAvg", {"method": "fedavg"}),
+    ],
+    _SUPERSFL_FUSION.scales,
+)
+
+_BESPLIT: Final = Table(
+    "BESplit and its ablations",
+    "BESplit, Tables 1 and 4",
+    "F-MNIST, 100 clients, kappa 1",
+    ["accuracy", "auxiliary"],
+    [
+        Row("BESplit", {"method": "besplit"}, {"accuracy": 74.89, "auxiliary": 74.11}),
+        Row(
+            "no evidential aggregation",
+            {"method": "besplit", **_number(ablation="no_ea")},
+            {"accuracy": 73.04},
+        ),
+        Row(
+            "no evidence",
+            {"method": "besplit", **_number(ablation="no_evidence")},
+            {"accuracy": 73.47},
+        ),
+        Row(
+            "no aleatoric uncertainty",
+            {"method": "besplit", **_number(ablation="no_aleatoric")},
+            {"accuracy": 74.38},
+        ),
+        Row(
+            "no epistemic uncertainty",
+            {"method": "besplit", **_number(ablation="no_epistemic")},
+            {"accuracy": 74.11},
+        ),
+        Row(
+            "no collaboration",
+            {"method": "besplit", **_number(ablation="no_bcc")},
+            {"accuracy": 72.14},
+        ),
+        Row("SplitFed", {"method": "splitfed-v1"}, {"accuracy": 71.80}),
+        Row("FedAvg", {"method": "fedavg"}, {"accuracy": 71.10}),
+    ],
+    {
+        "smoke": _smoke(data=_DIRICHLET),
+        "cpu": _cpu(
+            data={
+                "clients": 10,
+                "train_max": 4_000,
+                "partition": "dirichlet",
+                "numbers": {"concentration": 0.1},
+            },
+            train={"rounds": 12},
+        ),
+        "full": {
+            "data": {
+                "name": "fashion-mnist",
+                "clients": 100,
+                "partition": "dirichlet",
+                "numbers": {"concentration": 1.0},
+            },
+            "train": {
+                "backbone": "resnet18",
+                "depth": 2,
+                "rounds": 300,
+                "learning_rate": 1e-4,
+                "batch": 32,
+            },
+            "round": {"participation": 0.4, "cohort": None},
+        },
+    },
+)
+
+_SCALA: Final = Table(
+    "SCALA and its ablations, two classes a client, a tenth of the clients a round",
+    "SCALA, Tables I to III",
+    "the paper's figures are lost in extraction",
+    ["accuracy"],
+    [
+        Row("SCALA", {"method": "scala"}),
+        Row("local adjustment only", {"method": "scala", **_number(adjust="local")}),
+        Row("concatenation only", {"method": "scala", **_number(adjust="none")}),
+        Row("Minibatch-SFL", {"method": "minibatch-sfl"}),
+        Row("SplitFedV1", {"method": "splitfed-v1"}),
+    ],
+    {
+        "smoke": _smoke(
+            data={"clients": 5, "partition": "quantity", "numbers": {"per_client": 2}},
+            train={"iterations": 3, "batch": 40},
+            round={"participation": 0.5},
+        ),
+        "cpu": _cpu(
+            data={
+                "clients": 50,
+                "partition": "quantity",
+                "numbers": {"per_client": 2},
+            },
+            train={"rounds": 20, "iterations": 20, "batch": 160, "learning_rate": 0.01},
+            round={"participation": 0.1},
+        ),
+        "full": {
+            "data": {
+                "name": "cifar-10",
+                "clients": 100,
+                "partition": "quantity",
+                "numbers": {"per_client": 2},
+            },
+            "train": {
+                "backbone": "alexnet",
+                "depth": 2,
+                "rounds": 500,
+                "iterations": 20,
+                "learning_rate": 0.01,
+                "momentum": 0.9,
+                "weight_decay": 5e-4,
+                "server_clip": 10.0,
+                "batch": 320,
+            },
+            "round": {"participation": 0.1},
+        },
+    },
+)
+
+_HARMONY: Final = Table(
+    "HARMONY against SplitGP, in and out of distribution",
+    "HARMONY, Fig. 2(b)",
+    "F-MNIST, 50 clients, Shard-2, cnn8",
+    ["rho 0", "rho 0.8"],
+    [
+        Row("HARMONY", {"method": "harmony"}, {"rho 0": 98.10, "rho 0.8": 82.61}),
+        Row(
+            "SplitGP, lambda 0.2",
+            {"method": "splitgp", **_number(personal_share=0.2)},
+            {"rho 0": 92.80, "rho 0.8": 77.32},
+        ),
+        Row(
+            "SplitGP, lambda 0.9",
+            {"method": "splitgp", **_number(personal_share=0.9)},
+            {"rho 0": 98.18, "rho 0.8": 59.25},
+        ),
+        Row("no alignment", {"method": "harmony", **_number(align_weight=0.0)}),
+        Row("no stochastic depth", {"method": "harmony", **_number(stochastic_depth=False)}),
+    ],
+    {
+        "smoke": _smoke(
+            data={"partition": "shards", "numbers": {"per_client": 2, "total": 8}},
+            train={"depth": None, **_FLEET},
+        ),
+        "cpu": _cpu(
+            data={
+                "clients": 20,
+                "train_max": 4_000,
+                "partition": "shards",
+                "numbers": {"per_client": 2, "total": 40},
+            },
+            train={"rounds": 15},
+        ),
+        "full": {
+            "data": {
+                "name": "fashion-mnist",
+                "clients": 50,
+                "partition": "shards",
+                "numbers": {"per_client": 2},
+            },
+            "train": {
+                "backbone": "cnn8",
+                "rounds": 120,
+                "learning_rate": 0.025,
+                "momentum": 0.9,
+                "batch": 50,
+                "memory_gb": [2, 8],
+            },
+        },
+    },
+)
+
+
+def _splitlpf(name: str, partition: str, figures: Sequence[float]) -> Table:
+    names = ("SplitLPF", "SplitGP", "SplitFed", "FedAvg")
+    methods: Sequence[Changes] = (
+        {"method": "splitlpf"},
+        {"method": "splitgp", **_number(personal_share=0.2)},
+        {"method": "splitfed-v1"},
+        {"method": "fedavg"},
+    )
+    return Table(
+        f"SplitLPF on {name}",
+        "SplitLPF, Table 2",
+        "F-MNIST, 10 clients, 3 + 3 CNN",
+        ["clients", "jain", "std"],
+        [
+            Row(row, method, {"clients": figure})
+            for row, method, figure in zip(names, methods, figures, strict=True)
+        ],
+        {
+            "smoke": _smoke(
+                data={"clients": 10, "train_max": 1_000, "partition": partition}
+                | ({"numbers": {"smallest": 30}} if partition == "uds" else {})
+            ),
+            "cpu": _cpu(
+                data={"clients": 10, "train_max": 13_000, "partition": partition},
+                train={"rounds": 10},
+            ),
+            "full": {
+                "data": {"name": "fashion-mnist", "clients": 10, "partition": partition},
+                "train": {
+                    "backbone": "cnn6",
+                    "depth": 2,
+                    "rounds": 100,
+                    "epochs": 2,
+                    "learning_rate": 0.05,
+                    "momentum": 0.9,
+                    "batch": 128,
+                },
+            },
+        },
+    )
+
+
+_PART_OF_DEFAULT: Final = {
+    "method": "scala",
+    "numbers": {"adjust": "local", "server": "in_turn", "share_batches": False},
+}
+_DEFAULT: Final = Table(
+    "The default recipe against each paper's",
+    "ours",
+    "nothing: no paper has them side by side",
+    ["accuracy", "ood", "MB to 80"],
+    [
+        Row(
+            "default",
+            {
+                "method": "supersfl",
+                "parts": {"server": _PART_OF_DEFAULT},
+                "train": {"codec": "int8"},
+            },
+        ),
+        Row("SuperSFL", {"method": "supersfl"}),
+        Row("SuperSFL, int8", {"method": "supersfl", "train": {"codec": "int8"}}),
+        Row("BESplit", {"method": "besplit"}),
+        Row("SCALA", {"method": "scala", "train": {"iterations": 18, "batch": 160}}),
+        Row("HARMONY", {"method": "harmony", "train": {"codec": "fp16"}}),
+        Row("SplitLPF", {"method": "splitlpf"}),
+    ],
+    {
+        "smoke": _smoke(data=_DIRICHLET, train=_FLEET),
+        "cpu": {
+            "data": {
+                "name": "digits",
+                "clients": 10,
+                "partition": "dirichlet",
+                "numbers": {"concentration": 0.1},
+            },
+            "train": {
+                "backbone": "tiny",
+                "rounds": 30,
+                "epochs": 2,
+                "batch": 16,
+                "learning_rate": 0.05,
+                "momentum": 0.8,
+                **_FLEET,
+            },
+        },
+        "full": {
+            "data": {
+                "name": "fashion-mnist",
+                "clients": 50,
+                "partition": "dirichlet",
+                "numbers": {"concentration": 0.1},
+            },
+            "train": {
+                "backbone": "cnn8",
+                "rounds": 100,
+                "batch": 50,
+                "learning_rate": 0.025,
+                "momentum": 0.9,
+                "memory_gb": [2, 8],
+            },
+        },
+    },
+)
+
+TABLES: Final[Mapping[str, Table]] = {
+    "default": _DEFAULT,
+    "supersfl": _SUPERSFL,
+    "supersfl-fusion": _SUPERSFL_FUSION,
+    "besplit": _BESPLIT,
+    "scala": _SCALA,
+    "harmony": _HARMONY,
+    "splitlpf-udd": _splitlpf("UDD", "udd", (87.28, 86.30, 85.67, 86.14)),
+    "splitlpf-uds": _splitlpf("UDS", "uds", (82.95, 82.13, 78.77, 80.69)),
+    "splitlpf-udds": _splitlpf("UDDS", "udds", (92.85, 91.93, 88.44, 91.71)),
+}
