@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 Row = dict[str, Any]
 
 KEPT: Final = 2
-FORMAT: Final = 2
+FORMAT: Final = 3
 _NAME: Final = re.compile(r"round-(\d{6,})\.safetensors")
 
 
@@ -45,13 +45,16 @@ class Checkpoint:
         recipe: as `Recipe.to_dict` has it.
         rows: the report's rounds so far, the last one's number is `round`.
         depths: by client; they stay as they were when it began to train.
-        tensors: by `net/NAME`, `momentum/STAGE/PLACE`, `memory/NAME` and `client/CLIENT/NAME`.
+        engine: what was under way.
+        tensors: by `net/NAME`, `momentum/STAGE/PLACE`, `memory/NAME`, `client/CLIENT/NAME` and
+            `engine/...`, what is under way.
     """
 
     round: int
     recipe: Mapping[str, Any]
     rows: list[Row]
     depths: Mapping[str, int]
+    engine: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
 
     def restore(self, world: World) -> None:
@@ -71,6 +74,8 @@ class Checkpoint:
             if name not in world.clients:
                 raise FrameError(f"checkpoint: client {name}: the recipe has no such client")
             world.clients[name].personal[weight] = tensor.to(world.device)
+        begun = {k: t.to(world.device) for k, t in self._part("engine/").items()}
+        world.engine.go_on(self.engine, begun)
 
     def _part(self, start: str) -> dict[str, Tensor]:
         found = {k.removeprefix(start): t for k, t in self.tensors.items() if k.startswith(start)}
@@ -88,10 +93,13 @@ def save_checkpoint(folder: Path, world: World, rows: list[Row]) -> Path:
     tensors |= {f"memory/{name}": tensor for name, tensor in world.state.memory.items()}
     for client in world.clients.values():
         tensors |= {f"client/{client.name}/{key}": t for key, t in client.personal.items()}
+    engine, begun = world.engine.progress()
+    tensors |= {f"engine/{name}": tensor for name, tensor in begun.items()}
     said = {
         "format": FORMAT,
         "recipe": world.recipe.to_dict(),
         "depths": {name: plan.depth for name, plan in world.plans.items()},
+        "engine": engine,
         "rows": rows,
     }
     raw = save(
@@ -143,7 +151,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if said["format"] != FORMAT:
             raise FrameError(f"{path}: expected format {FORMAT}, got {said['format']}")
         rows = said["rows"]
-        return Checkpoint(rows[-1]["round"], said["recipe"], rows, said["depths"], load(raw))
+        return Checkpoint(
+            rows[-1]["round"],
+            said["recipe"],
+            rows,
+            said["depths"],
+            said["engine"],
+            load(raw),
+        )
     except (OSError, SafetensorError, ValueError, KeyError, IndexError, TypeError) as err:
         raise FrameError(f"{path}: no checkpoint ({type(err).__name__}: {err})") from err
 

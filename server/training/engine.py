@@ -23,7 +23,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from torch import Tensor
@@ -84,6 +84,9 @@ class RoundSettings:
         norm_bound: largest L2 norm of an update's change; None for no bound.
         samples_max: most samples a client may say it has, which weigh its update; None for any.
         staleness_max: rounds by which an update may be late and still count; 0 drops late ones.
+        buffer: K; merge as soon as K results are there, whoever is still at work
+            (server.training.buffered). None for rounds that all begin together.
+        staleness_power: a; of a result s merges late (1 + s)^-a of the change counts there.
         robust: how updates are merged: `none` by the method's weights alone, `trimmed` so that a
             few bad clients cannot bend it (server.training.robust). None is `none` in a simulation
             and `trimmed` with real devices.
@@ -99,6 +102,8 @@ class RoundSettings:
     norm_bound: float | None = None
     samples_max: int | None = None
     staleness_max: int = 0
+    buffer: int | None = None
+    staleness_power: float = 0.5
     robust: Robust | None = None
     clip_factor: float = 3.0
     trim: float = 0.2
@@ -119,6 +124,12 @@ class RoundSettings:
             raise ConfigurationError(f"samples_max: expected at least 1, got {self.samples_max}")
         if self.staleness_max < 0:
             raise ConfigurationError(f"staleness_max: expected 0 or more, got {self.staleness_max}")
+        if self.buffer is not None and self.buffer < 1:
+            raise ConfigurationError(f"buffer: expected at least 1, got {self.buffer}")
+        if not 0 <= self.staleness_power < math.inf:
+            raise ConfigurationError(
+                f"staleness_power: expected a number from 0 up, got {self.staleness_power}"
+            )
         self._check_robust()
 
     def _check_robust(self) -> None:
@@ -131,7 +142,15 @@ class RoundSettings:
                 raise ConfigurationError(f"{name}: expected 1 or more, got {getattr(self, name)}")
 
     def with_devices(self) -> RoundSettings:
-        """The same where clients are real devices, which nobody vouches for."""
+        """The same where clients are real devices, which nobody vouches for.
+
+        Raises: ConfigurationError for a buffer.
+        """
+        if self.buffer is not None:
+            raise ConfigurationError(
+                "buffer: expected none with real devices, whose rounds begin together so far; leave"
+                " it out, or use `splitedge simulate`"
+            )
         return replace(self, robust=self.robust or "trimmed")
 
 
@@ -148,6 +167,7 @@ class RoundResult:
         stale: updates of earlier rounds that count in this one: rounds late, by client.
         weights: what each participant counted in the merge; empty where the round does not count.
         suspects: whose update was clipped, and why.
+        simulated_s: what it took by the simulated clock; None where there is none.
         coding: of the updates' codec: mean relative error and cosine, bytes as sent and bytes as
             fp32 would be; empty where updates travel as they are.
     """
@@ -166,20 +186,24 @@ class RoundResult:
     stale: Mapping[str, int] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     suspects: Mapping[str, str] = field(default_factory=dict)
+    simulated_s: float | None = None
     coding: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class _Round:
+class RoundUnderWay:
     """One round under way.
 
     view: what the method's parts may know of it.
+    momentum: the server's as the round began, should it not count.
     spool: where contributions wait; None for memory.
     """
 
     number: int
     supervised: bool
     view: RoundView
+    momentum: Mapping[tuple[int, int], Tensor]
+    started: float = field(default_factory=time.perf_counter)
     ledger: Ledger = field(default_factory=Ledger)
     samples: dict[str, int] = field(default_factory=dict)
     label_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -242,27 +266,33 @@ class Engine:
             asked = self._choose(number, seed)
             if self._settings.cohort is not None and self._settings.cohort < len(asked):
                 now.spool = stack.enter_context(Spool(self._folder))
-            return self._run(now, asked, late or {})
+            size = self._settings.cohort or len(asked)
+            for at in range(0, len(asked), size):
+                now.contributions |= self._accept(now, self._train(now, asked[at : at + size]))
+                self._state.copies.clear()  # those trained in vain
+            stale = self._take_late(now, late or {})
+            return self._close(now, asked, len(asked), stale)
 
-    def _run(self, now: _Round, asked: Sequence[str], late: Mapping[str, Update]) -> RoundResult:
-        start = time.perf_counter()
-        momentum = {key: tensor.clone() for key, tensor in self._state.momentum().items()}
-        self._state.net.train()  # whoever judged it in between
-        self._state.trunk.train()
-        size = self._settings.cohort or len(asked)
-        for at in range(0, len(asked), size):
-            now.contributions |= self._accept(now, self._train(now, asked[at : at + size]))
-            self._state.copies.clear()  # those trained in vain
-        stale = self._take_late(now, late)
-        enough = self._enough(len(now.contributions), len(asked))
+    def progress(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What is under way between two rounds, for a checkpoint, as JSON and tensors: nothing."""
+        return {}, {}
+
+    def go_on(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `progress` gave."""
+
+    def _close(
+        self, now: RoundUnderWay, asked: Sequence[str], wanted: int, stale: Mapping[str, int]
+    ) -> RoundResult:
+        """Merge what came, if it is a quorum of those wanted."""
+        enough = self._enough(len(now.contributions), wanted)
         weights: Mapping[str, float] = {}
         if enough:
             weights = self._merge(now)
         else:
             count = len(now.contributions)
-            logger.warning("round=%d not merged: %d of %d updates", now.number, count, len(asked))
+            logger.warning("round=%d not merged: %d of %d updates", now.number, count, wanted)
             self._state.write(now.view.sent)
-            self._state.set_momentum(momentum)
+            self._state.set_momentum(now.momentum)
         heard = now.contributions.keys() | now.refused.keys()
         return RoundResult(
             round=now.number,
@@ -274,7 +304,7 @@ class Engine:
             merged=enough,
             bytes_up=now.ledger.up,
             bytes_down=now.ledger.down,
-            seconds=time.perf_counter() - start,
+            seconds=time.perf_counter() - now.started,
             bytes_by_kind=now.ledger.by_kind,
             missed_steps=now.missed,
             stale=stale,
@@ -283,7 +313,7 @@ class Engine:
             coding=_mean_coding(now.codings),
         )
 
-    def _open(self, number: int, seed: int) -> _Round:
+    def _open(self, number: int, seed: int) -> RoundUnderWay:
         samples: dict[str, int] = {}
         counts: dict[str, tuple[int, ...]] = {}
         view = RoundView(
@@ -294,8 +324,13 @@ class Engine:
             label_counts=counts,
             memory=dict(self._state.memory),
         )
+        self._state.net.train()  # whoever judged it in between
+        self._state.trunk.train()
         supervised = self._supervises(number, seed)
-        return _Round(number, supervised, view, samples=samples, label_counts=counts)
+        momentum = {key: tensor.clone() for key, tensor in self._state.momentum().items()}
+        return RoundUnderWay(
+            number, supervised, view, momentum, samples=samples, label_counts=counts
+        )
 
     def _choose(self, number: int, seed: int) -> list[str]:
         names = list(self._plans)
@@ -311,11 +346,11 @@ class Engine:
         draw = np.random.default_rng([seed, number, 2]).random()
         return bool(draw < self._settings.availability)
 
-    def _enough(self, updates: int, asked: int) -> bool:
+    def _enough(self, updates: int, wanted: int) -> bool:
         # 0.07 * 100 is a little more than 7
-        return updates >= max(1, math.ceil(self._settings.quorum * asked - 1e-9))
+        return updates >= max(1, math.ceil(self._settings.quorum * wanted - 1e-9))
 
-    def _train(self, now: _Round, names: Sequence[str]) -> dict[str, Update]:
+    def _train(self, now: RoundUnderWay, names: Sequence[str]) -> dict[str, Update]:
         """One cohort from its weights to its updates."""
         requests: dict[str, Request] = {name: self._start(now, name) for name in names}
         ready = self._ready(now, requests)
@@ -339,16 +374,16 @@ class Engine:
         replies = self._exchange(now, ends, self._settings.round_deadline_s)
         return _only(Update, replies, now.number)
 
-    def _start(self, now: _Round, name: str) -> StartRound:
+    def _start(self, now: RoundUnderWay, name: str) -> StartRound:
         return StartRound(now.number, self._plans[name], self._sent_to(now, name))
 
-    def _sent_to(self, now: _Round, name: str) -> Weights:
+    def _sent_to(self, now: RoundUnderWay, name: str) -> Weights:
         """What that client starts from."""
         plan = self._plans[name]
         exit_head = plan.part.exit_head and self._method.share_exits
         return _part(now.view.sent, plan, exit_head=exit_head)
 
-    def _ready(self, now: _Round, requests: Mapping[str, Request]) -> dict[str, Ready]:
+    def _ready(self, now: RoundUnderWay, requests: Mapping[str, Request]) -> dict[str, Ready]:
         replies = self._exchange(now, requests, self._settings.round_deadline_s)
         ready = {}
         for name, reply in _only(Ready, replies, now.number).items():
@@ -371,7 +406,7 @@ class Engine:
         return rule({name: reply.samples for name, reply in ready.items()}, batch)
 
     def _features(
-        self, now: _Round, step: int, orders: Mapping[str, Request]
+        self, now: RoundUnderWay, step: int, orders: Mapping[str, Request]
     ) -> dict[str, Features]:
         """Features of the step, decoded and found sound."""
         replies = self._exchange(now, orders, self._settings.step_deadline_s)
@@ -395,7 +430,7 @@ class Engine:
         return features
 
     def _answer(
-        self, now: _Round, step: int, features: Mapping[str, Features]
+        self, now: RoundUnderWay, step: int, features: Mapping[str, Features]
     ) -> dict[str, Feedback]:
         """What the server's step returns; it may ask the clients before it does."""
         if self._method.server_step is None or not features:
@@ -414,7 +449,7 @@ class Engine:
             return feedback
 
     def _gradients(
-        self, now: _Round, step: int, outputs: Mapping[str, Tensor]
+        self, now: RoundUnderWay, step: int, outputs: Mapping[str, Tensor]
     ) -> dict[str, OutputGradient]:
         """Of the clients' losses with respect to the server's outputs, found sound."""
         requests: dict[str, Request] = {
@@ -434,7 +469,7 @@ class Engine:
             gradients[name] = found[name]
         return gradients
 
-    def _accept(self, now: _Round, updates: Mapping[str, Update]) -> dict[str, Contribution]:
+    def _accept(self, now: RoundUnderWay, updates: Mapping[str, Update]) -> dict[str, Contribution]:
         """The updates that are sound; one that learnt from no batch has nothing to say."""
         accepted = {}
         for name, arrived in updates.items():
@@ -462,7 +497,7 @@ class Engine:
         weights = {k: v for k, v in update.weights.items() if not k.startswith("exit")}
         return replace(update, weights=weights)  # heads stay on their clients
 
-    def _take_late(self, now: _Round, late: Mapping[str, Update]) -> dict[str, int]:
+    def _take_late(self, now: RoundUnderWay, late: Mapping[str, Update]) -> dict[str, int]:
         """Add what earlier rounds still owe, within the limit; by client, how many rounds late."""
         stale = {}
         for name, update in late.items():
@@ -490,7 +525,7 @@ class Engine:
         return stale
 
     def _exchange(
-        self, now: _Round, requests: Mapping[str, Request], deadline_s: float
+        self, now: RoundUnderWay, requests: Mapping[str, Request], deadline_s: float
     ) -> dict[str, Reply]:
         for request in requests.values():
             now.ledger.sent(request)
@@ -500,7 +535,7 @@ class Engine:
             now.ledger.received(reply)
         return in_order
 
-    def _merge(self, now: _Round) -> Mapping[str, float]:
+    def _merge(self, now: RoundUnderWay) -> Mapping[str, float]:
         """Merge what came into the server's weights; with which weight each client counted."""
         weights = self._method.weigh(now.contributions, now.view)
         own = self._state.read()
@@ -513,7 +548,7 @@ class Engine:
         self._state.memory = now.view.memory
         return weights
 
-    def _trimmed(self, now: _Round, weights: Mapping[str, float], own: Weights) -> Weights:
+    def _trimmed(self, now: RoundUnderWay, weights: Mapping[str, float], own: Weights) -> Weights:
         settings = self._settings
         ratios = change_ratios(now.contributions, now.view.sent)
         now.suspects = suspects(ratios, settings.clip_factor)

@@ -204,6 +204,8 @@ def row_of(result: RoundResult, accuracy: float | None, path: str) -> Row:
         "missed_steps": dict(result.missed_steps),
         "bytes_by_kind": dict(result.bytes_by_kind),
         "suspects": dict(result.suspects),
+        "stale": dict(result.stale),
+        "simulated_s": result.simulated_s,
         "update_coding": dict(result.coding),
         # whose update counted for nothing, by the method's own rule
         "zeroed": [name for name, weight in result.weights.items() if weight == 0],

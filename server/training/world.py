@@ -26,6 +26,7 @@ from edge_sdk.training.datasets import Array, Dataset, load_dataset
 from edge_sdk.training.messages import EndRound, Reply, Request
 from edge_sdk.training.plan import Plan
 from profiles.allocation import fit_to_cut, supersfl_depth
+from server.training.buffered import BufferedEngine
 from server.training.engine import Engine
 from server.training.method import Method
 from server.training.partition import partition
@@ -88,7 +89,20 @@ def build_world(recipe: Recipe, device: str = "cpu", folder: Path | None = None)
     }
     clients = _clients(names, dataset, parts, place)
     state = server_state(recipe, method, net.to(place))
-    engine = Engine(method, plans, state, VisitingTransport(clients), recipe.round, folder=folder)
+    transport = VisitingTransport(clients)
+    engine: Engine
+    if recipe.round.buffer is None:
+        engine = Engine(method, plans, state, transport, recipe.round, folder=folder)
+    else:
+        seconds = round_seconds(recipe.train, [len(part) for part in parts], recipe.seed)
+        engine = BufferedEngine(
+            method,
+            plans,
+            state,
+            transport,
+            recipe.round,
+            seconds=dict(zip(names, seconds, strict=True)),
+        )
     return World(
         recipe,
         method,
@@ -141,13 +155,22 @@ def draw_depths(train: TrainSettings, net: Supernet, clients: int, seed: int) ->
                 f"train: depth: expected one of {net.name}'s cuts, {cuts}; got {wrong}"
             )
         return [fixed[client % len(fixed)] for client in range(clients)]
-    generator = np.random.default_rng((seed, _PROFILES))
-    memory_gb = generator.uniform(*train.memory_gb, clients)
-    latency_ms = generator.uniform(*train.latency_ms, clients)
+    memory_gb, latency_ms = _draw_profiles(train, clients, seed)
     low, high = float(latency_ms.min()), float(latency_ms.max())
     return [
         fit_to_cut(supersfl_depth(float(memory), float(latency), low, high, net.L), net.cuts)
         for memory, latency in zip(memory_gb, latency_ms, strict=True)
+    ]
+
+
+def round_seconds(train: TrainSettings, samples: Sequence[int], seed: int) -> list[float]:
+    """What every client's round takes by the simulated clock: as many times its latency, drawn as
+    for its depth, as it has batches, and twice that for the start and the end.
+    """
+    _, latency_ms = _draw_profiles(train, len(samples), seed)
+    return [
+        float(latency) / 1000 * (2 + (train.iterations or train.epochs * -(-count // train.batch)))
+        for latency, count in zip(latency_ms, samples, strict=True)
     ]
 
 
@@ -244,6 +267,15 @@ def _give_back_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def _draw_profiles(
+    train: TrainSettings, clients: int, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Memory (GB) and latency (ms) of every client of a fleet drawn at random."""
+    generator = np.random.default_rng((seed, _PROFILES))
+    memory_gb = generator.uniform(*train.memory_gb, clients)
+    return memory_gb, generator.uniform(*train.latency_ms, clients)
 
 
 def _device(name: str) -> torch.device:

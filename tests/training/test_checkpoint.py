@@ -188,6 +188,10 @@ def saved(out: Path, rounds: int) -> None:
         ("splitgp", [("batch", 50)]),
         ("splitgp", [("batch", 75)]),
         ("harmony", [("batch", 45), ("batch", 30)]),
+        # with clients at work that began with weights of rounds before
+        ("buffered", [("batch", 12)]),
+        ("buffered", [("batch", 25), ("batch", 8)]),
+        ("buffered", [("file", 20)]),
         *[("supersfl", [("file", number)]) for number in range(1, 50, 8)],
         *[("splitgp", [("file", number)]) for number in range(4, 50, 15)],
         # again and again at the same place: every start gets a little further, or none does harm
