@@ -43,6 +43,7 @@ CA_NAME: Final = "ca.pem"
 REFUSED: Final = {
     404: Problem.UNKNOWN_MODEL,
     429: Problem.OVERLOADED,
+    500: Problem.FAILED,  # as over MQTT, so that a late query ends alike
     503: Problem.NOT_READY,
     504: Problem.EXPIRED,
 }

@@ -22,15 +22,19 @@ IN_FLIGHT: Final = 8
 DEADLINE_S: Final = 30.0
 # A disk that took no answer makes the server compute it again: not more often than this.
 STORAGE_PAUSE_S: Final = 10.0
-# A server with these will answer the same query another time; with any other problem never.
+# A server with these will answer the same query another time; with any other problem never, but
+# for FAILED: what broke there may be mended, or may be this very query.
 PASSING: Final = frozenset({Problem.OVERLOADED, Problem.NOT_READY, Problem.EXPIRED})
+FAILED_MAX: Final = 3
 
 Read = Callable[[Waiting, Reply], tuple[int, Array]]
 
 
 def passing(outcome: Outcome) -> bool:
     """Whether the query may still be answered another time."""
-    return isinstance(outcome, NoReply) or outcome.problem in PASSING
+    if isinstance(outcome, NoReply):
+        return True
+    return outcome.problem in PASSING or outcome.problem is Problem.FAILED
 
 
 class LateAnswers:
@@ -48,6 +52,7 @@ class LateAnswers:
         self._pause_s = pause_s
         self._lost = 0
         self._failing = False
+        self._failures: dict[str, int] = {}  # by query, how often the server has failed at it
         self._filled = threading.Event()
         self._filled.set()  # an earlier run of the agent may have left something
         self._closing = threading.Event()
@@ -138,11 +143,22 @@ class LateAnswers:
         answers = []
         for query, outcome in outcomes:
             # answers come to light in order: what is behind a query without one is asked again
-            if isinstance(outcome, NoReply) or passing(outcome):
+            if isinstance(outcome, NoReply) or self._again(query, outcome):
                 break
             answers.append((query.id, self._answer(query, outcome)))
         self._outbox.answer(answers)
         return 0.0 if len(answers) == len(queries) else self._pause_s
+
+    def _again(self, query: Waiting, reply: Reply) -> bool:
+        """Whether to ask once more: a server that fails at it is asked FAILED_MAX times in all."""
+        if reply.problem is not Problem.FAILED:
+            self._failures.pop(query.id, None)
+            return passing(reply)
+        self._failures[query.id] = self._failures.get(query.id, 0) + 1
+        if self._failures[query.id] < FAILED_MAX:
+            return True
+        del self._failures[query.id]
+        return False
 
     def _begin(self, query: Waiting) -> Pending:
         target = Target(query.manifest.model, query.manifest.version)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import orjson
@@ -23,9 +23,11 @@ from edge_sdk import AgentSettings, EdgeAgent
 from edge_sdk.engine import Engine
 from edge_sdk.errors import ConfigurationError, StorageError
 from edge_sdk.manifest import BundleManifest
+from edge_sdk.offload import Offloader, Presence
 from edge_sdk.outbox import OUTBOX_NAME, Answer, Outbox, Waiting
+from edge_sdk.replay import LateAnswers, passing
 from edge_sdk.wire.frames import Tensor
-from edge_sdk.wire.messages import new_id
+from edge_sdk.wire.messages import Problem, Reply, new_id
 
 if TYPE_CHECKING:
     from tests.edge.conftest import Digits, FaultProxy, Fleet
@@ -303,6 +305,46 @@ def test_an_answer_to_an_older_bundle_s_query_is_read_by_its_manifest(
         (late,) = agent.late_answers()
     assert late.prediction is not None
     assert late.prediction.label == digits.logits[3].argmax()
+
+
+class Failing:
+    """An offloader whose server fails at one query, each time it is asked."""
+
+    presence = Presence.PRESENT
+
+    def __init__(self, bad: str) -> None:
+        self._bad = bad
+        self.asked: list[str] = []
+
+    def begin(self, tensor: Any, target: Any, deadline_s: float, identifier: str) -> str:
+        self.asked.append(identifier)
+        return identifier
+
+    def finish(self, pending: str) -> Reply:
+        if pending == self._bad:
+            return Reply(pending, problem=Problem.FAILED, detail="out of memory")
+        return Reply(pending)
+
+
+def test_query_the_server_fails_at_is_settled_after_three_times(
+    tmp_path: Path, manifest: BundleManifest
+) -> None:
+    """Over HTTP (500) as over MQTT; those behind it wait no longer than that."""
+    outbox, (bad, good) = Outbox(tmp_path), (new_id(), new_id())
+    for identifier in (bad, good):
+        outbox.put(query(manifest, identifier))
+    server = Failing(bad)
+    late = LateAnswers(
+        outbox, cast(Offloader, server), lambda *_: (1, np.array([0.0, 1.0])), pause_s=0.01
+    )
+    until(lambda: len(late.answers()) == 2)
+    first, second = late.answers()
+    late.close()
+    assert (first.id, first.prediction) == (bad, None)
+    assert first.reason == "server: failed: out of memory"
+    assert second.prediction is not None
+    assert server.asked.count(bad) == 3
+    assert passing(Reply(bad, problem=Problem.FAILED))  # so a first failure is kept to be asked
 
 
 def test_without_the_setting_there_are_no_late_answers(fleet: Fleet) -> None:
