@@ -302,8 +302,14 @@ def _tests(world: World) -> dict[str, RhoTest]:
     """Every client's test samples.
 
     A client that lacks few classes has fewer OOD samples than rho asks for: then all there are.
+    Where tests are the clients' own, rho is the share of their drift; 1 is as many as its own.
     """
     rho = world.recipe.evaluate.rho
+    if world.tests:
+        return {
+            name: RhoTest(test.id, test.ood[: round(rho * len(test.id))])
+            for name, test in world.tests.items()
+        }
     tests = {}
     for number, (name, client) in enumerate(world.clients.items()):
         known = np.isin(world.y_test, np.unique(client.y))

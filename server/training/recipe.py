@@ -27,7 +27,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import Codec
@@ -65,6 +65,8 @@ class DataSettings:
         numbers: what that partition takes.
         folder: where its files are, for a data set that has files.
         train_max, test_max: samples used; None for all.
+        split: `global` tests everyone on samples of the common test set; `local` merges both sets,
+            deals them out, and splits client by client (server.training.partition.local_splits).
         malignant: classes that must not be taken for another; where there are any, the report has
             the share of them that is (BMR).
     """
@@ -76,6 +78,7 @@ class DataSettings:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     train_max: int | None = None
     test_max: int | None = None
+    split: Literal["global", "local"] = "global"
     malignant: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -85,6 +88,8 @@ class DataSettings:
                 _whole(name, value)
         for label in self.malignant:
             _whole("malignant", label, least=0)
+        if self.split not in {"global", "local"}:
+            raise ConfigurationError(f"split: expected global or local, got {self.split!r}")
         if not isinstance(self.numbers, Mapping):
             raise ConfigurationError(f"numbers: expected a table, got {self.numbers!r}")
 

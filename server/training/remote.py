@@ -281,7 +281,7 @@ class _Trainer:
         engine = Engine(world.method, world.plans, world.state, transport, how)
         result = engine.run_round(number, recipe.seed, self._mailbox.take_late())
         measured = number % recipe.evaluate.every == 0 or number == recipe.train.rounds
-        right = accuracy(world.state.net, world.x_test, world.y_test) if measured else None
+        right = accuracy(_served(world), world.x_test, world.y_test) if measured else None
         missed = _missed(self._mailbox.take_missed())
         return row_of(result, right, "full") | {
             "missed": missed,
@@ -395,9 +395,14 @@ def _delivered(rows: list[Row]) -> set[tuple[str, int]]:
     }
 
 
+def _served(world: World) -> Supernet:
+    """The one network that all devices and the server answer with."""
+    return world.state.as_one(max(plan.depth for plan in world.plans.values()))
+
+
 def _finish(world: World, rows: list[Row], settings: TrainerSettings, scored: Scored) -> Report:
     recipe, folder = world.recipe, settings.folder
-    weights = {name: t.detach().contiguous() for name, t in world.state.net.state_dict().items()}
+    weights = {name: t.detach().contiguous() for name, t in _served(world).state_dict().items()}
     write_atomic(folder / WEIGHTS, save(weights))
     alone = world.method.server_step is not None and not any(row["supervised"] for row in rows)
     summary = summarise(scored.devices, alone=alone)

@@ -108,6 +108,20 @@ class ServerState:
         """
         return nn.Sequential(self.net.prefix(depth), self.trunk.suffix(depth))
 
+    def as_one(self, depth: int) -> Supernet:
+        """Clients' stages up to `depth`, the deepest of theirs, and the server's behind them.
+
+        A network that was trained as it is, by the clients of that depth; the others' prefixes are
+        parts of it. Where client and server train the same stages it is `net` itself.
+        """
+        if self.trunk is self.net:
+            return self.net
+        one = deepcopy(self.net)
+        for stage in range(depth, one.L):
+            one.stages[stage] = deepcopy(self.trunk.stages[stage])
+        one.head = deepcopy(self.trunk.head)
+        return one
+
     def suffix(self, depth: int) -> Suffix:
         """Stages depth+1..L and the final head, the one for all clients.
 

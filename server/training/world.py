@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from profiles.allocation import fit_to_cut, supersfl_depth
 from server.training.buffered import BufferedEngine
 from server.training.engine import Engine
 from server.training.method import Method
-from server.training.partition import partition
+from server.training.partition import RhoTest, local_splits, partition
 from server.training.privacy import check_network
 from server.training.recipe import Recipe, TrainSettings
 from server.training.state import ServerState, ServerTraining
@@ -47,6 +47,8 @@ class World:
         x_test, y_test: the global test set, raw.
         plans, clients: by client, in one order.
         device: where networks and batches are.
+        tests: of each client, what it is tested on, where that is dealt out with its data; else
+            empty, and the test set is everyone's.
     """
 
     recipe: Recipe
@@ -59,6 +61,7 @@ class World:
     state: ServerState
     engine: Engine
     device: torch.device
+    tests: Mapping[str, RhoTest] = field(default_factory=dict)
 
 
 def build_world(recipe: Recipe, device: str = "cpu", folder: Path | None = None) -> World:
@@ -73,14 +76,7 @@ def build_world(recipe: Recipe, device: str = "cpu", folder: Path | None = None)
     method = recipe.build_method()
     dataset = load_data(recipe)
     net = build_network(recipe, dataset)
-    parts = partition(
-        recipe.data.partition,
-        dataset.y_train,
-        recipe.data.clients,
-        recipe.seed,
-        groups=dataset.group_train,
-        **recipe.data.numbers,
-    )
+    dataset, parts, tests = _dealt(recipe, dataset)
     names = client_names(len(parts))
     depths = draw_depths(recipe.train, net, len(parts), recipe.seed)
     plans = {
@@ -114,6 +110,7 @@ def build_world(recipe: Recipe, device: str = "cpu", folder: Path | None = None)
         state,
         engine,
         place,
+        dict(zip(names, tests, strict=True)) if tests else {},
     )
 
 
@@ -287,6 +284,37 @@ def _device(name: str) -> torch.device:
     if name not in {"cpu", "cuda"}:
         raise ConfigurationError(f"--device: expected cpu or cuda, got {name!r}")
     return torch.device(name)
+
+
+def _dealt(
+    recipe: Recipe, dataset: Dataset
+) -> tuple[Dataset, list[NDArray[np.int64]], list[RhoTest]]:
+    """What each client trains on and, where that is its own, is tested on.
+
+    HARMONY, Table 5, for `local`: the test set is then all clients' tests, one after another, and
+    what a client meets of the others' is its drift.
+    """
+    local = recipe.data.split == "local"
+    x, y, groups = (
+        dataset.merged() if local else (dataset.x_train, dataset.y_train, dataset.group_train)
+    )
+    parts = partition(
+        recipe.data.partition,
+        y,
+        recipe.data.clients,
+        recipe.seed,
+        groups=groups,
+        **recipe.data.numbers,
+    )
+    if not local:
+        return dataset, parts, []
+    splits = local_splits(parts, recipe.seed)
+    tested = np.concatenate([split.test for split in splits])
+    place = np.zeros(len(y), np.int64)  # of each test sample among all of them
+    place[tested] = np.arange(len(tested))
+    dealt = replace(dataset, x_train=x, y_train=y, x_test=x[tested], y_test=y[tested])
+    tests = [RhoTest(place[split.test], place[split.drift]) for split in splits]
+    return dealt, [split.train for split in splits], tests
 
 
 def _clients(
