@@ -160,6 +160,7 @@ def end_of(out: Path) -> tuple[dict[str, torch.Tensor], Any]:
     assert lines == report["rounds"]
     for row in report["rounds"]:
         del row["seconds"]
+    del report["training"]["seconds"], report["energy"]  # what this machine took
     last = read_checkpoint(out / "checkpoints" / f"round-{ROUNDS:06}.safetensors")
     return dict(last.tensors), report
 
@@ -286,7 +287,8 @@ def test_more_rounds_may_be_asked_for_and_nothing_else(tmp_path: Path) -> None:
     longer = simulate(recipe_of(rounds=3), tmp_path / "long", resume=True)
     assert [row["round"] for row in longer["rounds"]] == [1, 2, 3]
     whole = simulate(recipe_of(rounds=3), tmp_path / "whole")
-    assert whole["final"] == longer["final"]
+    # as text: some figures are not defined here, and NaN is not NaN
+    assert json.dumps(whole["final"]) == json.dumps(longer["final"])
     with pytest.raises(ConfigurationError, match="--resume: seed: expected 0 as this run began"):
         simulate(recipe_of(rounds=3, seed=1), tmp_path / "long", resume=True)
     fixed = BASE["train"] | {"depth": 2}
