@@ -1,5 +1,6 @@
 # make demo   train, deploy and run a small fleet on this machine (sets itself up)
 # make test   lint, types and every test (sets itself up)
+# make faults-training   kill trainer and devices at many more points, drawn at random
 # make bench-flower   our simulation beside Flower's, which gets an environment of its own
 PYTHON ?= python3
 VENV ?= .venv
@@ -7,7 +8,7 @@ FLOWER_VENV ?= .venv-flower
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types unit bench bench-flower clean
+.PHONY: demo test lint types unit bench bench-flower faults-training clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -50,6 +51,10 @@ types: $(VENV)/installed-dev
 
 unit: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest $(ARGS)
+
+faults-training: $(VENV)/installed-dev
+	@$(BIN)/python -m pytest tests/training/test_training_kills.py --hypothesis-profile=faults --timeout=1800 \
+		$(ARGS)
 
 clean:
 	rm -rf $(VENV) $(FLOWER_VENV) build dist *.egg-info splitedge-demo
