@@ -53,8 +53,8 @@ unit: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest $(ARGS)
 
 faults-training: $(VENV)/installed-dev
-	@$(BIN)/python -m pytest tests/training/test_training_kills.py --hypothesis-profile=faults --timeout=1800 \
-		$(ARGS)
+	@$(BIN)/python -m pytest tests/training/test_training_kills.py --hypothesis-profile=faults \
+		--timeout=1800 $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(FLOWER_VENV) build dist *.egg-info splitedge-demo
