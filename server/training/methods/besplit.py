@@ -178,11 +178,11 @@ def _renew(
     Returns: all records there are now.
     """
     memory = now.memory
-    new, seen = _part(now, "new"), _part(now, "round")
+    new, old, seen = _part(now, "new"), _part(now, "record"), _part(now, "round")
     for client in contributions:
         if client in new:
             last = int(seen.get(client, torch.tensor(now.round)))
-            record = updated(memory.get(f"record/{client}"), new[client], now.round - last, beta)
+            record = updated(old.get(client), new[client], now.round - last, beta)
             memory[f"record/{client}"] = record
             memory[f"round/{client}"] = torch.tensor(now.round)
     for client, round_seen in _part(now, "round").items():
