@@ -10,6 +10,7 @@ Each writes a report (JSON) and a table (markdown) into benchmarks/results/.
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import statistics
@@ -134,7 +135,9 @@ def throughput(
             figures.append({"dataset": dataset, "clients": clients, "method": method} | figure)
             typer.echo(lines[-1])
     title = "Throughput of a simulation, as a share of plain PyTorch"
-    _write(results / "training-throughput", title, ["\n".join(lines)], [], {"figures": figures})
+    extra = {"figures": figures, "load": os.getloadavg()[0]}
+    shown_as = "median (least to most) of pairs of neighbouring rounds"
+    _write(results / "training-throughput", title, ["\n".join(lines)], [], extra, shown_as=shown_as)
 
 
 def _case(method: str, dataset: str, clients: int, data: Path | None) -> Recipe:
@@ -244,7 +247,13 @@ def _tell(run: Run) -> None:
 
 
 def _write(
-    path: Path, title: str, tables: Sequence[str], runs: Sequence[Run], extra: dict[str, Any]
+    path: Path,
+    title: str,
+    tables: Sequence[str],
+    runs: Sequence[Run],
+    extra: dict[str, Any],
+    *,
+    shown_as: str = "mean ± half width of the 95 % interval over seeds",
 ) -> None:
     make_folder(path.parent)
     about = {
@@ -258,8 +267,8 @@ def _write(
     report = about | extra | {"runs": [run.to_dict() for run in runs]}
     raw = orjson.dumps(report, option=orjson.OPT_APPEND_NEWLINE)
     write_atomic(path.with_suffix(".json"), raw)
-    facts = f"splitedge {__version__}, torch {about['torch']}, {about['when']}; mean ± half width"
-    text = "\n\n".join([f"# {title}", f"{facts} of the 95 % interval over seeds.", *tables])
+    facts = f"splitedge {__version__}, torch {about['torch']}, {about['when']}; {shown_as}."
+    text = "\n\n".join([f"# {title}", facts, *tables])
     write_atomic(path.with_suffix(".md"), f"{text}\n".encode())
     typer.echo("\n\n".join(tables))
 
