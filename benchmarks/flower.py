@@ -68,7 +68,7 @@ class Case:
         return orjson.dumps(recipe).decode()
 
 
-CASES: Final = (Case("fedavg-digits", 6), Case("fedavg-fashion-mnist", 5, train_max=3000))
+CASES: Final = (Case("fedavg-digits", 12), Case("fedavg-fashion-mnist", 6, train_max=4000))
 
 
 @dataclass(frozen=True, slots=True)
