@@ -74,8 +74,6 @@ class MetaHalf(Half):
         self.second = Branch(self.prefix, self.head)
         name = crc32(client.name.encode())
         self.generator = np.random.default_rng([plan.seed, _SECOND, self.number, name])
-        # what the server cannot know: with the plan's seed alone it would take the noise off again
-        self.noise = np.random.default_rng([client.secret, plan.seed, _NOISE, self.number, name])
         self.left = np.empty(0, np.int64)
         network = network_of(plan)
         self.depths = [depth for depth in network.cuts if depth <= plan.depth]
@@ -134,7 +132,9 @@ class MetaHalf(Half):
             share = 1 - self.plan.part.exit_share
             apply_step(self.back_optimiser, own, [share * back for back in backs])
         self.server_loss = float(loss.detach())
-        gradient = isotropic(gradient, self.meta.noise, self.noise)
+        # of what the server cannot know: with the plan's seed alone it would take it off again
+        drawn = np.random.default_rng([*self.noise_key, _NOISE, message.step])
+        gradient = isotropic(gradient, self.meta.noise, drawn)
         return OutputGradient(self.number, message.step, gradient.contiguous(), loss=0.0)
 
     def end(self, message: EndRound) -> Update:

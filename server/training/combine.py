@@ -18,7 +18,7 @@ from server.training.method import Method
 from server.training.server_steps import needs_labels
 
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "client": ("client", "labels", "share_exits", "finetune_steps"),
+    "client": ("client", "labels", "share_exits", "finetune_steps", "finetune_rate"),
     "server": ("server_step", "trunk", "batch_share", "gives_outputs", "keeps_records"),
     "weigh": ("weigh", "server_weight", "reads_records"),
 }

@@ -555,7 +555,7 @@ def leak(method: Method, rounds: int = 1) -> dict[str, Leak]:
         for number in range(1, rounds + 1):
             generator = np.random.default_rng([SEED, number, crc32(name.encode())])
             labels.append(torch.from_numpy(owner.y[generator.permutation(owner.samples)]))
-        truth = torch.cat(labels)
+        truth = torch.cat(labels)[: len(gradients)]  # much noise, and a client diverges
         guesses.append(guessing_rate(truth))
         there = torch.tensor(sorted(set(truth.tolist())))
         known = [gradients[:50][truth[:50] == label][:10] for label in range(CLASSES)]

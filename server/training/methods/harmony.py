@@ -14,7 +14,15 @@ METHODS.md, HARMONY; papers/003, 3.1-3.5.
 
 Labels are not sent, and known all the same: the gradient by the logits is negative at the label
 alone. Beside them travels I, whether two labels are equal, and from the change of an exit head a
-server can tell which classes a client has.
+server can tell which classes a client has. The counter-measures do not make labels private either.
+Read of 300 labels of clients of two classes, guessing gets 53 % (tests/training/test_harmony.py):
+
+    noise                        0     1    10   100  1000    head on the client
+    by likelihood, %           100    95    73    60    55    -
+    by direction, %            100    95    73    58    54    100
+
+and of that test's task, four classes, 98 % are learnt without noise, 88 at noise 1, and nothing
+from 10 on.
 """
 
 from __future__ import annotations
