@@ -18,10 +18,13 @@ from server.training.recipe import Recipe, read_recipe
 from server.training.world import World, build_world
 
 
-def recipe_of(method: str = "splitgp", rho: float = 1.0, **data: Any) -> Recipe:
+def recipe_of(
+    method: str = "splitgp", rho: float = 1.0, numbers: dict[str, Any] | None = None, **data: Any
+) -> Recipe:
     return read_recipe(
         {
             "method": method,
+            "method_numbers": numbers or {},
             "data": {
                 "name": "digits",
                 "clients": 5,
@@ -145,3 +148,24 @@ def test_what_is_served_is_the_deepest_clients_network() -> None:
 
 def test_a_network_trained_on_both_sides_is_served_as_it_is(world: World) -> None:
     assert world.state.as_one(2) is world.state.net
+
+
+def test_offloaded_samples_are_answered_by_the_client_s_own_last_layer() -> None:
+    found = build_world(recipe_of("harmony", numbers={"head": "client", "finetune_steps": 0}))
+    with torch.no_grad():  # exits that know nothing: entropy ln 10 is above every threshold
+        for depth in found.state.net.cuts:
+            for parameter in found.state.net.exit_head(depth).parameters():
+                parameter.zero_()
+    for number, client in enumerate(found.clients.values()):
+        bias = torch.nn.functional.one_hot(torch.tensor(number), 10) * 1e6
+        client.personal |= {"back.weight": torch.zeros(10, 64), "back.bias": bias}
+    evaluator = Evaluator(found)
+    assert evaluator.answers(supervised=True) == "gated"
+    for number, score in enumerate(evaluator.clients(supervised=True)):
+        test = found.tests[score.client]
+        assert score.exit_rate == 0
+        assert score.inside.correct == (found.y_test[test.id] == number).sum()
+        assert score.outside.correct == (found.y_test[test.ood] == number).sum()
+    # of the whole network: each client says its own class to everything
+    shares = [float((found.y_test == number).mean()) for number in range(5)]
+    assert evaluator.accuracy(supervised=True) == pytest.approx(np.mean(shares))
