@@ -208,12 +208,12 @@ class Mailbox:
             return missed
 
     def end(self, timeout_s: float) -> None:
-        """Tell everybody who asks that training is over, and give all who are there time to ask."""
+        """Tell everybody who asks that training is over, and give all who are alive time to ask."""
         with self._changed:
             self._ended = True
             for box in self._boxes.values():
                 _wake(box)
-            self._changed.wait_for(lambda: not self._present(), timeout_s)
+            self._changed.wait_for(lambda: not self._alive(), timeout_s)
 
     # the devices' side
 
@@ -296,8 +296,16 @@ class Mailbox:
         boxes = {name: self._boxes[name] for name in self._there}
         return sorted(name for name, box in boxes.items() if not self._away(box, now))
 
+    def _alive(self) -> list[str]:
+        """Those present, and those behind that are still at work."""
+        now = time.monotonic()
+        return [name for name in self._there if not self._silent(self._boxes[name], now)]
+
     def _away(self, box: _Box, now: float) -> bool:
-        return box.behind or now - box.heard_at >= self._silence_s
+        return box.behind or self._silent(box, now)
+
+    def _silent(self, box: _Box, now: float) -> bool:
+        return now - box.heard_at >= self._silence_s
 
     def _heard(self, device: str) -> _Box:
         box = self._boxes.setdefault(device, _Box())

@@ -79,6 +79,19 @@ def test_sign_of_life_does_not_call_back_a_device_that_missed_a_deadline() -> No
     assert mailbox.wait_there(1, 0) == ["pi"]
 
 
+def test_end_waits_for_a_device_that_is_behind_and_alive() -> None:
+    mailbox = Mailbox(silence_s=60)
+    mailbox.hello("pi", Hello(30, SHAPE, 10))
+    assert mailbox.exchange({"pi": start(1)}, 0.05) == {}
+    ending = threading.Thread(target=mailbox.end, args=(20,), daemon=True)
+    ending.start()
+    ending.join(0.3)
+    assert ending.is_alive()  # it is still at work on what it missed, and will ask
+    mailbox.told_end("pi")
+    ending.join(5)
+    assert not ending.is_alive()
+
+
 def test_frozen_device_costs_seconds_of_a_long_deadline(
     make_trainer: Callable[..., Any], nursery: Any, tmp_path: Path
 ) -> None:
