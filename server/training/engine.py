@@ -170,6 +170,7 @@ class RoundResult:
         simulated_s: what it took by the simulated clock; None where there is none.
         coding: of the updates' codec: mean relative error and cosine, bytes as sent and bytes as
             fp32 would be; empty where updates travel as they are.
+        samples: n_k of those who began the round.
     """
 
     round: int
@@ -188,6 +189,7 @@ class RoundResult:
     suspects: Mapping[str, str] = field(default_factory=dict)
     simulated_s: float | None = None
     coding: Mapping[str, float] = field(default_factory=dict)
+    samples: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -311,6 +313,7 @@ class Engine:
             weights=weights,
             suspects=now.suspects,
             coding=_mean_coding(now.codings),
+            samples=now.samples,
         )
 
     def _open(self, number: int, seed: int) -> RoundUnderWay:
@@ -324,8 +327,7 @@ class Engine:
             label_counts=counts,
             memory=dict(self._state.memory),
         )
-        self._state.net.train()  # whoever judged it in between
-        self._state.trunk.train()
+        self._state.begin(number)
         supervised = self._supervises(number, seed)
         momentum = {key: tensor.clone() for key, tensor in self._state.momentum().items()}
         return RoundUnderWay(
@@ -375,7 +377,9 @@ class Engine:
         return _only(Update, replies, now.number)
 
     def _start(self, now: RoundUnderWay, name: str) -> StartRound:
-        return StartRound(now.number, self._plans[name], self._sent_to(now, name))
+        plan = self._plans[name]
+        rate = self._state.training.slowed(plan.learning_rate, now.number)
+        return StartRound(now.number, replace(plan, learning_rate=rate), self._sent_to(now, name))
 
     def _sent_to(self, now: RoundUnderWay, name: str) -> Weights:
         """What that client starts from."""

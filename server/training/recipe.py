@@ -103,6 +103,7 @@ class TrainSettings:
             uniformly from `memory_gb` and `latency_ms`.
         depths: in a simulation, those of the clients in turn, in place of `depth`.
         iterations: batches a round; None for `epochs` passes over a client's samples.
+        decay: what learning rates are multiplied by from one round to the next, on both sides.
         server_learning_rate: the clients' own where None.
         codec: of features. update_codec: of what a client has learnt
             (edge_sdk.training.update_codecs); update_share, update_samples and update_steps are the
@@ -121,6 +122,7 @@ class TrainSettings:
     latency_ms: tuple[float, float] = (20.0, 200.0)
     momentum: float = 0.0
     weight_decay: float = 0.0
+    decay: float = 1.0
     server_learning_rate: float | None = None
     server_clip: float | None = None
     codec: Codec = "fp32"
@@ -145,6 +147,8 @@ class TrainSettings:
                 raise ConfigurationError(
                     f"{name}: expected two numbers above 0, the smaller first, got {list(value)}"
                 )
+        if not 0 < self.decay <= 1:
+            raise ConfigurationError(f"decay: expected above 0 and at most 1, got {self.decay}")
         for name in ("learning_rate", "server_learning_rate", "server_clip"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

@@ -22,12 +22,20 @@ Trunk = Literal["shared", "own"]
 
 @dataclass(frozen=True, slots=True)
 class ServerTraining:
-    """How the server's own half learns."""
+    """How the server's own half learns.
+
+    decay: what all learning rates, the clients' too, are multiplied by from round to round.
+    """
 
     learning_rate: float
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
+    decay: float = 1.0
+
+    def slowed(self, learning_rate: float, number: int) -> float:
+        """A learning rate as it is in round `number`, from 1."""
+        return learning_rate * self.decay ** (number - 1)
 
 
 class ServerState:
@@ -52,8 +60,16 @@ class ServerState:
         self.copies: dict[str, Suffix] = {}
         self.copied: Weights | None = None
         self._suffixes: dict[int, Suffix] = {}
+        self._learning_rate = training.learning_rate
         self._optimiser = self._sgd(self.trunk.segment(0, None).parameters())
         self._cuts: dict[int, tuple[int, ...]] = {}
+
+    def begin(self, number: int) -> None:
+        """Get ready for the steps of that round: to train, at the round's learning rate."""
+        self.net.train()  # whoever judged it in between
+        self.trunk.train()
+        self._learning_rate = self.training.slowed(self.training.learning_rate, number)
+        self._optimiser.learning_rate = self._learning_rate
 
     def shape_at(self, depth: int) -> tuple[int, ...]:
         """Of one sample's features after that many stages."""
@@ -186,7 +202,7 @@ class ServerState:
 
     def _sgd(self, parameters: Iterable[nn.Parameter]) -> Sgd:
         how = self.training
-        return Sgd(parameters, how.learning_rate, how.momentum, how.weight_decay)
+        return Sgd(parameters, self._learning_rate, how.momentum, how.weight_decay)
 
 
 @dataclass(frozen=True, slots=True)

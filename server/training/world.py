@@ -253,6 +253,7 @@ def server_state(recipe: Recipe, method: Method, net: Supernet) -> ServerState:
             momentum=train.momentum,
             weight_decay=train.weight_decay,
             clip=train.server_clip,
+            decay=train.decay,
         ),
         method.trunk,
     )

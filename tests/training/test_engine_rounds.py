@@ -88,11 +88,13 @@ class World:
         transport: Callable[[Mapping[str, TrainingClient]], Transport] = LocalTransport,
         depth: int | None = None,
         momentum: float = 0.0,
+        decay: float = 1.0,
         **numbers: Any,
     ) -> None:
         self.clients = {name: _client(name) for name in names}
         self.state = ServerState(
-            build("tiny", classes=CLASSES, seed=0), ServerTraining(0.05, momentum=momentum)
+            build("tiny", classes=CLASSES, seed=0),
+            ServerTraining(0.05, momentum=momentum, decay=decay),
         )
         self.plans = {
             name: Plan(
@@ -270,6 +272,20 @@ def test_every_cohort_starts_from_the_weights_of_the_rounds_start() -> None:
 
 
 # choice of clients and rounds
+
+
+@pytest.mark.parametrize("method", [splitfed_v1, splitfed_v2, fedavg])
+def test_a_round_at_a_decayed_rate_is_that_round_at_a_lower_rate(
+    method: Callable[[], Method],
+) -> None:
+    world, other = World(method(), decay=0.5), World(method())
+    world.run(2)
+    other.run(1)
+    other.state.training = replace(other.state.training, learning_rate=0.025)
+    slower = {name: replace(plan, learning_rate=0.025) for name, plan in other.plans.items()}
+    Engine(method(), slower, other.state, LocalTransport(other.clients)).run_round(2, 0)
+    for name, tensor in world.state.read().items():
+        assert torch.equal(tensor, other.state.read()[name]), name
 
 
 def test_participants_are_chosen_by_seed_and_round() -> None:
