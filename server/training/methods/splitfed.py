@@ -29,10 +29,24 @@ def multi_exit(exit_share: float = 0.5) -> Method:
 
 
 def splitgp(
-    personal_share: float = 0.2, exit_share: float = 0.5, finetune_steps: int = 0
+    personal_share: float = 0.2,
+    exit_share: float = 0.5,
+    finetune_steps: int = 0,
+    finetune_rate: float | None = None,
 ) -> Method:
-    """Personal models that carry over rounds as lambda * own + (1 - lambda) * average."""
+    """Personal models that carry over rounds as lambda * own + (1 - lambda) * average.
+
+    Args:
+        finetune_steps, finetune_rate: SplitGP + FT of HARMONY's tables; the clients' own rate
+            where None.
+    """
     part = ClientPart(
         exit_head=True, fusion="fixed", exit_share=exit_share, personal_share=personal_share
     )
-    return Method("splitgp", client=part, share_exits=True, finetune_steps=finetune_steps)
+    return Method(
+        "splitgp",
+        client=part,
+        share_exits=True,
+        finetune_steps=finetune_steps,
+        finetune_rate=finetune_rate,
+    )
