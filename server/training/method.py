@@ -74,3 +74,6 @@ class Method:
             raise ConfigurationError(
                 f"finetune_steps: expected a whole number from 0 up, got {self.finetune_steps}"
             )
+        rate = self.finetune_rate
+        if rate is not None and not 0 < rate < math.inf:
+            raise ConfigurationError(f"finetune_rate: expected a number above 0, got {rate}")

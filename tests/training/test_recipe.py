@@ -90,6 +90,7 @@ def test_the_numbers_of_a_method_reach_its_record() -> None:
         ({"method_numbers": 3}, "method_numbers"),
         ({"method": "splitgp", "method_numbers": {"personal_share": 1.5}}, "personal_share"),
         ({"method": "splitgp", "method_numbers": {"finetune_steps": -1}}, "finetune_steps"),
+        ({"method": "splitgp", "method_numbers": {"finetune_rate": 0.0}}, "finetune_rate"),
         ({"method": "multi-exit", "method_numbers": {"exit_share": "half"}}, "exit_share"),
         ({"method": "fedprox", "method_numbers": {"mu": -0.1}}, "prox_mu"),
         ({"round": {"quorum": 2}}, "quorum"),
