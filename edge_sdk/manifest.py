@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 import orjson
 
@@ -28,6 +28,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _BUNDLE = re.compile(r"[a-z0-9-]{1,63}/[0-9]{1,9}/d[0-9]{1,3}(-[a-z0-9]{1,20})?")
 
 Codec = Literal["fp32", "fp16", "int8"]
+GatePolicy = Literal["entropy", "margin", "vacuity"]
 T = TypeVar("T")
 
 
@@ -94,12 +95,12 @@ class GatePoint:
 class GateSpec:
     """The gate the bundle was measured with, its threshold, and the whole curve."""
 
-    policy: Literal["entropy", "margin", "vacuity"]
+    policy: GatePolicy
     threshold: float
     curve: tuple[GatePoint, ...] = ()
 
     def __post_init__(self) -> None:
-        policies = ("entropy", "margin", "vacuity")
+        policies = get_args(GatePolicy)
         _need(self.policy in policies, "gate policy", f"one of {', '.join(policies)}", self.policy)
         _need(math.isfinite(self.threshold), "gate threshold", "a finite number", self.threshold)
 
@@ -409,7 +410,7 @@ def _segment(data: Mapping[str, Any]) -> SegmentSpec:
 
 def _gate(data: Mapping[str, Any]) -> GateSpec:
     return GateSpec(
-        policy=cast('Literal["entropy", "margin", "vacuity"]', _text(data, "policy")),
+        policy=cast("GatePolicy", _text(data, "policy")),
         threshold=_number(data, "threshold"),
         curve=tuple(_gate_point(point) for point in _objects(data, "curve")),
     )

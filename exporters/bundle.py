@@ -94,7 +94,8 @@ def write_fp32(source: Source, folder: Path) -> BundleManifest:
     held_out = source.held_out
     graphs = write_device_graphs(source.graphs, source.sample, folder)
     reference = run_torch(source.graphs.exit, held_out.x)[0]
-    gate = measure_gate(reference, held_out.logits, held_out.y)
+    policy = source.graphs.gate
+    gate = measure_gate(reference, held_out.logits, held_out.y, policy=policy)
     report, codec, z_shape = _check(source, folder, graphs, reference, gate)
     require_fp32(report, f"d{source.depth}")
     if source.graphs.back is not None:
@@ -175,7 +176,7 @@ def _check(
     logits, z = DeviceRun(folder, graphs)(source.held_out.x[some])
     labels = source.held_out.logits[some].argmax(axis=1)
     codec, changes = choose_codec(z, source.net.suffix(source.depth), labels)
-    return compare(reference[some], logits, gate.threshold, changes), codec, z.shape[1:]
+    return compare(reference[some], logits, gate, changes), codec, z.shape[1:]
 
 
 def _finish(manifest: BundleManifest, source: Source, folder: Path) -> None:

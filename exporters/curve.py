@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.manifest import GatePoint, GateSpec
+from edge_sdk.gate import uncertainties
+from edge_sdk.manifest import GatePoint, GatePolicy, GateSpec
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
@@ -35,10 +36,22 @@ def entropy(logits: Floats) -> NDArray[np.float64]:
     return np.clip(values, 0.0, math.log(logits.shape[1]))
 
 
+def uncertainty_of(policy: GatePolicy, logits: Floats) -> NDArray[np.float64]:
+    """What a gate of that policy goes by, sample by sample: (n,) from (n, classes)."""
+    if policy == "entropy":
+        return entropy(logits)
+    return uncertainties(policy, logits.astype(np.float32))
+
+
 def measure_gate(
-    exit_logits: Floats, full_logits: Floats, labels: Labels, *, tolerance: float = TOLERANCE
+    exit_logits: Floats,
+    full_logits: Floats,
+    labels: Labels,
+    *,
+    policy: GatePolicy = "entropy",
+    tolerance: float = TOLERANCE,
 ) -> GateSpec:
-    """The entropy gate of a bundle: its whole curve and the default threshold.
+    """The gate of a bundle: its whole curve and the default threshold.
 
     Args:
         exit_logits: (n, classes) of the exit head on held-out samples.
@@ -46,10 +59,10 @@ def measure_gate(
         labels: (n,) their true classes.
         tolerance: see `choose_threshold`.
     """
-    uncertainty = entropy(exit_logits)
+    uncertainty = uncertainty_of(policy, exit_logits)
     exit_correct = exit_logits.argmax(axis=1) == labels
     full_correct = full_logits.argmax(axis=1) == labels
-    thresholds = candidate_thresholds(uncertainty, exit_logits.shape[1])
+    thresholds = candidate_thresholds(uncertainty, exit_logits.shape[1], policy)
     curve = operating_curve(uncertainty, exit_correct, full_correct, thresholds)
     threshold = choose_threshold(
         curve,
@@ -57,18 +70,21 @@ def measure_gate(
         full_accuracy=float(full_correct.mean()),
         tolerance=tolerance,
     )
-    return GateSpec("entropy", threshold, curve)
+    return GateSpec(policy, threshold, curve)
 
 
-def candidate_thresholds(uncertainty: NDArray[np.float64], classes: int) -> NDArray[np.float64]:
-    """The thresholds worth measuring, ascending: HARMONY's grid scaled to the number of classes,
-    quantiles of the held-out samples, and one at which all of them exit.
+def candidate_thresholds(
+    uncertainty: NDArray[np.float64], classes: int, policy: GatePolicy = "entropy"
+) -> NDArray[np.float64]:
+    """The thresholds worth measuring, ascending: for entropy HARMONY's grid scaled to the number of
+    classes; quantiles of the held-out samples, and one at which all of them exit.
 
     Quantiles lie midway between two neighbouring samples: on a sample, the last bit of a float
     would decide on which side of the gate it falls.
     """
-    top = math.log(classes)
-    grid = np.array(HARMONY_GRID) * top / math.log(10)
+    # margin and vacuity go from 0 to 1, whatever the number of classes
+    top = math.log(classes) if policy == "entropy" else 1.0
+    grid = np.array(HARMONY_GRID if policy == "entropy" else ()) * top / math.log(10)
     ordered = np.sort(uncertainty)
     below = np.array([int(q * (len(ordered) - 1)) for q in QUANTILES])
     above = np.minimum(below + 1, len(ordered) - 1)

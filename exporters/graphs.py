@@ -20,7 +20,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from edge_sdk.manifest import GraphSpec, SegmentSpec, TensorSpec
+from edge_sdk.manifest import GatePolicy, GraphSpec, SegmentSpec, TensorSpec
 from edge_sdk.nets import Supernet
 from exporters.errors import ExportError
 
@@ -55,6 +55,7 @@ class DeviceGraphs:
         back: the reply's features to logits, for a U-shaped method.
         features: shape of one sample of those features; with `back` only.
         personal: names of the submodules of `exit` whose parameters are overridable.
+        gate: by what the exit's logits are judged.
     """
 
     exit: nn.Module
@@ -62,6 +63,7 @@ class DeviceGraphs:
     back: nn.Module | None = None
     features: tuple[int, ...] | None = None
     personal: tuple[str, ...] = ("head",)
+    gate: GatePolicy = "entropy"
 
     def __post_init__(self) -> None:
         if (self.back is None) != (self.features is None):
@@ -76,11 +78,19 @@ def shared_exit(net: Supernet, depth: int) -> DeviceGraphs:
 def own_exit(net: Supernet, depth: int, extractor: nn.Module, head: nn.Module) -> DeviceGraphs:
     """An auxiliary model that answers on the device (BESplit's W_A), and the prefix beside it.
 
+    Its logits are evidence, so the gate goes by vacuity. All of it is a client's own: its weights
+    are overridable under the names a client keeps them by, `extractor.…` and `head.…`.
+
     Args:
-        extractor: raw input to features. head: features to logits; overridable.
+        extractor: raw input to features. head: features to logits.
     """
-    auxiliary = nn.Sequential(OrderedDict(extractor=extractor, head=head))
-    return DeviceGraphs(exit=auxiliary, prefix=net.prefix(depth))
+    auxiliary = nn.Sequential(OrderedDict(extractor=extractor, head=head)).eval()
+    return DeviceGraphs(
+        exit=auxiliary,
+        prefix=net.prefix(depth),
+        personal=("extractor", "head"),
+        gate="vacuity",
+    )
 
 
 def write_device_graphs(

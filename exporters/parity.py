@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from edge_sdk.manifest import Codec, GraphSpec, SegmentSpec
+from edge_sdk.manifest import Codec, GateSpec, GraphSpec, SegmentSpec
 from edge_sdk.session import Session
 from edge_sdk.wire import codecs
-from exporters.curve import entropy
+from exporters.curve import uncertainty_of
 from exporters.errors import ParityError
 
 Array = NDArray[Any]
@@ -101,16 +101,16 @@ def run_torch(module: nn.Module, x: Array) -> tuple[NDArray[np.float32], ...]:
 def compare(
     reference: NDArray[np.float32],
     logits: NDArray[np.float32],
-    threshold: float,
+    gate: GateSpec,
     offload_changes: Mapping[str, int],
 ) -> ParityReport:
     """Logits of a graph beside those of the torch model.
 
     Args:
         reference, logits: (n, N), of the same samples.
-        threshold: of the bundle's entropy gate, in nats.
+        gate: of the bundle.
     """
-    sides = entropy(reference) < threshold, entropy(logits) < threshold
+    sides = [uncertainty_of(gate.policy, side) < gate.threshold for side in (reference, logits)]
     return ParityReport(
         samples=len(reference),
         max_logit_error=_largest_error(reference, logits),

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.special import softmax
 from scipy.stats import entropy as scipy_entropy
 
+from edge_sdk.gate import gate_from
 from edge_sdk.manifest import GatePoint
 from exporters.curve import (
     candidate_thresholds,
@@ -116,3 +118,20 @@ def test_last_point_of_a_measured_curve_is_the_device_alone() -> None:
     assert last.accuracy == last.exit_accuracy == (exit_logits.argmax(1) == labels).mean()
     rates = [point.exit_rate for point in gate.curve]
     assert rates == sorted(rates)
+
+
+@pytest.mark.parametrize("policy", ["entropy", "margin", "vacuity"])
+def test_a_curve_is_of_the_gate_that_a_device_runs(policy: Any) -> None:
+    rng = np.random.default_rng(3)
+    exit_logits = (4 * rng.normal(size=(200, 10))).astype(np.float32)
+    full_logits = rng.normal(size=(200, 10)).astype(np.float32)
+    labels = rng.integers(0, 10, 200)
+    spec = measure_gate(exit_logits, full_logits, labels, policy=policy)
+    assert spec.policy == policy
+    for point in spec.curve[:: len(spec.curve) // 4]:
+        gate = gate_from(spec, point.threshold)
+        exits = np.array([gate.judge(row).exit for row in exit_logits])
+        assert exits.mean() == pytest.approx(point.exit_rate)
+        pair = np.where(exits, exit_logits.argmax(1), full_logits.argmax(1))
+        assert (pair == labels).mean() == pytest.approx(point.accuracy)
+    assert spec.curve[-1].exit_rate == 1.0

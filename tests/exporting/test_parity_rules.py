@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edge_sdk.manifest import GraphSpec, TensorSpec
+from edge_sdk.manifest import GateSpec, GraphSpec, TensorSpec
 from exporters.errors import ParityError
 from exporters.parity import (
     DeviceRun,
@@ -56,7 +56,7 @@ def test_report_counts_by_hand() -> None:
     reference = np.array([[9.0, 0.0], [0.0, 9.0], [1.0, 1.0]], np.float32)
     # the second changes its label, the third its side of the gate
     logits = np.array([[9.0, 0.25], [9.0, 0.0], [9.0, 0.0]], np.float32)
-    counted = compare(reference, logits, 0.5, {"fp16": 1})
+    counted = compare(reference, logits, GateSpec("entropy", 0.5), {"fp16": 1})
     assert counted == ParityReport(3, 9.0, 1, 1, {"fp16": 1})
 
 
@@ -77,7 +77,7 @@ def test_nan_never_passes() -> None:
     reference = np.zeros((4, 3), np.float32)
     logits = np.full((4, 3), np.nan, np.float32)
     with pytest.raises(ParityError, match="nan"):
-        require_fp32(compare(reference, logits, 0.5, {}), "d2")
+        require_fp32(compare(reference, logits, GateSpec("entropy", 0.5), {}), "d2")
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_damaged_weight_of_a_bundle_is_refused(tiny_tree: Any, copied: Path) -> 
         exits, _ = tiny_tree.net.eval().forward_exits(torch.from_numpy(x))
     folder, graphs = copied / "bundles" / "d2", tiny_tree.bundle("d2").graphs
     logits, _ = DeviceRun(folder, graphs)(x)
-    require_fp32(compare(exits[2].numpy(), logits, 0.5, {}), "d2")
+    require_fp32(compare(exits[2].numpy(), logits, GateSpec("entropy", 0.5), {}), "d2")
     damage(folder / "exit.onnx", "stage1.0.weight", by=0.01)
     logits, _ = DeviceRun(folder, graphs)(x)
     with pytest.raises(ParityError, match="d2"):
-        require_fp32(compare(exits[2].numpy(), logits, 0.5, {}), "d2")
+        require_fp32(compare(exits[2].numpy(), logits, GateSpec("entropy", 0.5), {}), "d2")
 
 
 @pytest.mark.parametrize(
