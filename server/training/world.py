@@ -36,6 +36,8 @@ from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport
 
 # apart from every stream of training and of partitioning
+# from one giving back to the next: it costs 5 % of a round of 20 clients on `cnn6`
+VISITS: Final = 100
 _PROFILES: Final = 0x70726F66
 
 
@@ -122,10 +124,16 @@ class VisitingTransport(LocalTransport):
     took 892 MiB, and 488 MiB with this (10 clients: 467).
     """
 
+    def __init__(self, clients: Mapping[str, TrainingClient]) -> None:
+        super().__init__(clients)
+        self._ended = 0
+
     def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
-        """As LocalTransport does; the last message of a round gives memory back."""
+        """As LocalTransport does; memory is given back after every hundredth client's round."""
         replies = super().exchange(requests, deadline_s)
-        if any(isinstance(request, EndRound) for request in requests.values()):
+        self._ended += sum(isinstance(request, EndRound) for request in requests.values())
+        if self._ended >= VISITS:
+            self._ended = 0
             _give_back_memory()
         return replies
 
