@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from itertools import chain
 
 from torch import Tensor
@@ -97,6 +98,7 @@ def by_depth_and_loss(contributions: Contributions, _now: RoundView) -> dict[str
 def normalised(rule: WeightRule) -> WeightRule:
     """The same weights, scaled to sum 1."""
 
+    @wraps(rule)
     def scaled(contributions: Contributions, now: RoundView) -> dict[str, float]:
         weights = rule(contributions, now)
         total = sum(weights.values())

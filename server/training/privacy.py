@@ -22,16 +22,19 @@ here in any case: it is for Poisson sampling, and rounds choose a fixed number o
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
+from inspect import unwrap
 from typing import Any, Final
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.plan import Noise, Plan
 from edge_sdk.training.weights import is_statistic
+from server.training.aggregation import by_depth_and_loss
 from server.training.method import Method
 
 DELTA: Final = 1e-5
@@ -99,9 +102,9 @@ def guarded(method: Method, noise: Noise | None) -> Method:
             f"privacy: {method.name}: exit heads that stay with their clients travel beside the"
             " update, without noise: expected shared exits, or no noise on updates"
         )
-    if method.name == "supersfl":
+    if unwrap(method.weigh) is by_depth_and_loss:
         raise ConfigurationError(
-            "privacy: supersfl weighs clients by their losses, and noise covers no loss"
+            f"privacy: {method.name} weighs clients by their losses, and noise covers no loss"
         )
     if find_spec("opacus") is None:
         raise ConfigurationError(
@@ -127,14 +130,13 @@ def check_network(method: Method, net: Supernet) -> None:
 def privacy_of(
     method: Method,
     plans: Mapping[str, Plan],
-    samples: Mapping[str, int],
-    asked: Mapping[str, int],
+    rows: Sequence[Mapping[str, Any]],
     delta: float,
 ) -> dict[str, Any] | None:
     """What a run gives away of the client it asked most of, as a report has it.
 
     Args:
-        samples: n_k. asked: rounds in which each client was asked, whether it answered or not.
+        rows: the report's rounds; who was asked counts, whether it answered or not.
     Returns: None for a run without noise; an epsilon of None where there is none, and `why`.
     """
     noise = method.client.noise
@@ -151,6 +153,11 @@ def privacy_of(
     why = uncovered(method)
     if why is not None:
         return said | {"epsilon": None, "why": why}
+    asked: Counter[str] = Counter()
+    samples: Counter[str] = Counter()
+    for row in rows:
+        asked.update({*row["participants"], *row["missing"], *row["refused"]})
+        samples.update(row["samples"])
     by_client = {
         name: mechanisms(noise, plans[name], samples[name], rounds)
         for name, rounds in asked.items()
@@ -185,12 +192,14 @@ def mechanisms(noise: Noise, plan: Plan, samples: int, rounds: int) -> list[Mech
     """What one client gives away in so many rounds.
 
     Args:
-        samples: n_k.
+        samples: n_k, summed over the rounds that it began.
     """
     found = [Mechanism("updates", noise.update_sigma / 2, rounds)]
     if not plan.part.whole:
-        a_round = plan.epochs * samples if plan.iterations is None else plan.iterations * plan.batch
-        found.append(Mechanism("features", noise.feature_sigma / 2, a_round * rounds))
+        counted = plan.epochs * samples
+        if plan.iterations is not None:
+            counted = plan.iterations * plan.batch * rounds
+        found.append(Mechanism("features", noise.feature_sigma / 2, counted))
     return found
 
 

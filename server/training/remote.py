@@ -55,6 +55,7 @@ from server.training.late import LateUpdates
 from server.training.ledger import Ledger
 from server.training.listener import Listener
 from server.training.mailbox import SILENCE_S, Hello, HttpTransport, Mailbox, Missed
+from server.training.privacy import privacy_of
 from server.training.recipe import Recipe
 from server.training.simulate import LOG, REPORT, line_of, row_of, write_report
 from server.training.transports import LocalTransport
@@ -432,6 +433,7 @@ def _finish(world: World, rows: list[Row], settings: TrainerSettings, scored: Sc
         "energy": fleet_energy(scored.devices),
         "evaluation": {"bytes_down": scored.bytes_down, "seconds": scored.seconds},
         "labels": world.method.labels,
+        "privacy": privacy_of(world.method, world.plans, rows, recipe.privacy.delta),
         "depths": {name: plan.depth for name, plan in world.plans.items()},
         "weights": str(folder / WEIGHTS),
         "recipe": recipe.to_dict(),

@@ -7,7 +7,6 @@ OUT/report.json     written at the end, with accuracy.png, loss.png and bytes.pn
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -148,7 +147,7 @@ def report_of(world: World, rows: list[Row]) -> Report:
             "bmr": benign_rate_of(world),
         },
         "labels": world.method.labels,
-        "privacy": _privacy(world, rows),
+        "privacy": privacy_of(world.method, world.plans, rows, recipe.privacy.delta),
         "each_client": [client.to_dict() for client in clients],
         "training": training_cost(rows),
         "latency": answer_latency(
@@ -161,13 +160,6 @@ def report_of(world: World, rows: list[Row]) -> Report:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-
-
-def _privacy(world: World, rows: list[Row]) -> dict[str, Any] | None:
-    asked = Counter(n for r in rows for n in (*r["participants"], *r["missing"], *r["refused"]))
-    samples = {name: client.samples for name, client in world.clients.items()}
-    delta = world.recipe.privacy.delta
-    return privacy_of(world.method, world.plans, samples, asked, delta)
 
 
 def _offload_rate(client: ClientScore, answers: str) -> float:
@@ -207,6 +199,7 @@ def row_of(result: RoundResult, accuracy: float | None, path: str) -> Row:
         "stale": dict(result.stale),
         "simulated_s": result.simulated_s,
         "update_coding": dict(result.coding),
+        "samples": dict(result.samples),
         # whose update counted for nothing, by the method's own rule
         "zeroed": [name for name, weight in result.weights.items() if weight == 0],
     }

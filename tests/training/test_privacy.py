@@ -300,6 +300,14 @@ def test_noise_that_cannot_be_is_refused(method: str, privacy: dict[str, Any], m
         read_recipe(recipe(method, privacy))
 
 
+@pytest.mark.parametrize("normalise", [False, True])
+def test_weights_by_loss_are_refused_under_noise_whoever_has_them(normalise: bool) -> None:
+    parts = {"weigh": {"method": "supersfl", "numbers": {"normalise_weights": normalise}}}
+    data = recipe("fedavg", {"update_clip": 1.0, "update_sigma": 1.0}) | {"parts": parts}
+    with pytest.raises(ConfigurationError, match="losses"):
+        read_recipe(data)
+
+
 def test_exit_heads_of_clients_are_no_part_of_a_noised_update() -> None:
     method = Method("mine", client=ClientPart(exit_head=True))
     with pytest.raises(ConfigurationError, match="shared exits"):
