@@ -68,12 +68,20 @@ def methods(
     target: Annotated[
         list[float] | None, typer.Option(help="Accuracy to reach; may be given again.")
     ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="The recipes' own if not given.")
+    ] = None,
     data: Data = None,
     results: Path = RESULTS,
 ) -> None:
     """SuperSFL against SplitFedV1, SplitFedV2, multi-exit and FedAvg, same data and training."""
     targets = target or [0.9, 0.95]
     recipes = {name: _recipe(f"{name}-{dataset}", data) for name in METHODS}
+    if rounds is not None:
+        recipes = {
+            name: replace(recipe, train=replace(recipe.train, rounds=rounds))
+            for name, recipe in recipes.items()
+        }
     runs = run_all(recipes, range(seeds), _tell)
     tables = [cost_table(runs, goal) for goal in targets]
     title = f"Rounds, bytes and seconds to the same accuracy: {dataset}"

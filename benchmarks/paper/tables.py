@@ -222,7 +222,10 @@ _SCALA: Final = Table(
     ["accuracy"],
     [
         Row("SCALA", {"method": "scala"}),
-        Row("local adjustment only", {"method": "scala", **_number(adjust="local")}),
+        Row(
+            "local adjustment only",
+            {"method": "scala", **_number(adjust="local", server="copies")},
+        ),
         Row("concatenation only", {"method": "scala", **_number(adjust="none")}),
         Row("Minibatch-SFL", {"method": "minibatch-sfl"}),
         Row("SplitFedV1", {"method": "splitfed-v1"}),
@@ -239,8 +242,15 @@ _SCALA: Final = Table(
                 "partition": "quantity",
                 "numbers": {"per_client": 2},
             },
-            train={"rounds": 20, "iterations": 20, "batch": 160, "learning_rate": 0.01},
+            train={
+                "rounds": 40,
+                "iterations": 10,
+                "batch": 160,
+                "learning_rate": 0.03,
+                "weight_decay": 5e-4,
+            },
             round={"participation": 0.1},
+            evaluate={"every": 2},
         ),
         "full": {
             "data": {

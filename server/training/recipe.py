@@ -291,7 +291,12 @@ def read_recipe(data: Mapping[str, Any]) -> Recipe:
     for name, value in data.items():
         built[name] = _record(tables[name], value, name) if name in tables else value
     recipe: Recipe = _record(Recipe, built, "recipe")
-    recipe.build_method()
+    method = recipe.build_method()
+    if method.batch_share is not None and recipe.train.iterations is None:
+        raise ConfigurationError(
+            f"train: {method.name} shares each batch out among the participants, so its rounds are"
+            " counted in batches: expected iterations"
+        )
     return recipe
 
 

@@ -18,7 +18,7 @@ def recipe_of(method: str, **more: Any) -> Recipe:
         {
             "method": method,
             "data": {"name": "digits", "clients": 3, "train_max": 120, "test_max": 50},
-            "train": {"backbone": "tiny", "rounds": 2, "learning_rate": 0.05, "batch": 20},
+            "train": {"backbone": "tiny", "rounds": 2, "learning_rate": 0.05, "batch": 20, "iterations": 6},
             **more,
         }
     )
@@ -48,7 +48,7 @@ def test_a_method_with_all_its_parts_from_itself_is_itself() -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-TRAIN = {"backbone": "tiny", "rounds": 2, "learning_rate": 0.05, "batch": 20}
+TRAIN = {"backbone": "tiny", "rounds": 2, "learning_rate": 0.05, "batch": 20, "iterations": 6}
 
 
 def test_a_combination_trains() -> None:

@@ -17,7 +17,7 @@ from server.training.view import RoundView
 SMALL: dict[str, Any] = {
     "method": "supersfl",
     "data": {"name": "digits", "clients": 3},
-    "train": {"backbone": "tiny", "rounds": 2, "learning_rate": 0.1, "batch": 8},
+    "train": {"backbone": "tiny", "rounds": 2, "learning_rate": 0.1, "batch": 8, "iterations": 4},
 }
 
 
@@ -129,6 +129,6 @@ def test_a_recipe_read_from_its_file_is_the_recipe(tmp_path: Path) -> None:
     path.write_text(
         'method = "supersfl"\n'
         '[data]\nname = "digits"\nclients = 3\n'
-        '[train]\nbackbone = "tiny"\nrounds = 2\nlearning_rate = 0.1\nbatch = 8\n'
+        '[train]\nbackbone = "tiny"\nrounds = 2\nlearning_rate = 0.1\nbatch = 8\niterations = 4\n'
     )
     assert load_recipe(path) == read_recipe(SMALL)

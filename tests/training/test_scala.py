@@ -457,7 +457,7 @@ def test_recipes_of_its_own_are_sound(name: str) -> None:
 def test_rounds_need_to_be_counted_in_batches() -> None:
     data = recipe()
     del data["train"]["iterations"]
-    with pytest.raises(ConfigurationError, match=r"train\.iterations"):
+    with pytest.raises(ConfigurationError, match=r"expected iterations"):
         build_world(read_recipe(data))
 
 
