@@ -268,6 +268,31 @@ def test_a_client_whose_update_does_not_count_is_not_remembered_for_this_round()
     assert sorted(memory) == ["record/a", "round/a", "weight/a"]
 
 
+def test_records_are_closed_where_the_weights_are_another_method_s() -> None:
+    memory: dict[str, Tensor] = {}
+    server, pair = state(), arrivals_of("a", "c")
+    taught(server, pair, view(memory, number=5))
+    seen = memory["new/a"]
+    taught(server, pair, view(memory, number=7), beta=0.5)
+    assert torch.equal(memory["record/a"], seen)
+    assert int(memory["round/a"]) == 5
+    again = memory["new/a"]
+    taught(server, pair, view(memory, number=8), beta=0.5)
+    torch.testing.assert_close(memory["record/a"], 0.25 * seen + 0.75 * again)
+
+
+def test_a_pair_that_cannot_learn_together_is_tried_apart_once() -> None:
+    server, alone = state("resnet18"), state("resnet18")
+    shape = server.shape_at(2)
+    everyone = {c: arrival(LABELS[c], ord(c), shape) for c in "ab"}
+    everyone["b"].features.features[:] = 3e38
+    assert list(taught(server, everyone, view(skewed()))) == ["a"]
+    taught(alone, {"a": everyone["a"]}, view())
+    expected = read_weights(alone.copies["a"].module)
+    for name, tensor in read_weights(server.copies["a"].module).items():
+        torch.testing.assert_close(tensor, expected[name])
+
+
 def test_clients_not_seen_for_ttl_rounds_are_forgotten() -> None:
     memory = remembered({"x": [1.0, 1, 1]}, seen=2) | remembered({"y": [1.0, 1, 1]}, seen=3)
     memory["new/a"] = record_of(torch.eye(3), torch.arange(3))

@@ -14,7 +14,7 @@ by two teachers. METHODS.md, BESplit; papers/000.
 The server keeps, from round to round and in checkpoints:
 
     record/CLIENT   (N, N + 3) float64    round/CLIENT   when it last took part
-    weight/CLIENT   of the round before   new/CLIENT     of the round under way
+    weight/CLIENT   of the round before   new/CLIENT     of the round under way, which `open` names
 """
 
 from __future__ import annotations
@@ -91,14 +91,9 @@ def besplit(
 
     def step(state: ServerState, arrivals: Arrivals, now: RoundView) -> dict[str, Feedback]:
         kl_weight = kl_weight_at(now.round, anneal_rounds)
+        _open(now, beta, ttl)
         joint = {} if ablation == "no_bcc" else _exchanges(arrivals, now)
-        lessons: dict[str, Lesson] = {}
-        for client, arrival in arrivals.items():
-            together = joint.get(client)
-            if together is not None and client not in lessons:
-                lessons |= learn(state, arrivals, together, kl_weight) or {}
-            if client not in lessons:
-                lessons |= learn(state, arrivals, own_batch(client, arrival), kl_weight) or {}
+        lessons = _learn(state, arrivals, joint, kl_weight)
         _record(now, lessons)
         return {
             client: _feedback(lessons[client], outputs=ablation != "no_dtd")
@@ -107,7 +102,7 @@ def besplit(
         }
 
     def weigh(contributions: Contributions, now: RoundView) -> dict[str, float]:
-        records = _renew(now, contributions, beta, ttl)
+        records = _close(now, now.round, contributions, beta, ttl)
         if ablation == "no_ea":
             weights = by_samples(contributions, now)
         else:
@@ -156,6 +151,21 @@ def _exchanges(arrivals: Arrivals, now: RoundView) -> dict[str, Batches]:
     return found
 
 
+def _learn(
+    state: ServerState, arrivals: Arrivals, joint: dict[str, Batches], kl_weight: float
+) -> dict[str, Lesson]:
+    """Every client's batch, of a pair or its own; those that cannot be learnt from are missing."""
+    lessons: dict[str, Lesson] = {}
+    for client, arrival in arrivals.items():
+        if together := joint.get(client):
+            lessons |= learn(state, arrivals, together, kl_weight) or {}
+            for tried in together:  # a pair that cannot learn together is tried apart, once
+                del joint[tried]
+        if client not in lessons:
+            lessons |= learn(state, arrivals, own_batch(client, arrival), kl_weight) or {}
+    return lessons
+
+
 def _feedback(lesson: Lesson, *, outputs: bool) -> Feedback:
     return Feedback(lesson.gradient, lesson.loss, lesson.outputs if outputs else None)
 
@@ -168,10 +178,22 @@ def _record(now: RoundView, lessons: Mapping[str, Lesson]) -> None:
         now.memory[name] = now.memory[name] + new if name in now.memory else new
 
 
-def _renew(
-    now: RoundView, contributions: Contributions, beta: float, ttl: int
+def _open(now: RoundView, beta: float, ttl: int) -> None:
+    """Have records for this round.
+
+    A recipe may take its weights from another method, which closes none: then all who were seen in
+    the last round took part in it.
+    """
+    last = int(now.memory.get("open", torch.tensor(now.round)))
+    if last != now.round:
+        _close(now, last, _part(now, "new"), beta, ttl)
+    now.memory["open"] = torch.tensor(now.round)
+
+
+def _close(
+    now: RoundView, number: int, took_part: Collection[str], beta: float, ttl: int
 ) -> dict[str, Tensor]:
-    """Close the round's records: Eq. 6 for those who took part, and who is not seen is forgotten.
+    """Renew the records by round `number` (Eq. 6), and forget who has not been seen for long.
 
     What was seen of a client whose update does not count is left out with it.
 
@@ -179,18 +201,17 @@ def _renew(
     """
     memory = now.memory
     new, old, seen = _part(now, "new"), _part(now, "record"), _part(now, "round")
-    for client in contributions:
-        if client in new:
-            last = int(seen.get(client, torch.tensor(now.round)))
-            record = updated(old.get(client), new[client], now.round - last, beta)
-            memory[f"record/{client}"] = record
-            memory[f"round/{client}"] = torch.tensor(now.round)
+    for client in sorted(new.keys() & set(took_part)):
+        last = int(seen.get(client, torch.tensor(number)))
+        memory[f"record/{client}"] = updated(old.get(client), new[client], number - last, beta)
+        memory[f"round/{client}"] = torch.tensor(number)
     for client, round_seen in _part(now, "round").items():
-        if now.round - int(round_seen) >= ttl:
+        if number - int(round_seen) >= ttl:
             del memory[f"record/{client}"], memory[f"round/{client}"]
     for kind in ("new", "weight"):
         for client in _part(now, kind):
             del memory[f"{kind}/{client}"]
+    memory.pop("open", None)
     return _part(now, "record")
 
 
