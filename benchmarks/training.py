@@ -60,7 +60,7 @@ app = typer.Typer(add_completion=False, help=__doc__.partition("\n")[0] if __doc
 
 
 @app.command(epilog="Example: python -m benchmarks.training methods --dataset digits")
-def methods(
+def methods(  # noqa: PLR0917 - a command's options
     dataset: Annotated[
         Literal["digits", "fashion-mnist"], typer.Option(help="Whose recipes are run.")
     ] = "digits",
