@@ -151,12 +151,12 @@ class BufferedEngine(Engine):
 
     def _hear(self, now: RoundUnderWay, name: str, then: RoundUnderWay) -> bool:
         """Run a client's round; whether its result counts."""
-        self._state.copied = then.view.sent
+        self._state.copied[name] = then.view.sent
         try:
             found = self._accept(then, self._train(then, [name]))
         finally:
-            self._state.copied = None
-            self._state.copies.clear()
+            del self._state.copied[name]
+            self._state.copies.pop(name, None)  # one trained in vain
         rounds, most = now.number - then.number, self._settings.staleness_max
         if name in found and rounds > most:
             now.refuse(name, f"a result {rounds} rounds old: expected at most {most}")

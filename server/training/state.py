@@ -49,7 +49,7 @@ class ServerState:
     Attributes:
         trunk: what the server's steps train: `net` itself, or the server's own.
         memory: what the method keeps from round to round.
-        copied: the weights that copies are made of; None for the trunk's.
+        copied: by client, the weights its copy is made of, where these are not the trunk's.
     """
 
     def __init__(self, net: Supernet, training: ServerTraining, trunk: Trunk = "shared") -> None:
@@ -58,7 +58,7 @@ class ServerState:
         self.training = training
         self.memory: dict[str, Tensor] = {}
         self.copies: dict[str, Suffix] = {}
-        self.copied: Weights | None = None
+        self.copied: dict[str, Weights] = {}
         self._suffixes: dict[int, Suffix] = {}
         self._learning_rate = training.learning_rate
         self._optimiser = self._sgd(self.trunk.segment(0, None).parameters())
@@ -153,9 +153,9 @@ class ServerState:
         """This client's own copy of the suffix, made when first asked for in a round."""
         if client not in self.copies:
             module = copied(self.trunk.suffix(depth))
-            if self.copied is not None:
+            if client in self.copied:
                 for name, tensor in self._of_server(own_weights(module)).items():
-                    tensor.copy_(self.copied[name])
+                    tensor.copy_(self.copied[client][name])
             module.train()
             parameters = list(module.parameters())
             self.copies[client] = Suffix(module, parameters, self._sgd(parameters))
