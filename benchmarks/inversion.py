@@ -6,7 +6,7 @@
 
 Each variant is trained by `simulate`'s engine; then an attacker who has its prefix and one half of
 the test images trains a decoder and draws the clients' training images with it
-(server.training.inversion).
+(server.training.attacks.inversion).
 Writes benchmarks/results/inversion-DATASET.json and .md.
 """
 
@@ -24,7 +24,7 @@ import torch
 import typer
 
 from edge_sdk.durable import make_folder, write_atomic
-from server.training.inversion import Attacker, Leak, attack
+from server.training.attacks.inversion import Attacker, Leak, attack
 from server.training.recipe import read_recipe
 from server.training.simulate import run_rounds
 from server.training.world import build_world

@@ -12,9 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from edge_sdk.errors import FrameError
-from edge_sdk.training.auxiliary import Distilling
-from edge_sdk.training.guarded import GuardedHalf
-from edge_sdk.training.half import Half
+from edge_sdk.training.halves.auxiliary import DistillingHalf
+from edge_sdk.training.halves.guarded import GuardedHalf
+from edge_sdk.training.halves.half import Half
+from edge_sdk.training.halves.meta import MetaHalf
+from edge_sdk.training.halves.u_shape import PersonalHalf
 from edge_sdk.training.handover import coded
 from edge_sdk.training.judging import judge
 from edge_sdk.training.messages import (
@@ -29,16 +31,14 @@ from edge_sdk.training.messages import (
     Update,
     Weights,
 )
-from edge_sdk.training.meta import MetaHalf
 from edge_sdk.training.noise import Key, noise_key, without_loss
-from edge_sdk.training.u_shape import PersonalHalf
 
 Array = NDArray[Any]
 
 # halves of methods whose clients do more, by the part of the plan that asks for it
 HALVES: Final[Mapping[str, type[Half]]] = {
     "back": PersonalHalf,
-    "distil": Distilling,
+    "distil": DistillingHalf,
     "inversion": GuardedHalf,
     "meta": MetaHalf,
 }

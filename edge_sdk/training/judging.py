@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
-from edge_sdk.training.auxiliary import auxiliary_of
+from edge_sdk.training.halves.auxiliary import auxiliary_of
+from edge_sdk.training.halves.u_shape import back_of
 from edge_sdk.training.messages import Evaluate, Scores, Weights
 from edge_sdk.training.plan import network_of
-from edge_sdk.training.u_shape import back_of
 from edge_sdk.training.weights import load_weights
 
 if TYPE_CHECKING:

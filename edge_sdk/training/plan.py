@@ -85,7 +85,8 @@ class PersonalBack:
     Attributes:
         dropout: share of the embeddings before it that is left out while it learns.
         learning_rate: its own; None for the plan's.
-        follow_accuracy: lower the rate as the client's accuracy grows (edge_sdk.training.u_shape).
+        follow_accuracy: lower the rate as the client's accuracy grows
+            (edge_sdk.training.halves.u_shape).
     """
 
     dropout: float = 0.5
@@ -101,7 +102,7 @@ class PersonalBack:
 
 @dataclass(frozen=True, slots=True)
 class MetaAdaptation:
-    """How a client runs ahead of itself before it learns (HARMONY; edge_sdk.training.meta).
+    """How a client runs ahead of itself before it learns (HARMONY; edge_sdk.training.halves.meta).
 
     Attributes:
         steps: M, plain SGD steps of the adaptation. rate: their learning rate.

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edge_sdk.training.datasets import Array
+from edge_sdk.training.halves.u_shape import back_of
 from edge_sdk.training.messages import Weights
-from edge_sdk.training.u_shape import back_of
 from edge_sdk.training.weights import load_weights
 from server.training.metrics import Score
 from server.training.partition import RhoTest, rho_tests

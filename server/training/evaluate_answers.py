@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from edge_sdk.training.auxiliary import Auxiliary, auxiliary_of
+from edge_sdk.training.halves.auxiliary import Auxiliary, auxiliary_of
 from server.training.evaluate import BATCH
 from server.training.metrics import benign_rate, score
 from server.training.world import World

@@ -5,7 +5,8 @@ complete one counts, and what comes later, twice or unasked is counted and dropp
 missed a deadline is behind until it asks or answers again: nobody waits for it meanwhile. Nor for
 one that is silent: whatever it works at, a device that is well says all the time that it is there.
 
-An update of a round that is over is kept apart: the next round may still merge it.
+An update of a round that is over is kept apart: the next round may still merge it. Where rounds
+begin together, that of all is over when anybody is asked for a later one; else each has its own.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ SILENCE_S: Final = 15.0
 IDS_REMEMBERED: Final = 64
 MORE_SAMPLES: Final = "it says it has more samples than when it came"
 ALONE: Final = "it finished the round without the server"
+OVER: Final = "the rounds are over"
 
 
 class Outcome(StrEnum):
@@ -104,6 +106,7 @@ class _Box:
     behind: bool = False  # it missed a deadline, and has not come for anything since
     heard_at: float = 0.0
     held: Update | None = None  # of the round under way, finished without the server
+    round: int = 0  # the last one it was asked for
     ended: int = 0  # the last round whose end it was asked for
     answered: OrderedDict[str, bool] = field(default_factory=OrderedDict)  # by id
     listeners: list[Callable[[], object]] = field(default_factory=list)
@@ -116,6 +119,7 @@ class Mailbox:
         delivered: (device, round) of the updates that count already, after a restart.
         late: updates of past rounds that were kept before it.
         keep: called with each update that is kept for a later round, before the device is told.
+        together: whether the devices' rounds begin together; else each may be at another one.
         fetch_s: how long a device may leave its message before it is taken for away.
         silence_s: how long one may be silent altogether, whatever it was asked.
     """
@@ -126,6 +130,7 @@ class Mailbox:
         *,
         late: Mapping[str, Update] | None = None,
         keep: Callable[[str, Update], None] | None = None,
+        together: bool = True,
         fetch_s: float = FETCH_S,
         silence_s: float = SILENCE_S,
     ) -> None:
@@ -136,12 +141,14 @@ class Mailbox:
         self._late = dict(late or {})
         self._delivered |= {(name, update.round) for name, update in self._late.items()}
         self._keep_update = keep
+        self._together = together
         self._missed: list[Missed] = []
         self._fetch_s = fetch_s
         self._silence_s = silence_s
         self._session = secrets.token_hex(4)
         self._issued = 0
         self._round = max((number for _, number in self._delivered), default=0)
+        self._rounds_over = False
         self._ended = False
         self._counts: Counter[Outcome] = Counter()
 
@@ -154,6 +161,8 @@ class Mailbox:
 
     def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
         """Put a request into each box and wait for the replies, `deadline_s` at most.
+
+        Several may wait at a time, each for devices of its own.
 
         Returns: those that came, in the order of `requests`.
         """
@@ -206,6 +215,12 @@ class Mailbox:
         with self._changed:
             missed, self._missed = self._missed, []
             return missed
+
+    def end_rounds(self) -> None:
+        """From now on wait for scores alone: whoever waits for anything else waits no longer."""
+        with self._changed:
+            self._rounds_over = True
+            self._changed.notify_all()
 
     def end(self, timeout_s: float) -> None:
         """Tell everybody who asks that training is over, and give all who are alive time to ask."""
@@ -317,11 +332,7 @@ class Mailbox:
 
     def _put(self, device: str, request: Request, now: float) -> _Box:
         box = self._boxes.setdefault(device, _Box())
-        if request.round > self._round:
-            self._round = request.round
-            for name, other in self._boxes.items():
-                if other.held is not None:
-                    self._late[name], other.held = other.held, None
+        self._begin(device, box, request.round)
         self._issued += 1
         box.message = Message(f"{self._session}-{self._issued}", request)
         box.put_at, box.fetched, box.reply, box.declined = now, False, None, ""
@@ -338,8 +349,24 @@ class Mailbox:
             _wake(box)
         return box
 
+    def _begin(self, device: str, box: _Box, number: int) -> None:
+        """What was finished alone before that round is late from now on."""
+        over: dict[str, _Box] = {}
+        if self._together and number > self._round:
+            over = self._boxes
+        elif not self._together and number > box.round:
+            over = {device: box}
+        for name, other in over.items():
+            if other.held is not None:
+                self._late[name], other.held = other.held, None
+        self._round = max(self._round, number)
+        box.round = number
+
     def _awaited(self, box: _Box, now: float) -> bool:
         if box.reply is not None or box.declined:
+            return False
+        if self._rounds_over and not isinstance(box.message and box.message.request, Evaluate):
+            box.declined = OVER
             return False
         if not box.fetched and now - box.put_at >= self._fetch_s:
             box.behind = True
@@ -392,7 +419,8 @@ class Mailbox:
         if self._keep_update is not None:
             self._keep_update(device, update)
         self._delivered.add((device, update.round))
-        if update.round == self._round and box.ended < self._round:
+        under_way = self._round if self._together else box.round
+        if update.round == under_way and box.ended < under_way:
             box.held = update
             box.declined = ALONE
             self._changed.notify_all()

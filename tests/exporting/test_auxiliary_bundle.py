@@ -14,9 +14,9 @@ from edge_sdk.manifest import BundleManifest
 from edge_sdk.nets import Supernet
 from edge_sdk.session import Session
 from edge_sdk.settings import AgentSettings
-from edge_sdk.training.auxiliary import MARK, Auxiliary, auxiliary_of
 from edge_sdk.training.datasets import Dataset
 from edge_sdk.training.evidence import evidential_losses
+from edge_sdk.training.halves.auxiliary import MARK, Auxiliary, auxiliary_of
 from edge_sdk.training.plan import ClientPart, Distillation, Plan
 from exporters.graphs import own_exit
 from exporters.model import export_model

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.errors import ConfigurationError, FrameError
-from edge_sdk.training.auxiliary import MARK, Auxiliary, Distilling, auxiliary_of
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.distillation import kd_client, kd_global
 from edge_sdk.training.evidence import evidential_losses
+from edge_sdk.training.halves.auxiliary import MARK, Auxiliary, DistillingHalf, auxiliary_of
 from edge_sdk.training.messages import (
     EndRound,
     Features,
@@ -128,7 +128,7 @@ def test_a_batch_is_one_sgd_step_on_the_three_losses() -> None:
     client.handle(EndRound(1, feedback))
 
     twin = auxiliary_of(plan)
-    rows = Distilling(client_of(4), start_of(plan)).samples.rows(0, None)
+    rows = DistillingHalf(client_of(4), start_of(plan)).samples.rows(0, None)
     x, y = torch.from_numpy(client.x[rows]), torch.from_numpy(client.y[rows])
     assert torch.equal(y, features.labels)
     z = twin.extractor(x)

@@ -17,8 +17,8 @@ from edge_sdk.training.messages import Features, Feedback, Update
 from edge_sdk.training.plan import Plan
 from edge_sdk.training.weights import read_weights
 from server.training.aggregation import Contribution
+from server.training.formulas.records import evidential_weights, record_of, updated
 from server.training.methods.besplit import besplit
-from server.training.records import evidential_weights, record_of, updated
 from server.training.server_steps import Arrival
 from server.training.state import ServerState, ServerTraining
 from server.training.view import RoundView

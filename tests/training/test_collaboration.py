@@ -10,7 +10,7 @@ import torch
 from scipy.spatial.distance import jensenshannon
 from torch import Tensor
 
-from server.training.collaboration import (
+from server.training.formulas.collaboration import (
     biased_clients,
     complementarity,
     counts_to_move,

@@ -18,7 +18,13 @@ def recipe_of(method: str, **more: Any) -> Recipe:
         {
             "method": method,
             "data": {"name": "digits", "clients": 3, "train_max": 120, "test_max": 50},
-            "train": {"backbone": "tiny", "rounds": 2, "learning_rate": 0.05, "batch": 20, "iterations": 6},
+            "train": {
+                "backbone": "tiny",
+                "rounds": 2,
+                "learning_rate": 0.05,
+                "batch": 20,
+                "iterations": 6,
+            },
             **more,
         }
     )

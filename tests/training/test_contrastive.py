@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from server.training.contrastive import alignment_loss
+from server.training.formulas.contrastive import alignment_loss
 
 
 def tensor(*rows: list[float]) -> Tensor:

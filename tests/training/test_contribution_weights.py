@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.training.contribution import (
+from server.training.formulas.contribution import (
     contribution_weights,
     cosine,
     global_gradient,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.training.auxiliary import auxiliary_of
+from edge_sdk.training.halves.auxiliary import auxiliary_of
 from server.training.evaluate import Evaluator
 from server.training.evaluate_answers import answers, auxiliary_report, benign_rate_of
 from server.training.metrics import benign_rate

@@ -15,7 +15,7 @@ from torch import Tensor
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.datasets import Dataset, load_dataset
-from edge_sdk.training.guarded import GuardedHalf
+from edge_sdk.training.halves.guarded import GuardedHalf
 from edge_sdk.training.likeness import ssim
 from edge_sdk.training.messages import EndRound, Features, Feedback, StartRound, Step, Update
 from edge_sdk.training.plan import ClientPart, Inversion, Plan, network_of

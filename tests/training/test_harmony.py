@@ -32,14 +32,14 @@ from edge_sdk.training.messages import (
     to_bytes,
 )
 from edge_sdk.training.plan import Plan, network_of
-from server.training.engine import Engine, RoundResult, RoundSettings
-from server.training.label_attack import (
+from server.training.attacks.labels import (
     by_direction,
     by_likelihood,
     by_sign,
     candidate_gradients,
     guessing_rate,
 )
+from server.training.engine import Engine, RoundResult, RoundSettings
 from server.training.method import Method
 from server.training.methods.harmony import harmony
 from server.training.methods.splitfed import multi_exit, splitfed_v1

@@ -12,7 +12,7 @@ from edge_sdk.nets import build
 from edge_sdk.training.datasets import Dataset, load_dataset
 from edge_sdk.training.inversion import Decoder, Pixels
 from edge_sdk.training.weights import read_weights
-from server.training.inversion import Attacker, attack
+from server.training.attacks.inversion import Attacker, attack
 
 SMALL = Attacker(width=16, blocks=1, epochs=20)
 

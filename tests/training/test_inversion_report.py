@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from benchmarks.inversion import SCALES, VARIANTS, Trial, main, report
-from server.training.inversion import Attacker, Leak
+from server.training.attacks.inversion import Attacker, Leak
 
 
 def trial(variant: str, seed: int, accuracy: float, leaked: float) -> Trial:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.gradient_noise import isotropic
-from server.training.label_attack import (
+from server.training.attacks.labels import (
     by_direction,
     by_likelihood,
     by_sign,

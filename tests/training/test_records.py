@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from edge_sdk.training.evidence import aleatoric, concentration, dirichlet_entropy, epistemic
-from server.training.records import (
+from server.training.formulas.records import (
     evidential_weights,
     label_shares,
     record_of,

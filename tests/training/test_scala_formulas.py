@@ -10,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributions import Categorical
 
-from server.training.adjustment import adjusted_losses, adjustment, joint_share, label_share
-from server.training.batch_share import proportional
+from server.training.formulas.adjustment import (
+    adjusted_losses,
+    adjustment,
+    joint_share,
+    label_share,
+)
+from server.training.formulas.batch_share import proportional
 
 
 def test_shares_of_a_batch_by_hand() -> None:

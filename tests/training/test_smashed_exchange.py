@@ -10,8 +10,8 @@ from edge_sdk.nets import build
 from edge_sdk.training.evidence import evidential_losses
 from edge_sdk.training.messages import Features
 from edge_sdk.training.weights import read_weights
+from server.training.formulas.smashed_exchange import exchanged, learn, own_batch
 from server.training.server_steps import Arrival
-from server.training.smashed_exchange import exchanged, learn, own_batch
 from server.training.state import ServerState, ServerTraining
 
 RATE = 0.1

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.nets import build
 from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.halves.u_shape import personal_rate
 from edge_sdk.training.messages import (
     Features,
     OutputGradient,
@@ -28,7 +29,6 @@ from edge_sdk.training.messages import (
     Update,
 )
 from edge_sdk.training.plan import ClientPart, PersonalBack, Plan
-from edge_sdk.training.u_shape import personal_rate
 from edge_sdk.training.weights import read_weights
 from server.training.aggregation import Contribution, by_samples
 from server.training.checkpoint import latest_checkpoint

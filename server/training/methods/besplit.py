@@ -30,9 +30,8 @@ from edge_sdk.training.evidence import kl_weight_at
 from edge_sdk.training.messages import Feedback
 from edge_sdk.training.plan import ClientPart, Distillation
 from server.training.aggregation import Contributions, by_samples
-from server.training.collaboration import counts_to_move, pairs_present
-from server.training.method import Method
-from server.training.records import (
+from server.training.formulas.collaboration import counts_to_move, pairs_present
+from server.training.formulas.records import (
     FACTORS,
     Factor,
     Missing,
@@ -41,8 +40,9 @@ from server.training.records import (
     record_of,
     updated,
 )
+from server.training.formulas.smashed_exchange import Batches, Lesson, exchanged, learn, own_batch
+from server.training.method import Method
 from server.training.server_steps import Arrivals
-from server.training.smashed_exchange import Batches, Lesson, exchanged, learn, own_batch
 from server.training.state import ServerState
 from server.training.view import RoundView
 
@@ -75,7 +75,8 @@ def besplit(
     Args:
         ablation: `no_ea` weighs by n_k; the next three leave a factor out of the weights; `no_bcc`
             moves nothing; `no_dtd` has no auxiliary model.
-        missing: how average uncertainties are joined over classes (server.training.records).
+        missing: how average uncertainties are joined over classes
+            (server.training.formulas.records).
         beta: share of the old record that is kept from one round to the next.
         ttl: rounds for which a client that is not seen is remembered.
         anneal_rounds: T of lam_t. tau, client_share, server_share, auxiliary_head: of the

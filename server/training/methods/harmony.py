@@ -2,7 +2,7 @@
 METHODS.md, HARMONY; papers/003, 3.1-3.5.
 
     client      adapt (f, h) to B1 and to B2;  z1 = f1[:K](x2), z2 = f2(x1)           (Eq. 3-4)
-                I = [y1 == y2];  sends z2, z1, K, I             (edge_sdk.training.meta)
+                I = [y1 == y2];  sends z2, z1, K, I             (edge_sdk.training.halves.meta)
     server      s2 = neck(z2), s1 = neck(z1) from the stage after K                   (Eq. 6)
                 returns the logits of s2
     client      Ls = CE(logits, y1);  returns dLs by the logits
@@ -41,7 +41,7 @@ from edge_sdk.nets.supernet import View
 from edge_sdk.training.fusion import clip_l2
 from edge_sdk.training.messages import Feedback
 from edge_sdk.training.plan import ClientPart, MetaAdaptation
-from server.training.contrastive import alignment_loss
+from server.training.formulas.contrastive import alignment_loss
 from server.training.method import Method
 from server.training.server_steps import Arrival, Arrivals, Asking, ServerStep
 from server.training.state import ServerState, Suffix

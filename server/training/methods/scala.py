@@ -25,8 +25,13 @@ from torch import Tensor
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.messages import Feedback
 from edge_sdk.training.plan import ClientPart, Inversion
-from server.training.adjustment import adjusted_losses, adjustment, joint_share, label_share
-from server.training.batch_share import proportional
+from server.training.formulas.adjustment import (
+    adjusted_losses,
+    adjustment,
+    joint_share,
+    label_share,
+)
+from server.training.formulas.batch_share import proportional
 from server.training.method import Method
 from server.training.server_steps import (
     Arrivals,

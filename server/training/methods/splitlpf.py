@@ -8,8 +8,8 @@ METHODS.md, SplitLPF; papers/004, Alg. 1-3.
     client, front     f -= lr * J_f^T dL/dz                                 (Eq. 6)
     aggregate         f and S by p_k, from data size and direction          (Eq. 8-11)
 
-The client's lines are edge_sdk.training.u_shape. What comes up at the end of a round may be coded
-as synthetic samples (Eq. 5): `[train] update_codec = "synthetic"`.
+The client's lines are edge_sdk.training.halves.u_shape. What comes up at the end of a round may be
+coded as synthetic samples (Eq. 5): `[train] update_codec = "synthetic"`.
 
 Differs: Algorithm 2 compares the backs' gradients. Backs are personal and have no average to be
 compared with, so the fronts' are (METHODS.md).
@@ -29,7 +29,7 @@ from edge_sdk.training.fusion import clip_l2
 from edge_sdk.training.messages import Feedback, Weights
 from edge_sdk.training.plan import ClientPart, PersonalBack
 from server.training.aggregation import Contributions, WeightRule
-from server.training.contribution import (
+from server.training.formulas.contribution import (
     ALPHA,
     check_alpha,
     contribution_weights,

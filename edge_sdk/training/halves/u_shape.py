@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
-from edge_sdk.training.half import Half, Open
+from edge_sdk.training.halves.half import Half, Open
 from edge_sdk.training.messages import (
     EndRound,
     OutputGradient,

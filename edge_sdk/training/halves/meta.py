@@ -27,7 +27,8 @@ from torch.nn import Parameter
 from edge_sdk.errors import FrameError
 from edge_sdk.training.codec import encode_batch
 from edge_sdk.training.gradient_noise import isotropic
-from edge_sdk.training.half import Half, Open, apply_step, sgd
+from edge_sdk.training.halves.half import Half, Open, apply_step, sgd
+from edge_sdk.training.halves.u_shape import BACK, back_of
 from edge_sdk.training.messages import (
     EndRound,
     Features,
@@ -39,7 +40,6 @@ from edge_sdk.training.messages import (
     Update,
 )
 from edge_sdk.training.plan import network_of
-from edge_sdk.training.u_shape import BACK, back_of
 from edge_sdk.training.weights import read_weights
 
 if TYPE_CHECKING:

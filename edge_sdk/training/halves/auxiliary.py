@@ -19,7 +19,7 @@ from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.distillation import kd_client, kd_global
 from edge_sdk.training.evidence import evidential_losses, kl_weight_at
-from edge_sdk.training.half import Half, Open, apply_step, sgd
+from edge_sdk.training.halves.half import Half, Open, apply_step, sgd
 from edge_sdk.training.messages import EndRound, Feedback, StartRound, Update, Weights
 from edge_sdk.training.plan import Distillation, Plan, network_of
 from edge_sdk.training.weights import load_weights, read_weights
@@ -79,7 +79,7 @@ def auxiliary_of(plan: Plan) -> Auxiliary:
     return deepcopy(_template(plan))
 
 
-class Distilling(Half):
+class DistillingHalf(Half):
     """SplitFed's half with W_A beside it; the server's loss is its own affair."""
 
     def __init__(self, client: TrainingClient, start: StartRound) -> None:

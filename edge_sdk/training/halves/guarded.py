@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from edge_sdk.errors import ConfigurationError, FrameError
-from edge_sdk.training.half import Half, Open
+from edge_sdk.training.halves.half import Half, Open
 from edge_sdk.training.inversion import Decoder, Pixels
 from edge_sdk.training.likeness import ssim
 from edge_sdk.training.messages import EndRound, Feedback, StartRound, Update
