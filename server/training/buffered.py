@@ -14,7 +14,7 @@ always come. The changes are averaged by the method's weights, not by 1/K.
 
 Time is simulated: a client's whole round is run when it ends, by a clock that jumps from one end
 to the next. A server with one model for all steps it as it is then; copies are made of the weights
-that their client began with.
+that their client began with. Real devices: server.training.own_pace.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class BufferedEngine(Engine):
         seconds: Mapping[str, float],
     ) -> None:
         super().__init__(method, plans, state, transport, settings)
-        self._buffer = _buffer(method, len(plans), settings)
+        self._buffer = buffer_of(method, len(plans), settings)
         self._seconds = dict(seconds)
         self._begun: dict[str, Begun] = {}
         self._sent: dict[int, Weights] = {}  # what those at work began with, by round
@@ -111,22 +111,14 @@ class BufferedEngine(Engine):
     def progress(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The clock and who is at work since when, and the weights these began with."""
         begun = {name: [b.round, b.ends_s] for name, b in self._begun.items()}
-        tensors = {
-            f"{number}/{name}": tensor
-            for number, sent in self._sent.items()
-            for name, tensor in sent.items()
-        }
-        return {"clock_s": self.clock_s, "begun": begun}, tensors
+        return {"clock_s": self.clock_s, "begun": begun}, named(self._sent)
 
     def go_on(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take up what `progress` gave.
 
         Raises: FrameError where it is no such thing, or of other clients.
         """
-        sent: dict[int, Weights] = {}
-        for key, tensor in tensors.items():
-            number, _, name = key.partition("/")
-            sent.setdefault(int(number), {})[name] = tensor
+        sent = by_round(tensors)
         try:
             begun = {name: Begun(int(r), float(ends)) for name, (r, ends) in said["begun"].items()}
             clock_s = float(said["clock_s"])
@@ -179,7 +171,26 @@ def rebased(brought: Contribution, then: Weights, now: Weights, share: float) ->
     return Contribution(brought.depth, update, moved(brought.copy))
 
 
-def _buffer(method: Method, clients: int, settings: RoundSettings) -> int:
+def named(sent: Mapping[int, Weights]) -> dict[str, Tensor]:
+    """Weights by round as a checkpoint has them: by `ROUND/NAME`."""
+    return {f"{r}/{name}": t for r, weights in sent.items() for name, t in weights.items()}
+
+
+def by_round(tensors: Mapping[str, Tensor]) -> dict[int, Weights]:
+    """What `named` was given.
+
+    Raises: FrameError for other names.
+    """
+    sent: dict[int, Weights] = {}
+    for key, tensor in tensors.items():
+        number, _, name = key.partition("/")
+        if not number.isdecimal():
+            raise FrameError(f"checkpoint: {key}: expected a tensor named by a round")
+        sent.setdefault(int(number), {})[name] = tensor
+    return sent
+
+
+def buffer_of(method: Method, clients: int, settings: RoundSettings) -> int:
     """K.
 
     Raises: ConfigurationError for a method or settings that need a common round.

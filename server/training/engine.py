@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -142,15 +143,7 @@ class RoundSettings:
                 raise ConfigurationError(f"{name}: expected 1 or more, got {getattr(self, name)}")
 
     def with_devices(self) -> RoundSettings:
-        """The same where clients are real devices, which nobody vouches for.
-
-        Raises: ConfigurationError for a buffer.
-        """
-        if self.buffer is not None:
-            raise ConfigurationError(
-                "buffer: expected none with real devices, whose rounds begin together so far; leave"
-                " it out, or use `splitedge simulate`"
-            )
+        """The same where clients are real devices, which nobody vouches for."""
         return replace(self, robust=self.robust or "trimmed")
 
 
@@ -241,17 +234,31 @@ class Engine:
         *,
         folder: Path | None = None,
     ) -> None:
+        self._method = method
+        self._state = state
+        self._settings = settings or RoundSettings()
+        self._folder = folder
+        # whatever reads or changes the state holds it: rounds may be under way in several threads
+        self._using_state = threading.RLock()
+        self.meet(plans, transport)
+
+    def meet(self, plans: Mapping[str, Plan], transport: Transport) -> None:
+        """Have these clients in the rounds to come, reached like this."""
+        method = self._method
         if method.batch_share is not None and not all(p.iterations for p in plans.values()):
             raise ConfigurationError(
                 f"{method.name}: shares each batch out, so rounds are counted in batches:"
                 " expected train.iterations"
             )
-        self._method = method
         self._plans = dict(plans)
-        self._state = state
         self._transport = transport
-        self._settings = settings or RoundSettings()
-        self._folder = folder
+
+    def still(self) -> AbstractContextManager[object]:
+        """Between two rounds: nothing changes the state inside it, whoever is at work."""
+        return self._using_state
+
+    def close(self) -> None:
+        """Leave what is under way; nobody is, between rounds that begin together."""
 
     def run_round(
         self, number: int, seed: int, late: Mapping[str, Update] | None = None
@@ -426,7 +433,8 @@ class Engine:
             except FrameError as err:
                 now.refuse(name, str(err))
                 continue
-            fault = features_fault(decoded, plan, self._state.shape_at)
+            with self._using_state:
+                fault = features_fault(decoded, plan, self._state.shape_at)
             if fault is not None:
                 now.refuse(name, fault)
                 continue
@@ -441,13 +449,17 @@ class Engine:
             return {}
         now.view.step = step
         arrivals = {name: Arrival(self._plans[name].depth, f) for name, f in features.items()}
-        answer = self._method.server_step(self._state, arrivals, now.view)
+        with self._using_state:
+            answer = self._method.server_step(self._state, arrivals, now.view)
         if not isinstance(answer, Generator):
             return answer
         try:
-            outputs = next(answer)
+            with self._using_state:
+                outputs = next(answer)
             while True:
-                outputs = answer.send(self._gradients(now, step, outputs))
+                gradients = self._gradients(now, step, outputs)
+                with self._using_state:
+                    outputs = answer.send(gradients)
         except StopIteration as done:
             feedback: dict[str, Feedback] = done.value
             return feedback

@@ -58,6 +58,12 @@ class Ledger:
             case _:
                 pass
 
+    def add(self, other: Ledger) -> None:
+        """Count what another account has, too."""
+        self.up += other.up
+        self.down += other.down
+        self.by_kind += other.by_kind
+
     def _down(self, kind: str, size: int) -> None:
         self.down += size
         self.by_kind[f"down {kind}"] += size

@@ -29,6 +29,7 @@ from safetensors.torch import save
 
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError, LinkError
+from edge_sdk.nets.copying import copied
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.state import StateLock
 from edge_sdk.training.datasets import Array, Dataset
@@ -55,6 +56,7 @@ from server.training.late import LateUpdates
 from server.training.ledger import Ledger
 from server.training.listener import Listener
 from server.training.mailbox import SILENCE_S, Hello, HttpTransport, Mailbox, Missed
+from server.training.own_pace import OwnPaceEngine
 from server.training.privacy import privacy_of
 from server.training.recipe import Recipe
 from server.training.simulate import LOG, REPORT, line_of, row_of, write_report
@@ -159,13 +161,18 @@ def train(
         stack.callback(registry.close)
         secret = load_operator_secret(settings.state)
         dataset = load_data(recipe)
-        world = _world(recipe, dataset)
+        first = settings.min_devices or recipe.data.clients
+        world = _world(recipe, dataset, first)
         warm_up()
         late = LateUpdates(settings.folder)
         rows = _rows_so_far(world, dataset, settings)
         run = _run_id(settings, late)
         mailbox = Mailbox(
-            _delivered(rows), late=late.load(), keep=late.keep, silence_s=settings.silence_s
+            _delivered(rows),
+            late=late.load(),
+            keep=late.keep,
+            together=recipe.round.buffer is None,
+            silence_s=settings.silence_s,
         )
         app = create_app(
             mailbox,
@@ -186,7 +193,7 @@ def train(
             ask = Inviter(settings.server, secret, listener.url, settings.tls_cert)
             stack.enter_context(ask.inviting(registry, mailbox))
         trainer = _Trainer(world, dataset, mailbox, registry, settings)
-        first = settings.min_devices or recipe.data.clients
+        stack.callback(trainer.end_rounds)
         say(f"splitedge train: {listener.url}, waiting for {first} devices")
         trainer.gather(first)
         # the checkpoint is what counts: a line that was logged and not saved is logged again
@@ -195,11 +202,13 @@ def train(
             on_round(row)
         while len(rows) < recipe.train.rounds:
             rows.append(trainer.round(len(rows) + 1))
-            save_checkpoint(settings.folder, world, rows)
+            with world.engine.still():
+                save_checkpoint(settings.folder, world, rows)
             late.prune(mailbox.kept)
             with (settings.folder / LOG).open("ab") as log:
                 log.write(line_of(rows[-1]))
             on_round(rows[-1])
+        trainer.end_rounds()
         scored = trainer.score(len(rows))
         mailbox.end(END_S)
         late.prune()  # no round is left to merge them
@@ -262,6 +271,12 @@ class _Trainer:
         plans.clear()
         plans.update(ordered)
 
+    def end_rounds(self) -> None:
+        """Leave those who are still at work; nobody has missed what is not asked any more."""
+        self._mailbox.end_rounds()
+        self._world.engine.close()
+        self._mailbox.take_missed()
+
     def score(self, number: int) -> Scored:
         """What the devices make of the weights after the last round, those that are there."""
         profiles = {name: self._profile(name) for name in self._world.plans}
@@ -277,18 +292,25 @@ class _Trainer:
     def round(self, number: int) -> Row:
         """One round, and its row of the report."""
         world, recipe = self._world, self._world.recipe
-        self.gather(max(1, math.ceil(recipe.round.quorum * len(world.plans) - 1e-9)))
-        transport, how = HttpTransport(self._mailbox), recipe.round.with_devices()
-        engine = Engine(world.method, world.plans, world.state, transport, how)
-        result = engine.run_round(number, recipe.seed, self._mailbox.take_late())
+        wanted = recipe.round.buffer or len(world.plans)
+        self.gather(max(1, math.ceil(recipe.round.quorum * wanted - 1e-9)))
+        world.engine.meet(world.plans, HttpTransport(self._mailbox))
+        result = world.engine.run_round(number, recipe.seed, self._mailbox.take_late())
         measured = number % recipe.evaluate.every == 0 or number == recipe.train.rounds
-        right = accuracy(_served(world), world.x_test, world.y_test) if measured else None
+        right = self._accuracy() if measured else None
         missed = _missed(self._mailbox.take_missed())
         return row_of(result, right, "full") | {
             "missed": missed,
             "stale": dict(result.stale),
             "dropped": self._mailbox.take_counts(),
         }
+
+    def _accuracy(self) -> float:
+        """Of a copy: those at work go on with the network itself meanwhile."""
+        world = self._world
+        with world.engine.still():
+            net = copied(_served(world))
+        return accuracy(net, world.x_test, world.y_test)
 
 
 def choose_depths(
@@ -332,11 +354,14 @@ def accuracy(net: Supernet, x: Array, y: NDArray[np.int64]) -> float:
     return right / len(y)
 
 
-def _world(recipe: Recipe, dataset: Dataset) -> World:
+def _world(recipe: Recipe, dataset: Dataset, devices: int) -> World:
     """The recipe without clients of its own: these are elsewhere."""
     method = recipe.build_method()
     state = server_state(recipe, method, build_network(recipe, dataset))
-    engine = Engine(method, {}, state, LocalTransport({}), recipe.round)
+    nobody, how = LocalTransport({}), recipe.round
+    engine = Engine(method, {}, state, nobody, how)
+    if how.buffer is not None:
+        engine = OwnPaceEngine(method, {}, state, nobody, how, devices=devices)
     return World(
         recipe,
         method,

@@ -321,9 +321,10 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
             tls: tuple[Path | None, Path | None] = (None, None),
             run: str = "first",
             samples_max: int | None = None,
+            together: bool = True,
         ) -> Trainer:
             operator = new_secret()
-            mailbox = Mailbox(fetch_s=fetch_s, silence_s=silence_s)
+            mailbox = Mailbox(together=together, fetch_s=fetch_s, silence_s=silence_s)
             app = create_app(
                 mailbox,
                 Keys(registry, secret_sha256(operator)),

@@ -275,8 +275,3 @@ def test_settings_that_need_a_common_round_are_refused(numbers: dict[str, Any]) 
 def test_numbers_that_make_no_buffer_are_refused(numbers: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(numbers))):
         RoundSettings(**numbers)
-
-
-def test_real_devices_are_told_that_their_rounds_begin_together() -> None:
-    with pytest.raises(ConfigurationError, match="real devices"):
-        RoundSettings(buffer=2).with_devices()
