@@ -397,7 +397,13 @@ def _splitlpf(name: str, partition: str, figures: Sequence[float]) -> Table:
 
 _PART_OF_DEFAULT: Final = {
     "method": "scala",
-    "numbers": {"adjust": "local", "server": "in_turn", "share_batches": False},
+    "numbers": {
+        "adjust": "local",
+        "server": "in_turn",
+        "share_batches": False,
+        "strength": 0.5,
+        "least_share": 0.01,
+    },
 }
 _DEFAULT: Final = Table(
     "The default recipe against each paper's",

@@ -225,6 +225,8 @@ def test_one_sample_that_batch_norm_cannot_take_steps_nothing() -> None:
         ({"adjust": "server"}, "one of both, local, none"),
         ({"server": "copies"}, "nothing is concatenated"),
         ({"server": "none"}, "expected one of joint, copies, in_turn"),
+        ({"strength": -1.0}, "strength"),
+        ({"least_share": 0.0}, "least_share"),
         ({"bottleneck": 0}, "bottleneck"),
         ({"inversion": -0.1}, "at least 0"),
     ],

@@ -103,3 +103,11 @@ def test_a_client_of_one_label_learns_next_to_nothing_of_it() -> None:
     # its share of the softmax is one over 1 + 9e-6; float32 holds that to 6 % of the rest
     assert float(gradient[0, 3]) == pytest.approx(-9e-6, rel=6e-2)
     assert float(loss.detach()) == pytest.approx(math.log1p(9e-6), rel=6e-2)
+
+
+def test_half_the_strength_is_half_the_logarithm_and_the_least_share_bounds_it() -> None:
+    share = torch.tensor([0.75, 0.25, 0.0], dtype=torch.float64)
+    found = adjustment(share, strength=0.5, least=0.01)
+    expected = [0.5 * math.log(0.75), 0.5 * math.log(0.25), 0.5 * math.log(0.01)]
+    assert found.tolist() == pytest.approx(expected, rel=1e-6)
+    assert not adjustment(share, strength=0.0).any()

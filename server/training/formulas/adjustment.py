@@ -37,9 +37,13 @@ def joint_share(shares: Mapping[str, Tensor], samples: Mapping[str, int]) -> Ten
     return torch.stack(weighed).sum(0)
 
 
-def adjustment(share: Tensor) -> Tensor:
-    """ln(max(P, 1e-6)), what is added to the logits in training, (N,) float32."""
-    return share.clamp_min(LEAST_SHARE).log().to(torch.float32)
+def adjustment(share: Tensor, strength: float = 1.0, least: float = LEAST_SHARE) -> Tensor:
+    """a * ln(max(P, least)), what is added to the logits in training, (N,) float32.
+
+    Args:
+        strength: a; 1 is SCALA's, Menon et al.'s tau. 0 adds nothing.
+    """
+    return strength * share.clamp_min(least).log().to(torch.float32)
 
 
 def adjusted_losses(logits: Tensor, labels: Tensor, added: Tensor | None) -> Tensor:

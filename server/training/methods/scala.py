@@ -15,6 +15,7 @@ P_k is the share of each label in all of k's data, P_s their mean by n_k over th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Literal, get_args
@@ -26,6 +27,7 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.messages import Feedback
 from edge_sdk.training.plan import ClientPart, Inversion
 from server.training.formulas.adjustment import (
+    LEAST_SHARE,
     adjusted_losses,
     adjustment,
     joint_share,
@@ -51,13 +53,18 @@ Adjust = Literal["both", "local", "none"]
 ADJUSTS: Final = get_args(Adjust)
 Server = Literal["joint", "copies", "in_turn"]
 SERVERS: Final = get_args(Server)
+# what is added to the logits for a share of labels, (N,) to (N,)
+Added = Callable[[Tensor], Tensor]
 EachStep = Callable[[ServerState, Arrivals, ClientLoss], dict[str, Feedback]]
 
 
 def scala(
     adjust: Adjust = "both",
+    *,
     server: Server = "joint",
     share_batches: bool = True,
+    strength: float = 1.0,
+    least_share: float = LEAST_SHARE,
     bottleneck: int | None = None,
     inversion: float = 0.0,
 ) -> Method:
@@ -70,6 +77,7 @@ def scala(
             client, as SplitFedV1 (with `local` the paper's LLA-SFL); `in_turn` has one that each
             client's batch steps, as SplitFedV2 and SuperSFL (ours).
         share_batches: whether the participants share one batch out; if not, each has its own.
+        strength, least_share: of the adjustment: strength * ln(max(P, least_share)) is added.
         bottleneck: channels to which the cut is narrowed, 8 in the paper's variant; None leaves it.
         inversion: weight of the clients' guard against inversion, 0.3 in the paper's variant; 0
             for none.
@@ -83,9 +91,16 @@ def scala(
             "adjust: expected local or none where nothing is concatenated: there is no joint"
             " distribution of labels to adjust by"
         )
+    if not 0 <= strength < math.inf:
+        raise ConfigurationError(f"strength: expected a number from 0 up, got {strength}")
+    if not 0 < least_share <= 1:
+        raise ConfigurationError(f"least_share: expected above 0 and at most 1, got {least_share}")
+    added = partial(adjustment, strength=strength, least=least_share)
     plain = {"joint": concatenated, "copies": copies, "in_turn": one_model}[server]
-    apart = partial(_apart, step=copies_step if server == "copies" else one_model_step)
-    adjusted = partial(_joint, server=adjust == "both") if server == "joint" else apart
+    each = copies_step if server == "copies" else one_model_step
+    apart = partial(_apart, step=each, added=added)
+    joint = partial(_joint, server=adjust == "both", added=added)
+    adjusted = joint if server == "joint" else apart
     return Method(
         "scala",
         client=ClientPart(
@@ -98,29 +113,29 @@ def scala(
 
 
 def _joint(
-    state: ServerState, arrivals: Arrivals, now: RoundView, *, server: bool
+    state: ServerState, arrivals: Arrivals, now: RoundView, *, server: bool, added: Added
 ) -> dict[str, Feedback]:
     """Eq. 12-13 over the participants that are there."""
     shares = _shares(arrivals, now, state.net.classes)
 
     def losses(joint: Joint) -> tuple[Tensor, Tensor]:
         sizes = torch.tensor(joint.sizes)
-        local = torch.stack([adjustment(shares[client]) for client in joint.clients])
+        local = torch.stack([added(shares[client]) for client in joint.clients])
         of_clients = adjusted_losses(joint.logits, joint.labels, local.repeat_interleave(sizes, 0))
-        added = adjustment(joint_share(shares, now.samples)) if server else None
-        return of_clients, adjusted_losses(joint.logits, joint.labels, added)
+        of_all = added(joint_share(shares, now.samples)) if server else None
+        return of_clients, adjusted_losses(joint.logits, joint.labels, of_all)
 
     return joint_step(state, arrivals, losses)
 
 
 def _apart(
-    state: ServerState, arrivals: Arrivals, now: RoundView, *, step: EachStep
+    state: ServerState, arrivals: Arrivals, now: RoundView, *, step: EachStep, added: Added
 ) -> dict[str, Feedback]:
     """Eq. 13 for each client by itself, on both sides."""
     shares = _shares(arrivals, now, state.net.classes)
 
     def loss(client: str, logits: Tensor, labels: Tensor) -> Tensor:
-        return adjusted_losses(logits, labels, adjustment(shares[client])).mean()
+        return adjusted_losses(logits, labels, added(shares[client])).mean()
 
     return step(state, arrivals, loss)
 
