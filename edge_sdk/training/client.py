@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edge_sdk.errors import FrameError
+from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.training.halves.auxiliary import DistillingHalf
 from edge_sdk.training.halves.guarded import GuardedHalf
 from edge_sdk.training.halves.half import Half
@@ -31,7 +31,7 @@ from edge_sdk.training.messages import (
     Update,
     Weights,
 )
-from edge_sdk.training.noise import Key, noise_key, without_loss
+from edge_sdk.training.noise import NO_SCORES, Key, noise_key, without_loss
 
 Array = NDArray[Any]
 
@@ -81,13 +81,17 @@ class TrainingClient:
         # by round: noise is never drawn twice alike for what may differ
         self._begun: Counter[int] = Counter()
         self._noise_key: Key = ()
+        self._guarded = False  # whether its data were ever promised noise
 
     def handle(self, message: Request | NoReply) -> Reply:
         """Do what the server asks, or go on without it.
 
         Raises: FrameError for a message that does not belong to the round under way, and for
-            NoReply where there is no exit head to learn by.
+            NoReply where there is no exit head to learn by; ConfigurationError when it is to say
+            how good it is on data that are under noise: what it counts would be exact.
         """
+        if isinstance(message, StartRound | Evaluate) and message.plan.part.noise is not None:
+            self._guarded = True
         start = message if isinstance(message, StartRound) else self._start
         reply = self._reply(message)
         guarded = start is not None and start.plan.part.noise is not None
@@ -95,6 +99,8 @@ class TrainingClient:
 
     def _reply(self, message: Request | NoReply) -> Reply:
         if isinstance(message, Evaluate):  # of a round that is over; one under way goes on
+            if self._guarded:
+                raise ConfigurationError(f"client {self.name}: {NO_SCORES}")
             return judge(self, message)
         if isinstance(message, StartRound):
             key = noise_key(self.secret, self.name, message.round, self._begun[message.round])

@@ -3,9 +3,10 @@
     z'  = clip(z, C_z) + N(0, (s_z * C_z)^2)          each sample by its own L2 norm
     u'  = clip(u, C_u) + N(0, (s_u * C_u)^2)          u, the change of all weights together
 
-What that is worth is for the server's accountant to say (server.training.privacy). Noise is drawn
-from what the client knows and the server does not, and never twice the same for other data: the key
-says how often the round was begun.
+What that is worth is for the server's accountant to say (server.training.privacy), against a server
+that follows the plan: it is the plan that says how much noise there is. Noise is drawn from what
+the client knows and the server does not, and never twice the same for other data: the key says how
+often the round was begun.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from torch import Tensor
 from edge_sdk.errors import InputError
 from edge_sdk.training.messages import Features, OutputGradient, Reply, Update, Weights
 from edge_sdk.training.plan import Noise
+
+NO_SCORES: Final = "under noise devices are not scored: how many answers are right is exact"
 
 _FEATURES: Final = 0x7A
 _UPDATE: Final = 0x75

@@ -1,7 +1,8 @@
 """Differential privacy beside any method: what noise is asked for, and what it is worth.
 
-Epsilon is of one client against the server: of all that the server gets from a client whose inputs
-are replaced by any others, as many of them and with the same labels. In each round a client gives
+Epsilon is of one client against a server that follows the plan, curious as it may be (one that asks
+for less noise gets less): of all that the server gets from a client whose inputs are replaced by
+any others, as many of them and with the same labels. In each round a client gives
 
     features   n_k samples an epoch, each of norm at most C_z, with noise s_z * C_z
     an update  of norm at most C_u, with noise s_u * C_u
@@ -10,7 +11,8 @@ Two vectors of norm at most C are at most 2C apart, so each of these is a Gaussi
 noise multiplier s / 2. Within a round a client's prefix depends on all of its samples, and so does
 every batch of features; so all samples' releases count for each sample, and the guarantee is the
 client's, not better for a sample. What follows from them (the server's steps, its answers, a back
-that learns from these) is post-processing. Losses stay on the client.
+that learns from these) is post-processing. Losses stay on the client, and devices are not scored: how
+many answers are right would be exact.
 
 No subsampling is claimed: the server knows who takes part, and every sample is used in each epoch.
 Where something leaves the client without noise there is no epsilon, and the report says why.
@@ -145,7 +147,7 @@ def privacy_of(
     said: dict[str, Any] = {
         "unit": "client",
         "of": "all inputs of one client, replaced by as many others with the same labels",
-        "against": "the server",
+        "against": "a server that follows the plan",
         "labels": method.labels,
         "sampling_rate": 1.0,
         "delta": delta,

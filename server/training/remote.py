@@ -33,6 +33,7 @@ from edge_sdk.nets.copying import copied
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.state import StateLock
 from edge_sdk.training.datasets import Array, Dataset
+from edge_sdk.training.noise import NO_SCORES
 from edge_sdk.training.warmup import warm_up
 from profiles import DeviceProfile, InvalidProfileError
 from profiles.allocation import fit_to_cut, supersfl_depth, supersfl_latency_ms
@@ -279,6 +280,9 @@ class _Trainer:
 
     def score(self, number: int) -> Scored:
         """What the devices make of the weights after the last round, those that are there."""
+        if self._world.method.client.noise is not None:  # they would refuse, and rightly
+            why = [{"what": "evaluate", "why": NO_SCORES}]
+            return Scored([], dict.fromkeys(self._world.plans, why), 0, 0.0)
         profiles = {name: self._profile(name) for name in self._world.plans}
         ledger, start = Ledger(), time.perf_counter()
         transport = HttpTransport(self._mailbox)

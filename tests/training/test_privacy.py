@@ -16,10 +16,12 @@ from edge_sdk.errors import ConfigurationError, InputError
 from edge_sdk.nets import build
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.messages import (
+    Evaluate,
     Features,
     OutputGradient,
     Reply,
     Request,
+    Scores,
     StartRound,
     Step,
     Update,
@@ -193,6 +195,20 @@ def test_noise_is_the_client_s_own_and_new_for_a_round_begun_again() -> None:
 def test_a_device_that_is_given_no_secret_has_one_of_its_own() -> None:
     one, other = (TrainingClient("a", *(client_of().x, client_of().y)) for _ in range(2))
     assert not torch.equal(features_of(one, BOTH), features_of(other, BOTH))
+
+
+def test_a_device_under_noise_is_not_asked_how_many_answers_are_right() -> None:
+    noisy, plain = (plan_for(ClientPart(noise=noise)) for noise in (BOTH, None))
+    net = build("tiny", classes=3, seed=0)
+    weights = read_weights(net.segment(0, None))
+    with pytest.raises(ConfigurationError, match="not scored"):
+        client_of().handle(Evaluate(1, noisy, weights))
+    # nor by leaving the noise out once it has trained with it
+    client = client_of()
+    client.handle(StartRound(1, noisy, read_weights(net.prefix(DEPTH))))
+    with pytest.raises(ConfigurationError, match="not scored"):
+        client.handle(Evaluate(1, plain, weights))
+    assert client_of().handle(Evaluate(1, plain, weights)) == Scores(1, 0, 0, None)
 
 
 def exact(found: list[Mechanism], delta: float) -> float:
