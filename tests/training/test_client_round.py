@@ -354,6 +354,33 @@ def test_a_step_beyond_the_last_is_refused(number: int) -> None:
         step(client, number)
 
 
+def test_no_step_is_opened_twice_and_none_before_it() -> None:
+    # 400 of the same batch would average the noise on it away
+    client, untroubled = TrainingClient("a", *data(12)), TrainingClient("a", *data(12))
+    for each in (client, untroubled):
+        each.handle(start(plan()))
+        step(each, 1)
+    feedback = Feedback(torch.randn(4, 16, 4, 4, generator=_seeded()), 1.0)
+    for number in (0, 1, -1):
+        with pytest.raises(FrameError, match=f"no step {number}: expected 2 to 2"):
+            step(client, number, feedback)
+    # what was refused left no trace
+    for each in (client, untroubled):
+        step(each, 2, feedback)
+    assert_equal(end(client).weights, end(untroubled).weights)
+
+
+@pytest.mark.parametrize("size", [5, 400, 0, -1])
+def test_no_batch_is_larger_than_the_plans(size: int) -> None:
+    client = TrainingClient("a", *data(12))
+    client.handle(start(plan(iterations=2)))
+    with pytest.raises(FrameError, match=f"a batch of {size}: expected 1 to 4"):
+        client.handle(Step(1, 0, batch=size))
+    reply = client.handle(Step(1, 0, batch=3))
+    assert isinstance(reply, Features)
+    assert len(reply.features) == 3
+
+
 @pytest.mark.parametrize(
     "gradient",
     [torch.zeros(4, 16, 4), torch.zeros(3, 16, 4, 4), torch.full((4, 16, 4, 4), float("nan"))],

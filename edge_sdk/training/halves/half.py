@@ -105,10 +105,17 @@ class Half:
         return Ready(self.number, self.client.samples, steps, counts)
 
     def step(self, message: Step) -> Features:
-        """Close the batch before and open the one asked for."""
+        """Close the batch before and open the one asked for.
+
+        Raises: FrameError for a step that was opened already, whose second features would tell
+            more of the same samples through any noise, and for one the round does not have.
+        """
+        if not self.opened <= message.step < self.samples.steps:
+            raise FrameError(
+                f"client {self.client.name}: no step {message.step}: expected {self.opened} to"
+                f" {self.samples.steps - 1}"
+            )
         self._close(message.feedback)
-        if not 0 <= message.step < self.samples.steps:
-            raise FrameError(f"client {self.client.name}: no step {message.step}")
         x, y = self._batch(message.step, message.batch)
         self.open = self._forward(x, y)
         self.opened = message.step + 1
@@ -318,10 +325,14 @@ class _Samples:
     def rows(self, step: int, size: int | None) -> NDArray[np.int64]:
         """Of one batch; where the plan counts iterations, the next `size` of an endless stream.
 
-        Raises: FrameError for a size where the plan counts epochs.
+        Raises: FrameError for a size where the plan counts epochs, or beyond the plan's batch.
         """
         if self._endless:
-            return self._take(size or self._batch)
+            if size is not None and not 1 <= size <= self._batch:
+                raise FrameError(
+                    f"client {self._client}: a batch of {size}: expected 1 to {self._batch}"
+                )
+            return self._take(self._batch if size is None else size)
         if size is not None:
             raise FrameError(
                 f"client {self._client}: a batch of {size}: expected a plan with iterations"
