@@ -338,7 +338,7 @@ def test_outputs_that_do_not_belong_to_the_batch_are_refused() -> None:
     plan = plan_for(1)
     client = client_of(plan)
     start(client, plan)
-    with pytest.raises(FrameError, match="outputs of step 0: expected those of the open batch"):
+    with pytest.raises(FrameError, match="outputs of step 0: expected finite ones of the open"):
         answer(client, 0, torch.zeros(BATCH, CLASSES))
     features(client, 0)
     with pytest.raises(FrameError, match=r"of shape \(6, 4\), got shape \(6, 5\)"):
@@ -346,7 +346,7 @@ def test_outputs_that_do_not_belong_to_the_batch_are_refused() -> None:
     with pytest.raises(FrameError, match="outputs of step 3"):
         answer(client, 3, torch.zeros(BATCH, CLASSES))
     answer(client, 0, torch.zeros(BATCH, CLASSES))
-    with pytest.raises(FrameError, match="expected those of the open batch"):
+    with pytest.raises(FrameError, match="expected finite ones of the open batch"):
         answer(client, 0, torch.zeros(BATCH, CLASSES))  # a second answer says more of the labels
 
 
@@ -377,6 +377,26 @@ def test_head_on_the_client_is_kept_there_and_learns() -> None:
     features(client, 0)
     again = answer(client, 0, embeddings)
     assert not torch.equal(again.gradient, returned.gradient)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_outputs_that_are_not_finite_do_not_spoil_the_head_on_the_client(value: float) -> None:
+    plan = plan_for(1, head="client")
+    client, untroubled = client_of(plan), client_of(plan)
+    width = network_of(plan).suffix(1).classifier.in_features
+    sound = torch.randn(BATCH, width)
+    for each in (client, untroubled):
+        start(each, plan)
+        features(each, 0)
+    bad = sound.clone()
+    bad[-1, -1] = value
+    with pytest.raises(FrameError, match="expected finite ones"):
+        answer(client, 0, bad)
+    for each in (client, untroubled):
+        answer(each, 0, sound)
+        each.handle(EndRound(1))
+    for name in ("back.weight", "back.bias"):
+        assert torch.equal(client.personal[name], untroubled.personal[name])
 
 
 def test_noise_cannot_be_drawn_again_from_what_the_server_knows() -> None:
