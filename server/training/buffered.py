@@ -30,10 +30,10 @@ from torch import Tensor
 from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.training.messages import Update, Weights
 from edge_sdk.training.plan import Plan
-from server.training.aggregation import Contribution
 from server.training.engine import Engine, RoundResult, RoundSettings, RoundUnderWay
 from server.training.method import Method
 from server.training.server_steps import copies, one_model
+from server.training.stale import by_round, named, rebased
 from server.training.state import ServerState
 from server.training.transports import Transport
 
@@ -159,35 +159,6 @@ class BufferedEngine(Engine):
                 rebased(brought, then.view.sent, now.view.sent, share) if rounds else brought
             )
         return bool(found)
-
-
-def rebased(brought: Contribution, then: Weights, now: Weights, share: float) -> Contribution:
-    """What its change would have made of the weights of now: now + share * (its own - then)."""
-
-    def moved(weights: Mapping[str, Tensor]) -> Weights:
-        return {name: now[name] + share * (t - then[name]) for name, t in weights.items()}
-
-    update = replace(brought.update, weights=moved(brought.own))
-    return Contribution(brought.depth, update, moved(brought.copy))
-
-
-def named(sent: Mapping[int, Weights]) -> dict[str, Tensor]:
-    """Weights by round as a checkpoint has them: by `ROUND/NAME`."""
-    return {f"{r}/{name}": t for r, weights in sent.items() for name, t in weights.items()}
-
-
-def by_round(tensors: Mapping[str, Tensor]) -> dict[int, Weights]:
-    """What `named` was given.
-
-    Raises: FrameError for other names.
-    """
-    sent: dict[int, Weights] = {}
-    for key, tensor in tensors.items():
-        number, _, name = key.partition("/")
-        if not number.isdecimal():
-            raise FrameError(f"checkpoint: {key}: expected a tensor named by a round")
-        sent.setdefault(int(number), {})[name] = tensor
-    return sent
 
 
 def buffer_of(method: Method, clients: int, settings: RoundSettings) -> int:

@@ -7,17 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from edge_sdk.errors import ConfigurationError, FrameError
+from edge_sdk.nets import build
+from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.messages import Reply, Request, StartRound, Update, Weights
+from edge_sdk.training.plan import ClientPart, Plan
 from server.training.aggregation import Contribution
-from server.training.buffered import BufferedEngine, rebased
+from server.training.buffered import BufferedEngine
 from server.training.checkpoint import latest_checkpoint, save_checkpoint
 from server.training.engine import Engine, RoundResult, RoundSettings
+from server.training.methods.fedavg import fedavg
 from server.training.recipe import read_recipe
 from server.training.simulate import run_rounds, simulate
+from server.training.stale import rebased
+from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport, Transport
 from server.training.world import World, build_world, round_seconds
 
@@ -181,6 +188,57 @@ def test_a_late_change_is_discounted_and_added_to_the_weights_of_now_by_hand() -
     moved = rebased(late, then, now, (1 + 3) ** -0.5)
     assert moved.tensor("a").item() == 12.0
     assert moved.tensor("b").item() == 1.0  # in its copy on the server too
+
+
+def test_a_late_variance_stays_above_zero() -> None:
+    # it fell from 1 to 0.2 while the server's fell to 0.1: the change alone would lead to -0.46
+    name = "stage1.bn.running_var"
+    update = Update(1, {name: torch.tensor([0.2])}, 1, 1.0, 1, 1)
+    copy = {"stage2.bn.running_var": torch.tensor([0.2])}
+    then = {name: torch.tensor([1.0]), "stage2.bn.running_var": torch.tensor([1.0])}
+    now = {name: torch.tensor([0.1]), "stage2.bn.running_var": torch.tensor([0.1])}
+    moved = rebased(Contribution(1, update, copy), then, now, 0.7)
+    # 0.7 of the way from 0.1 to 0.2
+    assert moved.tensor(name).item() == pytest.approx(0.17)
+    assert moved.tensor("stage2.bn.running_var").item() == pytest.approx(0.17)
+
+
+def test_batchnorm_s_variances_stay_above_zero_at_any_pace() -> None:
+    # each takes variances of 1 most of the way to those of its quiet signals
+    generator = np.random.default_rng(0)
+    clients = {
+        name: TrainingClient(
+            name,
+            (0.1 * generator.standard_normal((32, 9, 16))).astype(np.float32),
+            np.arange(32) % 3,
+        )
+        for name in NAMES
+    }
+    plan = Plan(
+        backbone="har_cnn",
+        input_shape=(9, 16),
+        classes=3,
+        mean=(0.0,) * 9,
+        std=(1.0,) * 9,
+        depth=3,
+        learning_rate=0.02,
+        batch=8,
+        epochs=4,
+        part=ClientPart(whole=True),
+    )
+    state = ServerState(
+        build("har_cnn", input_shape=(9, 16), classes=3, seed=0), ServerTraining(0.02)
+    )
+    settings = RoundSettings(buffer=1, staleness_max=9)
+    seconds = {name: 1 + number / 10 for number, name in enumerate(NAMES)}
+    plans = dict.fromkeys(NAMES, plan)
+    engine = BufferedEngine(
+        fedavg(), plans, state, LocalTransport(clients), settings, seconds=seconds
+    )
+    assert all(result.merged for result in run(engine, 4))
+    variances = [t for n, t in state.read().items() if n.endswith("running_var")]
+    assert variances
+    assert all(bool((variance > 0).all()) for variance in variances)
 
 
 def test_a_late_client_s_part_is_what_it_made_of_the_weights_it_began_with() -> None:
