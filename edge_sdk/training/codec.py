@@ -15,7 +15,8 @@ from edge_sdk.errors import FrameError
 from edge_sdk.manifest import Codec
 from edge_sdk.wire.codecs import decode, encode
 
-_TYPES: Final = (torch.float32, torch.float16, torch.uint8)
+# what the codecs make of float32
+CODED: Final = (torch.float32, torch.float16, torch.uint8)
 
 
 def encode_batch(z: Tensor, codec: Codec) -> tuple[Tensor, Tensor | None]:
@@ -43,7 +44,11 @@ def decode_batch(values: Tensor, ranges: Tensor | None) -> Tensor:
 
     Raises: FrameError for what `encode_batch` does not give.
     """
-    if values.dtype not in _TYPES:
+    if not values.ndim or not len(values):
+        raise FrameError(
+            f"features: expected one sample or more, got a tensor of shape {tuple(values.shape)}"
+        )
+    if values.dtype not in CODED:
         raise FrameError(f"features: expected float32, float16 or uint8, got {values.dtype}")
     if values.dtype != torch.uint8:
         return values.to(torch.float32)

@@ -12,9 +12,10 @@ from typing import Final
 import torch
 
 from edge_sdk.errors import ConfigurationError, FrameError
+from edge_sdk.training.codec import CODED
 from edge_sdk.training.messages import Features, OutputGradient, Ready, Update, Weights
 from edge_sdk.training.plan import Plan
-from edge_sdk.training.weights import check_weights
+from edge_sdk.training.weights import check_weights, is_variance
 
 # Of half precision, so that every codec could carry it. Larger ones are a network that diverges,
 # and would leave infinities in the server's BatchNorm statistics.
@@ -42,24 +43,38 @@ def ready_fault(ready: Ready, plan: Plan) -> str | None:
     return None
 
 
-def features_fault(
+def shapes_fault(
     features: Features, plan: Plan, shape_at: Callable[[int], tuple[int, ...]]
 ) -> str | None:
-    """Of one batch, decoded.
+    """Of one batch as it travels, before anything is decoded: decoding takes a while for each row.
 
     Args:
         shape_at: of one sample at a depth.
     """
     shape = shape_at(plan.depth)
-    z, labels = features.features, features.labels
+    z = features.features
     size = len(z) if z.ndim else 0
     # a last batch of one sample joins the one before it
     if z.shape[1:] != shape or not 1 <= size <= plan.batch + 1:
         want = f"(1..{plan.batch + 1}, {', '.join(map(str, shape))})"
         return f"features: expected shape {want}, got {tuple(z.shape)}"
-    if not _bounded(z):
+    for name, values, ranges in (
+        ("features", z, features.ranges),
+        ("view", features.view, features.view_ranges),
+    ):
+        fault = None if values is None else _coding_fault(values, ranges, size)
+        if fault is not None:
+            return f"{name}: {fault}"
+    return _view_fault(features, plan, shape_at) or _labels_fault(features.labels, plan, size)
+
+
+def features_fault(features: Features) -> str | None:
+    """Of one batch whose shapes are sound, decoded."""
+    if not _bounded(features.features):
         return f"features: expected values up to {LARGEST_FEATURE:g}, got larger ones or NaN"
-    return _view_fault(features, plan, shape_at) or _labels_fault(labels, plan, size)
+    if features.view is not None and not _bounded(features.view):
+        return f"view: expected values up to {LARGEST_FEATURE:g}, got larger ones or NaN"
+    return None
 
 
 def gradient_fault(reply: OutputGradient, outputs: torch.Tensor) -> str | None:
@@ -71,6 +86,17 @@ def gradient_fault(reply: OutputGradient, outputs: torch.Tensor) -> str | None:
     if not _bounded(gradient) or not 0 <= reply.loss < float("inf"):
         return "output gradient: expected finite values and a loss from 0 up"
     return None
+
+
+def _coding_fault(values: torch.Tensor, ranges: torch.Tensor | None, size: int) -> str | None:
+    """Of a codec's type and numbers."""
+    if values.dtype not in CODED:
+        return f"expected float32, float16 or uint8, got {values.dtype}"
+    if values.dtype != torch.uint8:
+        return None if ranges is None else f"expected no ranges beside {values.dtype}"
+    if ranges is None or ranges.shape != (size, 2) or ranges.dtype != torch.float32:
+        return f"expected a scale and a zero point for {size} samples"
+    return None if bool(torch.isfinite(ranges).all()) else "expected a finite scale and zero point"
 
 
 def _view_fault(
@@ -87,8 +113,8 @@ def _view_fault(
         want = (size, *shape_at(entry))
     except ConfigurationError as err:  # a depth where the network is not cut
         return f"view: {err}"
-    if view.shape != want or not _bounded(view):
-        return f"view: expected finite values of shape {want}, got shape {tuple(view.shape)}"
+    if view.shape != want:
+        return f"view: expected shape {want}, got {tuple(view.shape)}"
     if same is None or same.dtype != torch.uint8 or same.shape != (size,) or int(same.max()) > 1:
         return f"view: expected {size} bits that say where labels are equal"
     return None
@@ -121,6 +147,9 @@ def update_fault(
         check_weights(update.weights, sent)
     except FrameError as err:
         return str(err)
+    for name, tensor in update.weights.items():
+        if is_variance(name) and bool((tensor < 0).any()):
+            return f"weights: {name}: expected variances from 0 up, got negative ones"
     if update.samples != samples:
         return f"samples: expected {samples}, as at the start of the round, got {update.samples}"
     if not 0 <= update.loss < float("inf"):

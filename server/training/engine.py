@@ -52,6 +52,7 @@ from server.training.admission import (
     gradient_fault,
     ready_fault,
     samples_fault,
+    shapes_fault,
     update_fault,
 )
 from server.training.aggregation import Contribution, merge
@@ -427,19 +428,28 @@ class Engine:
             if name not in found or found[name].step != step:
                 now.missed[name] += 1
                 continue
-            plan = self._plans[name]
             try:
-                decoded = _decoded(found[name])
+                features[name] = self._taken(found[name], self._plans[name])
             except FrameError as err:
                 now.refuse(name, str(err))
-                continue
-            with self._using_state:
-                fault = features_fault(decoded, plan, self._state.shape_at)
-            if fault is not None:
-                now.refuse(name, fault)
-                continue
-            features[name] = decoded
         return features
+
+    def _taken(self, features: Features, plan: Plan) -> Features:
+        """As the sender computed them, up to the codec's error.
+
+        Raises: FrameError for what is not sound.
+        """
+        with self._using_state:
+            fault = shapes_fault(features, plan, self._state.shape_at)
+        if fault is not None:
+            raise FrameError(fault)
+        z = decode_batch(features.features, features.ranges)
+        view = None if features.view is None else decode_batch(features.view, features.view_ranges)
+        decoded = replace(features, features=z, ranges=None, view=view, view_ranges=None)
+        fault = features_fault(decoded)
+        if fault is not None:
+            raise FrameError(fault)
+        return decoded
 
     def _answer(
         self, now: RoundUnderWay, step: int, features: Mapping[str, Features]
@@ -588,16 +598,6 @@ def _only(kind: type[R], replies: Mapping[str, Reply], number: int) -> dict[str,
         for name, reply in replies.items()
         if isinstance(reply, kind) and reply.round == number
     }
-
-
-def _decoded(features: Features) -> Features:
-    """As the sender computed them, up to the codec's error.
-
-    Raises: FrameError.
-    """
-    z = decode_batch(features.features, features.ranges)
-    view = None if features.view is None else decode_batch(features.view, features.view_ranges)
-    return replace(features, features=z, ranges=None, view=view, view_ranges=None)
 
 
 def _part(weights: Weights, plan: Plan, *, exit_head: bool) -> Weights:

@@ -29,6 +29,7 @@ from edge_sdk.training.messages import (
     to_bytes,
 )
 from edge_sdk.training.plan import Plan
+from server.training.admission import update_fault
 from server.training.engine import Engine, RoundResult, RoundSettings
 from server.training.method import Method
 from server.training.methods.fedavg import fedavg, fedprox
@@ -549,6 +550,20 @@ def test_an_update_that_is_not_sound_is_refused_by_name_and_the_round_goes_on_wi
 
 
 @pytest.mark.parametrize(("bound", "refused"), [(0.6, []), (0.4, ["c"])])
+def test_a_variance_below_zero_is_refused_and_a_mean_is_not() -> None:
+    sent = {"stage1.bn.running_mean": torch.zeros(2), "stage1.bn.running_var": torch.ones(2)}
+
+    def fault(mean: float, variance: float) -> str | None:
+        values = dict(zip(sent, (mean, variance), strict=True))
+        weights = {name: torch.tensor([0.5, value]) for name, value in values.items()}
+        return update_fault(Update(1, weights, 4, 1.0, 1, 1), sent, 4, None)
+
+    assert fault(-5.0, 0.0) is None
+    why = fault(0.0, -5.0)
+    assert why is not None
+    assert "stage1.bn.running_var: expected variances from 0 up" in why
+
+
 def test_the_norm_of_a_change_is_over_all_tensors_and_measured_from_what_was_sent(
     bound: float, refused: list[str]
 ) -> None:
@@ -590,6 +605,13 @@ def _labels(change: Callable[[Tensor], Tensor | None]) -> Change:
     return in_features(alter)
 
 
+def _bytes(features: Features, shape: tuple[int, ...], scale: float = 1.0) -> Features:
+    """Of the int8 codec, in another shape, with ranges for each of its rows."""
+    values = torch.zeros(shape, dtype=torch.uint8)
+    ranges = torch.tensor([[scale, 0.0]]).repeat(shape[0] if shape else 1, 1)
+    return replace(features, features=values, ranges=ranges)
+
+
 BAD_FEATURES: dict[str, tuple[Change, str]] = {
     "a shape": (in_features(lambda f: replace(f, features=f.features[:, :1])), "expected shape"),
     "too many": (
@@ -613,6 +635,22 @@ BAD_FEATURES: dict[str, tuple[Change, str]] = {
             )
         ),
         "zero point",
+    ),
+    # a codec's, which is decoded row by row: its shape is looked at before
+    "a byte": (in_features(lambda f: _bytes(f, ())), "expected shape"),
+    "no bytes": (in_features(lambda f: _bytes(f, (0, *f.features.shape[1:]))), "expected shape"),
+    "many rows of bytes with bad ranges": (
+        in_features(lambda f: _bytes(f, (500, 1), scale=float("nan"))),
+        "expected shape",
+    ),
+    "a scale of zero": (in_features(lambda f: _bytes(f, f.features.shape, scale=0)), "scale above"),
+    "ranges beside floats": (
+        in_features(lambda f: replace(f, ranges=torch.ones(len(f.features), 2))),
+        "no ranges",
+    ),
+    "a view of one byte": (
+        in_features(lambda f: replace(f, view=torch.zeros((), dtype=torch.uint8), entry=1)),
+        "view",
     ),
     "no labels": (_labels(lambda y: None), "labels"),
     "unknown labels": (_labels(lambda y: y + 7), "labels"),

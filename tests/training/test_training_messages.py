@@ -279,6 +279,14 @@ def test_a_sample_s_range_does_not_depend_on_its_neighbours() -> None:
     assert ranges[:, 0].tolist() == pytest.approx([1 / 255, 1000 / 255])
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.uint8])
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3)])
+def test_a_batch_of_nothing_is_not_decoded(kind: torch.dtype, shape: tuple[int, ...]) -> None:
+    values = torch.zeros(shape, dtype=kind)
+    with pytest.raises(FrameError, match="one sample or more"):
+        decode_batch(values, torch.ones(len(shape) and shape[0], 2))
+
+
 @pytest.mark.parametrize("codec", ["fp16", "int8"])
 def test_features_that_are_not_finite_are_not_sent(codec: Codec) -> None:
     with pytest.raises(InputError, match="finite"):
