@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from edge_sdk.errors import FrameError
 
 CONSTANTS = "normalise."
-STATISTICS = (".running_mean", ".running_var")
+VARIANCE = ".running_var"
+STATISTICS = (".running_mean", VARIANCE)
 
 
 def own_weights(module: nn.Module) -> dict[str, Tensor]:
@@ -70,3 +71,8 @@ def travels(name: str, tensor: Tensor) -> bool:
 def is_statistic(name: str) -> bool:
     """Whether that tensor is one of BatchNorm's running statistics, which no gradient steps."""
     return name.endswith(STATISTICS)
+
+
+def is_variance(name: str) -> bool:
+    """Whether that tensor is BatchNorm's running variance, of which a root is taken."""
+    return name.endswith(VARIANCE)
