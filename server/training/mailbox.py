@@ -190,6 +190,11 @@ class Mailbox:
             self._changed.wait_for(lambda: len(self._present()) >= count, timeout_s)
             return self._present()
 
+    def samples(self) -> dict[str, int]:
+        """How many each device that is there says it has."""
+        with self._changed:
+            return {name: said.samples for name, said in self._there.items()}
+
     def take_late(self) -> dict[str, Update]:
         """Updates of past rounds that came since the last call, one a device, by name."""
         with self._changed:

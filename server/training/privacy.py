@@ -11,8 +11,8 @@ Two vectors of norm at most C are at most 2C apart, so each of these is a Gaussi
 noise multiplier s / 2. Within a round a client's prefix depends on all of its samples, and so does
 every batch of features; so all samples' releases count for each sample, and the guarantee is the
 client's, not better for a sample. What follows from them (the server's steps, its answers, a back
-that learns from these) is post-processing. Losses stay on the client, and devices are not scored: how
-many answers are right would be exact.
+that learns from these) is post-processing. Losses stay on the client, and devices are
+not scored: how many answers are right would be exact. A round that a kill interrupted counts.
 
 No subsampling is claimed: the server knows who takes part, and every sample is used in each epoch.
 Where something leaves the client without noise there is no epsilon, and the report says why.
@@ -134,11 +134,14 @@ def privacy_of(
     plans: Mapping[str, Plan],
     rows: Sequence[Mapping[str, Any]],
     delta: float,
+    interrupted: Sequence[Mapping[str, int]] = (),
 ) -> dict[str, Any] | None:
     """What a run gives away of the client it asked most of, as a report has it.
 
     Args:
         rows: the report's rounds; who was asked counts, whether it answered or not.
+        interrupted: n_k by client, of each round that began and is in no row
+            (server.training.begun).
     Returns: None for a run without noise; an epsilon of None where there is none, and `why`.
     """
     noise = method.client.noise
@@ -151,6 +154,7 @@ def privacy_of(
         "labels": method.labels,
         "sampling_rate": 1.0,
         "delta": delta,
+        "interrupted_rounds": len(interrupted),
     }
     why = uncovered(method)
     if why is not None:
@@ -160,9 +164,15 @@ def privacy_of(
     for row in rows:
         asked.update({*row["participants"], *row["missing"], *row["refused"]})
         samples.update(row["samples"])
+    for each in interrupted:
+        asked.update(each.keys())
+        samples.update(each)
+    # plans differ by depth alone; one who was asked before the first checkpoint may have none now
+    some = next(iter(plans.values()), None)
     by_client = {
-        name: mechanisms(noise, plans[name], samples[name], rounds)
+        name: mechanisms(noise, plan, samples[name], rounds)
         for name, rounds in asked.items()
+        if (plan := plans.get(name, some)) is not None
     }
     spent = {name: epsilon(each, delta) for name, each in by_client.items()}
     most = max(spent, key=lambda name: spent[name], default=None)

@@ -2,6 +2,7 @@
 
     STATE/training/NAME/log.jsonl             one line a round
     STATE/training/NAME/checkpoints/          the last two rounds; --resume goes on from there
+    STATE/training/NAME/begun.jsonl           under noise: rounds that devices were asked in
     STATE/training/NAME/late/                 updates of past rounds that no round has merged yet
     STATE/training/NAME/run.id                tells this run from another one of that name
     STATE/training/NAME/weights.safetensors   what was learnt, for `splitedge export`
@@ -42,6 +43,7 @@ from server.registry.database import Registry, open_registry, registry_file
 from server.registry.operator import load_operator_secret
 from server.settings import Address, refuse_clear_text
 from server.training.app import Welcome, create_app
+from server.training.begun import BegunRounds, Samples
 from server.training.checkpoint import (
     Row,
     check_same_recipe,
@@ -167,6 +169,9 @@ def train(
         warm_up()
         late = LateUpdates(settings.folder)
         rows = _rows_so_far(world, dataset, settings)
+        begun = None
+        if world.method.client.noise is not None:
+            begun = BegunRounds(settings.folder, resume=settings.resume)
         run = _run_id(settings, late)
         mailbox = Mailbox(
             _delivered(rows),
@@ -193,7 +198,7 @@ def train(
         if settings.server is not None:
             ask = Inviter(settings.server, secret, listener.url, settings.tls_cert)
             stack.enter_context(ask.inviting(registry, mailbox))
-        trainer = _Trainer(world, dataset, mailbox, registry, settings)
+        trainer = _Trainer(world, dataset, mailbox, registry, settings, begun=begun)
         stack.callback(trainer.end_rounds)
         say(f"splitedge train: {listener.url}, waiting for {first} devices")
         trainer.gather(first)
@@ -213,7 +218,8 @@ def train(
         scored = trainer.score(len(rows))
         mailbox.end(END_S)
         late.prune()  # no round is left to merge them
-        return _finish(world, rows, settings, scored)
+        interrupted = [] if begun is None else begun.interrupted(rows)
+        return _finish(world, rows, settings, scored, interrupted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,12 +246,15 @@ class _Trainer:
         mailbox: Mailbox,
         registry: Registry,
         settings: TrainerSettings,
+        *,
+        begun: BegunRounds | None,
     ) -> None:
         self._world = world
         self._dataset = dataset
         self._mailbox = mailbox
         self._registry = registry
         self._settings = settings
+        self._begun = begun
 
     def gather(self, count: int) -> None:
         """Wait for devices, and give a plan to those that have none yet.
@@ -298,6 +307,8 @@ class _Trainer:
         world, recipe = self._world, self._world.recipe
         wanted = recipe.round.buffer or len(world.plans)
         self.gather(max(1, math.ceil(recipe.round.quorum * wanted - 1e-9)))
+        if self._begun is not None:
+            self._begun.begin(number, world.plans, self._mailbox.samples())
         world.engine.meet(world.plans, HttpTransport(self._mailbox))
         result = world.engine.run_round(number, recipe.seed, self._mailbox.take_late())
         measured = number % recipe.evaluate.every == 0 or number == recipe.train.rounds
@@ -430,7 +441,13 @@ def _served(world: World) -> Supernet:
     return world.state.as_one(max(plan.depth for plan in world.plans.values()))
 
 
-def _finish(world: World, rows: list[Row], settings: TrainerSettings, scored: Scored) -> Report:
+def _finish(
+    world: World,
+    rows: list[Row],
+    settings: TrainerSettings,
+    scored: Scored,
+    interrupted: list[Samples],
+) -> Report:
     recipe, folder = world.recipe, settings.folder
     weights = {name: t.detach().contiguous() for name, t in _served(world).state_dict().items()}
     write_atomic(folder / WEIGHTS, save(weights))
@@ -462,7 +479,7 @@ def _finish(world: World, rows: list[Row], settings: TrainerSettings, scored: Sc
         "energy": fleet_energy(scored.devices),
         "evaluation": {"bytes_down": scored.bytes_down, "seconds": scored.seconds},
         "labels": world.method.labels,
-        "privacy": privacy_of(world.method, world.plans, rows, recipe.privacy.delta),
+        "privacy": privacy_of(world.method, world.plans, rows, recipe.privacy.delta, interrupted),
         "depths": {name: plan.depth for name, plan in world.plans.items()},
         "weights": str(folder / WEIGHTS),
         "recipe": recipe.to_dict(),

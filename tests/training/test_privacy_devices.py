@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edge_sdk.errors import StorageError
 from edge_sdk.identity import Identity
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.driver import Driver
@@ -18,6 +19,8 @@ from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
 from server.settings import Address
 from server.training import remote
+from server.training.begun import BegunRounds
+from server.training.checkpoint import save_checkpoint
 from server.training.recipe import read_recipe
 from server.training.world import load_data
 
@@ -54,6 +57,10 @@ RECIPE = read_recipe(
     }
 )
 SAMPLES = 20
+
+
+class KilledError(Exception):
+    """The trainer ends here."""
 
 
 @pytest.fixture
@@ -98,3 +105,43 @@ def test_devices_under_noise_are_not_scored_and_the_report_says_why(training: An
         {"of": "updates", "noise_multiplier": 4.0, "releases": 2},
         {"of": "features", "noise_multiplier": 20.0, "releases": 2 * 2 * SAMPLES},
     ]
+
+
+def test_what_a_killed_round_gave_away_counts(
+    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill after round 2's updates have come, and before anything of it is on the disk."""
+
+    def killed(folder: Path, world: Any, rows: list[Any]) -> Path:
+        if rows[-1]["round"] == 2:
+            raise KilledError
+        return save_checkpoint(folder, world, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("server.training.remote.save_checkpoint", killed)
+        with pytest.raises(KilledError):
+            training()
+    with (tmp_path / "training" / "run" / "begun.jsonl").open("ab") as file:
+        file.write(b'{"round": 2, "sam')  # another kill, as the record was written
+    privacy = training(resume=True)["privacy"]
+    assert privacy["interrupted_rounds"] == 1
+    assert privacy["mechanisms"] == [
+        {"of": "updates", "noise_multiplier": 4.0, "releases": 3},
+        {"of": "features", "noise_multiplier": 20.0, "releases": 3 * 2 * SAMPLES},
+    ]
+
+
+def test_rounds_in_no_row_are_those_interrupted(tmp_path: Path) -> None:
+    first = BegunRounds(tmp_path, resume=False)
+    first.begin(1, ["a", "b"], {"a": 3, "b": 4})
+    first.begin(2, ["a", "b"], {"a": 3, "b": 4})
+    again = BegunRounds(tmp_path, resume=True)
+    again.begin(2, ["a", "b"], {"a": 5})  # b is away, and may come back meanwhile
+    again.begin(3, ["a"], {"a": 5})
+    rows = [{"round": number} for number in (1, 2)]
+    assert again.interrupted(rows) == [{"a": 3, "b": 4}, {"a": 5}]
+    assert BegunRounds(tmp_path, resume=True).interrupted(rows) == again.interrupted(rows)
+    assert BegunRounds(tmp_path, resume=False).interrupted(rows) == []
+    (tmp_path / "begun.jsonl").write_bytes(b"{}\n")
+    with pytest.raises(StorageError, match="not known any more"):
+        BegunRounds(tmp_path, resume=True)
