@@ -44,19 +44,24 @@ def ready_fault(ready: Ready, plan: Plan) -> str | None:
 
 
 def shapes_fault(
-    features: Features, plan: Plan, shape_at: Callable[[int], tuple[int, ...]]
+    features: Features,
+    plan: Plan,
+    shape_at: Callable[[int], tuple[int, ...]],
+    batch: int | None = None,
 ) -> str | None:
     """Of one batch as it travels, before anything is decoded: decoding takes a while for each row.
 
     Args:
         shape_at: of one sample at a depth.
+        batch: as ordered; None for the plan's, where a last batch of one sample joins the one
+            before it.
     """
     shape = shape_at(plan.depth)
+    most = plan.batch + 1 if batch is None else batch
     z = features.features
     size = len(z) if z.ndim else 0
-    # a last batch of one sample joins the one before it
-    if z.shape[1:] != shape or not 1 <= size <= plan.batch + 1:
-        want = f"(1..{plan.batch + 1}, {', '.join(map(str, shape))})"
+    if z.shape[1:] != shape or not 1 <= size <= most:
+        want = f"(1..{most}, {', '.join(map(str, shape))})"
         return f"features: expected shape {want}, got {tuple(z.shape)}"
     for name, values, ranges in (
         ("features", z, features.ranges),

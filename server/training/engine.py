@@ -364,7 +364,7 @@ class Engine:
         """One cohort from its weights to its updates."""
         requests: dict[str, Request] = {name: self._start(now, name) for name in names}
         ready = self._ready(now, requests)
-        shares = self._shares(ready)
+        shares = self._shares(now, ready)
         feedback: dict[str, Feedback] = {}
         for step in range(max((reply.steps for reply in ready.values()), default=0)):
             orders: dict[str, Request] = {
@@ -373,7 +373,7 @@ class Engine:
                 if step < reply.steps and name not in now.refused
             }
             left = {name: kept for name, kept in feedback.items() if name not in orders}
-            features = self._features(now, step, orders)
+            features = self._features(now, step, orders, shares)
             # a client that ran out of batches gets its last feedback with the end of its round
             feedback = left | (self._answer(now, step, features) if now.supervised else {})
         ends: dict[str, Request] = {
@@ -407,18 +407,26 @@ class Engine:
             now.samples[name] = reply.samples
             now.label_counts[name] = reply.label_counts
             ready[name] = reply
+        if self._settings.robust == "trimmed":
+            # who boasts shall not fill the joint batches, nor bend what the others learn by
+            most = capped(now.samples, self._settings.weight_cap)
+            now.view.samples = {name: int(count) for name, count in most.items()}
         return ready
 
-    def _shares(self, ready: Mapping[str, Ready]) -> Mapping[str, int]:
+    def _shares(self, now: RoundUnderWay, ready: Mapping[str, Ready]) -> Mapping[str, int]:
         """The batch of each participant, where the method shares it out."""
         rule = self._method.batch_share
         if rule is None or not ready:
             return {}
         batch = max(self._plans[name].batch for name in ready)
-        return rule({name: reply.samples for name, reply in ready.items()}, batch)
+        return rule({name: now.view.samples[name] for name in ready}, batch)
 
     def _features(
-        self, now: RoundUnderWay, step: int, orders: Mapping[str, Request]
+        self,
+        now: RoundUnderWay,
+        step: int,
+        orders: Mapping[str, Request],
+        shares: Mapping[str, int],
     ) -> dict[str, Features]:
         """Features of the step, decoded and found sound."""
         replies = self._exchange(now, orders, self._settings.step_deadline_s)
@@ -429,18 +437,18 @@ class Engine:
                 now.missed[name] += 1
                 continue
             try:
-                features[name] = self._taken(found[name], self._plans[name])
+                features[name] = self._taken(found[name], self._plans[name], shares.get(name))
             except FrameError as err:
                 now.refuse(name, str(err))
         return features
 
-    def _taken(self, features: Features, plan: Plan) -> Features:
+    def _taken(self, features: Features, plan: Plan, batch: int | None) -> Features:
         """As the sender computed them, up to the codec's error.
 
         Raises: FrameError for what is not sound.
         """
         with self._using_state:
-            fault = shapes_fault(features, plan, self._state.shape_at)
+            fault = shapes_fault(features, plan, self._state.shape_at, batch)
         if fault is not None:
             raise FrameError(fault)
         z = decode_batch(features.features, features.ranges)

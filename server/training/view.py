@@ -19,7 +19,8 @@ class RoundView:
         step: the step under way.
         plans: of all clients.
         sent: every weight as it was when the round started.
-        samples: n_k of those who take part, as they said at the start.
+        samples: n_k of those who take part, as they said at the start; where merges are robust,
+            at most a multiple of the median.
         label_counts: (N,) by client; empty where labels stay on the client.
         memory: the method's own, kept from round to round and in checkpoints. A round that does
             not count leaves it as it was, so a tensor in it is replaced, never changed in place.

@@ -18,7 +18,15 @@ from torch import Tensor
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets import build
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.messages import Features, Ready, Reply, Request, StartRound, Step
+from edge_sdk.training.messages import (
+    Features,
+    Ready,
+    Reply,
+    Request,
+    StartRound,
+    Step,
+    Update,
+)
 from edge_sdk.training.plan import Plan
 from server.training.checkpoint import latest_checkpoint, save_checkpoint
 from server.training.engine import Engine, RoundResult, RoundSettings
@@ -425,6 +433,56 @@ def test_a_client_that_lies_about_its_labels_is_out_of_the_round() -> None:
     fleet.clients["b"] = Liar("b", honest.x, honest.y)
     (result,) = fleet.run(1)
     assert "label counts" in result.refused["b"]
+    assert result.participants == ("a", "c", "d")
+
+
+class Boaster(TrainingClient):
+    """Says it has many samples more, all of them of label 0."""
+
+    claims = 0
+
+    def handle(self, message: Any) -> Reply:
+        reply = super().handle(message)
+        if isinstance(reply, Ready):
+            return replace(reply, samples=self.claims, label_counts=(self.claims, 0, 0))
+        return replace(reply, samples=self.claims) if isinstance(reply, Update) else reply
+
+
+def boasting(claims: int) -> Fleet:
+    fleet = Fleet(scala(), EVEN, batch=24, robust="trimmed")
+    honest = fleet.clients["b"]
+    fleet.clients["b"] = boaster = Boaster("b", honest.x, honest.y)
+    boaster.claims = claims
+    return fleet
+
+
+def test_who_boasts_brings_and_bends_no_more_than_ten_times_the_median_would() -> None:
+    most, more = boasting(80), boasting(2**60)  # the others have 8
+    for fleet in (most, more):
+        (result,) = fleet.run(1)
+        assert result.participants == tuple("abcd")
+        sizes = {(n, r.batch) for n, r in fleet.transport.asked if isinstance(r, Step)}
+        # 24 * 8 / 104 = 1.8, 24 * 80 / 104 = 18.5
+        assert sizes == {("a", 1), ("b", 18), ("c", 1), ("d", 1)}
+    # by P_s too: the server's part, which no client holds, has learnt the same
+    theirs = most.state.read()
+    for name, tensor in more.state.read().items():
+        if not name.startswith("stage1."):
+            assert torch.equal(tensor, theirs[name]), name
+
+
+def test_who_brings_more_than_its_share_of_the_batch_is_out_of_the_round() -> None:
+    class Greedy(TrainingClient):
+        def handle(self, message: Any) -> Reply:
+            if isinstance(message, Step):
+                message = replace(message, batch=message.batch + 1 if message.batch else None)
+            return super().handle(message)
+
+    fleet = Fleet(scala(), EVEN, batch=12)
+    honest = fleet.clients["b"]
+    fleet.clients["b"] = Greedy("b", honest.x, honest.y)
+    (result,) = fleet.run(1)
+    assert "expected shape (1..3, " in result.refused["b"]
     assert result.participants == ("a", "c", "d")
 
 
