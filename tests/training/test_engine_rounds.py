@@ -549,7 +549,6 @@ def test_an_update_that_is_not_sound_is_refused_by_name_and_the_round_goes_on_wi
     assert_same(world.state.read(), World(method(), "abd").trained(1))
 
 
-@pytest.mark.parametrize(("bound", "refused"), [(0.6, []), (0.4, ["c"])])
 def test_a_variance_below_zero_is_refused_and_a_mean_is_not() -> None:
     sent = {"stage1.bn.running_mean": torch.zeros(2), "stage1.bn.running_var": torch.ones(2)}
 
@@ -564,6 +563,7 @@ def test_a_variance_below_zero_is_refused_and_a_mean_is_not() -> None:
     assert "stage1.bn.running_var: expected variances from 0 up" in why
 
 
+@pytest.mark.parametrize(("bound", "refused"), [(0.6, []), (0.4, ["c"])])
 def test_the_norm_of_a_change_is_over_all_tensors_and_measured_from_what_was_sent(
     bound: float, refused: list[str]
 ) -> None:
@@ -691,6 +691,77 @@ def test_a_start_that_does_not_add_up_is_refused(samples: int, steps: int) -> No
     [result] = world.run(1)
     assert list(result.refused) == ["c"]
     assert_same(world.state.read(), World(supersfl(), "abd").trained(1))
+
+
+class Endless(Meddler):
+    """A client that says it has no end of batches; how it goes on is told by `change`."""
+
+    def __init__(
+        self, clients: Mapping[str, TrainingClient], change: Change, steps: int = 2**56
+    ) -> None:
+        super().__init__(LocalTransport(clients), self._boast)
+        self._then = change
+        self._steps = steps
+
+    def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
+        assert len(self.asked) < 50_000, "the round does not end"
+        return super().exchange(requests, deadline_s)
+
+    def _boast(self, name: str, request: Request, reply: Reply) -> Reply | None:
+        if name == "c" and isinstance(reply, Ready):
+            return replace(reply, samples=2**60, steps=self._steps, label_counts=())
+        return self._then(name, request, reply)
+
+
+def test_a_round_ends_though_a_client_with_endless_batches_falls_silent() -> None:
+    def silent(name: str, request: Request, reply: Reply) -> Reply | None:
+        return None if name == "c" and isinstance(request, Step) else reply
+
+    world = World(supersfl(), transport=lambda clients: Endless(clients, silent))
+    [result] = world.run(1)
+    assert result.participants == ("a", "b", "d")
+    # two steps with others, and three of it alone
+    assert result.missed_steps == {"c": 5}
+
+
+def test_a_round_ends_though_a_client_with_endless_batches_is_out_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def nonsense(name: str, _request: Request, reply: Reply) -> Reply:
+        if name != "c" or not isinstance(reply, Features):
+            return reply
+        return replace(reply, features=reply.features * float("nan"))
+
+    world = World(supersfl(), transport=lambda clients: Endless(clients, nonsense, 10_000))
+    [result] = world.run(1)
+    assert "NaN" in result.refused["c"]
+    assert result.participants == ("a", "b", "d")
+    assert "no more steps from 2: nobody answers" in caplog.text
+
+
+def test_a_round_ends_though_a_client_answers_without_end() -> None:
+    class Repeating(Endless):
+        """Answers every step with the features of the first."""
+
+        kept: Features | None = None
+
+        def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
+            replies = super().exchange(requests, deadline_s)
+            asked, got = requests.get("c"), replies.get("c")
+            if isinstance(got, Features):
+                self.kept = got
+            if isinstance(asked, Step) and self.kept is not None:
+                replies["c"] = replace(self.kept, step=asked.step)
+            return replies
+
+    world = World(
+        supersfl(),
+        settings=RoundSettings(steps_deadline_s=0.3),
+        transport=lambda clients: Repeating(clients, lambda _name, _request, reply: reply),
+    )
+    [result] = world.run(1)
+    assert result.participants == ("a", "b", "d")
+    assert not result.missed_steps
 
 
 @pytest.mark.parametrize("kind", [Ready, Features, Update])
