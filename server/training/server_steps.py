@@ -24,7 +24,7 @@ from edge_sdk.errors import FrameError
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.fusion import clip_l2
 from edge_sdk.training.messages import Features, Feedback, OutputGradient
-from server.training.state import ServerState, Suffix
+from server.training.state import ServerState, Statistics, Suffix
 from server.training.view import RoundView
 
 logger = logging.getLogger(__name__)
@@ -140,9 +140,12 @@ def joint_step(state: ServerState, arrivals: Arrivals, losses: JointLosses) -> A
     order = sorted(arrivals, key=lambda client: arrivals[client].depth)
     inputs = [_input(arrivals[client]) for client in order]
     sizes = [len(z) for z in inputs]
+    suffix = state.suffix(arrivals[order[0]].depth)
+    statistics = Statistics(suffix.module)
     try:
         logits = _climb(state.trunk, inputs, [arrivals[client].depth for client in order])
     except ValueError as err:
+        statistics.put_back()
         logger.warning("clients=%s get no feedback: %s", ",".join(order), err)
         return {}
     labels = torch.cat([arrivals[client].labels for client in order])
@@ -150,9 +153,9 @@ def joint_step(state: ServerState, arrivals: Arrivals, losses: JointLosses) -> A
     means = torch.stack([loss.mean() for loss in torch.split(of_clients, sizes)])
     # the clients' gradients first: the graph is kept for the server's
     gradients = torch.autograd.grad(means.sum(), inputs, retain_graph=True)
-    suffix = state.suffix(arrivals[order[0]].depth)
     own = torch.autograd.grad(of_server.mean(), suffix.parameters)
-    if not _finite(means, *gradients):
+    if not _finite(means, *gradients) or not statistics.sound:
+        statistics.put_back()
         logger.warning("clients=%s get no feedback: a loss is not finite", ",".join(order))
         return {}
     suffix.step(clip_l2(own, state.training.clip))
@@ -190,17 +193,21 @@ def _supervise(
 ) -> Feedback | None:
     """Forward, backward, and one step of the suffix; what goes back to the client.
 
-    None where the batch cannot be learnt from: nothing is stepped then.
+    None where the batch cannot be learnt from: nothing is stepped then, and BatchNorm's running
+    statistics are put back.
     """
     z = _input(arrival)
+    statistics = Statistics(suffix.module)
     try:
         logits = suffix.module(z)
     except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
+        statistics.put_back()
         logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
         return None
     loss = loss_of(client, logits, arrival.labels)
     gradient, *own = torch.autograd.grad(loss, [z, *suffix.parameters])
-    if not _finite(loss, gradient):
+    if not _finite(loss, gradient) or not statistics.sound:
+        statistics.put_back()
         logger.warning("client=%s gets no feedback: its loss is not finite", client)
         return None
     suffix.step(clip_l2(own, state.training.clip))

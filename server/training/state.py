@@ -216,3 +216,24 @@ class Suffix:
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One optimiser step by the gradients of `parameters`, and of nothing else."""
         self.optimiser.step(gradients, self.parameters)
+
+
+class Statistics:
+    """BatchNorm's running statistics of a part, before a batch goes through it.
+
+    A forward pass moves them, and only its end shows whether the batch can be learnt from.
+    """
+
+    def __init__(self, part: nn.Module) -> None:
+        self._before = [(buffer, buffer.clone()) for buffer in part.buffers()]
+
+    @property
+    def sound(self) -> bool:
+        """Whether those of now are finite: a variance overflows where the loss does not yet."""
+        sums = [buffer.sum(dtype=torch.float64) for buffer, _ in self._before]
+        return not sums or bool(torch.isfinite(torch.stack(sums)).all())
+
+    def put_back(self) -> None:
+        """Have them as they were."""
+        for buffer, value in self._before:
+            buffer.copy_(value)

@@ -153,6 +153,25 @@ def test_a_batch_whose_loss_is_not_finite_steps_nothing(step: Step) -> None:
         assert torch.equal(tensor, before[name])
 
 
+@pytest.mark.parametrize("scale", [float("nan"), 1e30])  # of 1e30 no variance fits a float32
+@pytest.mark.parametrize("step", STEPS)
+def test_a_batch_that_is_not_finite_leaves_batchnorm_as_it_was(step: Step, scale: float) -> None:
+    server = ServerState(
+        build("har_cnn", input_shape=(9, 16), classes=3, seed=0), ServerTraining(RATE)
+    )
+    good, bad = arrival(server.shape_at(1), 1), arrival(server.shape_at(1), 1)
+    bad.features.features.mul_(scale)
+    step(server, {"a": good}, NOW)
+    module = server.copies["a"].module if step is copies else server.net.suffix(1)
+    before = {name: t.clone() for name, t in module.state_dict().items()}
+    assert any(name.endswith("running_var") for name in before)
+
+    assert step(server, {"a": bad}, NOW) == {}
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert step(server, {"a": good}, NOW).keys() == {"a"}
+
+
 @pytest.mark.parametrize(("norm", "answered"), [("batch", False), ("group", True)])
 @pytest.mark.parametrize("step", STEPS)
 def test_one_sample_that_batch_norm_cannot_take_gets_no_feedback(

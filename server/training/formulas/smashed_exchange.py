@@ -23,7 +23,7 @@ from torch import Tensor
 from edge_sdk.training.evidence import evidential_losses
 from edge_sdk.training.fusion import clip_l2
 from server.training.server_steps import Arrival, Arrivals
-from server.training.state import ServerState, Suffix
+from server.training.state import ServerState, Statistics, Suffix
 
 logger = logging.getLogger(__name__)
 
@@ -111,20 +111,21 @@ def learn(
     """
     lessons = {c: Lesson.of(arrivals[c], state.net.classes) for c in batches}
     suffixes = {c: state.copy_for(c, arrivals[c].depth) for c in batches}
-    before = [(buffer, buffer.clone()) for s in suffixes.values() for buffer in s.module.buffers()]
+    before = [Statistics(suffix.module) for suffix in suffixes.values()]
     try:
         steps = [
             (suffixes[host], _gradients(suffixes[host], rows, lessons, kl_weight))
             for host, rows in batches.items()
         ]
         sound = all(lesson.sound for lesson in lessons.values())
+        sound = sound and all(statistics.sound for statistics in before)
         reason = "a loss is not finite"
     except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
         sound, reason = False, str(err)
     if not sound:
         logger.warning("clients=%s cannot be learnt from: %s", ",".join(batches), reason)
-        for buffer, value in before:
-            buffer.copy_(value)
+        for statistics in before:
+            statistics.put_back()
         return None
     for suffix, gradients in steps:
         suffix.step(clip_l2(gradients, state.training.clip))

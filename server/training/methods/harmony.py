@@ -44,7 +44,7 @@ from edge_sdk.training.plan import ClientPart, MetaAdaptation
 from server.training.formulas.contrastive import alignment_loss
 from server.training.method import Method
 from server.training.server_steps import Arrival, Arrivals, Asking, ServerStep
-from server.training.state import ServerState, Suffix
+from server.training.state import ServerState, Statistics, Suffix
 from server.training.view import RoundView
 
 # by parameter; None for one of a stage that was passed by
@@ -139,7 +139,9 @@ def align(server_share: float, align_weight: float, margin: float) -> ServerStep
             if forward.first is not None and forward.same is not None:
                 csa = alignment_loss(forward.first, forward.second, forward.same, margin)
                 own = list(map(_sum, own, forward.copy_gradients(align_weight * csa)))
-            if gradient is None or not _finite(gradient, *own):
+            sound = _finite(gradient, *own) and forward.statistics.sound
+            if gradient is None or not sound:
+                forward.statistics.put_back()
                 logger.warning("client=%s gets no feedback: its gradient is not finite", client)
                 continue
             _step(forward.copy, own, state.training.clip)
@@ -155,9 +157,11 @@ class _Forward:
 
     outputs: logits of s2, or s2 itself where the client has the last layer.
     first, second: embeddings s1 and s2; same: I. None without a second view.
+    statistics: the copy's, from before.
     """
 
     copy: Suffix
+    statistics: Statistics
     z: Tensor
     outputs: Tensor
     second: Tensor
@@ -187,21 +191,24 @@ def _forward(state: ServerState, client: str, arrival: Arrival, now: RoundView) 
     trunk = copy.module
     assert isinstance(trunk, View), "a copy of the trunk is a view of it"
     z = features.features.detach().requires_grad_()
+    statistics = Statistics(trunk)
     try:
         second = _neck(trunk, arrival.depth)(z)
         first = None
         if features.view is not None and features.entry is not None:
             first = _neck(trunk, features.entry)(features.view)
     except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
+        statistics.put_back()
         logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
         return None
     meta = now.plans[client].part.meta
     outputs = second if meta is not None and meta.head == "client" else trunk.classifier(second)
     if not bool(torch.isfinite(outputs.detach().sum())):
+        statistics.put_back()
         logger.warning("client=%s gets no feedback: its outputs are not finite", client)
         return None
     same = None if features.same is None else features.same.bool()
-    return _Forward(copy, z, outputs, second, first, same)
+    return _Forward(copy, statistics, z, outputs, second, first, same)
 
 
 def _neck(trunk: View, depth: int) -> nn.Sequential:

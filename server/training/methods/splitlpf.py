@@ -39,7 +39,7 @@ from server.training.formulas.contribution import (
 )
 from server.training.method import Method
 from server.training.server_steps import Arrivals, Asking
-from server.training.state import ServerState, Suffix
+from server.training.state import ServerState, Statistics, Suffix
 from server.training.view import RoundView
 
 logger = logging.getLogger(__name__)
@@ -76,20 +76,23 @@ def splitlpf(
 
 def through_the_middle(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Asking:
     """Each client's features through its copy of the middle, and its gradient back through it."""
-    under_way: dict[str, tuple[Suffix, Tensor, Tensor]] = {}
+    under_way: dict[str, tuple[Suffix, Statistics, Tensor, Tensor]] = {}
     for client, arrival in arrivals.items():
         middle = _middle(state.copy_for(client, arrival.depth))
+        statistics = Statistics(middle.module)
         z = arrival.features.features.detach().requires_grad_()
         try:
-            under_way[client] = middle, z, middle.module(z)
+            under_way[client] = middle, statistics, z, middle.module(z)
         except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
+            statistics.put_back()
             logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
-    replies = yield {client: e.detach().contiguous() for client, (_, _, e) in under_way.items()}
+    replies = yield {client: e.detach().contiguous() for client, (*_, e) in under_way.items()}
     feedback = {}
     for client, reply in replies.items():
-        middle, z, e = under_way[client]
+        middle, statistics, z, e = under_way[client]
         gradient, *own = torch.autograd.grad(e, [z, *middle.parameters], reply.gradient)
-        if not bool(torch.isfinite(gradient.sum())):
+        if not bool(torch.isfinite(gradient.sum())) or not statistics.sound:
+            statistics.put_back()
             logger.warning("client=%s gets no feedback: its gradient is not finite", client)
             continue
         if own:
