@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import orjson
+
 from server.training.checkpoint import Row
 from server.training.compare import LAST_ROUNDS
-from server.training.evaluate import Evaluator
+from server.training.evaluate import ClientScore, Evaluator
 from server.training.evaluate_answers import auxiliary_report
-from server.training.metrics import ClientSummary, summarise_clients
+from server.training.metrics import ClientSummary, pearson, summarise_clients
+from server.training.stand_alone import by_itself, stand_alone
 from server.training.world import World
+
+# of each client alone, by its recipe: one training for all rows that leave it the same budget
+_ALONE: Final[dict[bytes, list[float]]] = {}
 
 Measure = Callable[[World, list[Row]], float]
 
@@ -80,6 +86,20 @@ def _std(world: World, rows: list[Row]) -> float:
     return 100 * _summary(world, rows).std
 
 
+def _pearson(world: World, rows: list[Row]) -> float:
+    """PC of SplitLPF: with the others against alone, each client with the same budget."""
+    said = by_itself(world.recipe).to_dict() | {"device": world.device.type}
+    key = orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+    if key not in _ALONE:
+        _ALONE[key] = _each(stand_alone(world.recipe, world.device.type))
+    together = Evaluator(world).clients(supervised=any(row["supervised"] for row in rows))
+    return pearson(_ALONE[key], _each(together))
+
+
+def _each(scores: Sequence[ClientScore]) -> list[float]:
+    return [(score.inside + score.outside).accuracy for score in scores]
+
+
 def _at_rho(world: World, rows: list[Row], rho: float) -> float:
     evaluate = replace(world.recipe.evaluate, rho=rho)
     return _clients(replace(world, recipe=replace(world.recipe, evaluate=evaluate)), rows)
@@ -99,6 +119,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "auxiliary": _auxiliary,
     "jain": _jain,
     "std": _std,
+    "pearson": _pearson,
 }
 
 
@@ -112,5 +133,6 @@ def shown(name: str) -> str:
         "auxiliary": "auxiliary models",
         "jain": "JFI",
         "std": "Std",
+        "pearson": "PC",
     }
     return str(heads.get(name, name))

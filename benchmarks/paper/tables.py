@@ -365,7 +365,7 @@ def _splitlpf(name: str, partition: str, figures: Sequence[float]) -> Table:
         f"SplitLPF on {name}",
         "SplitLPF, Table 2",
         "F-MNIST, 10 clients, 3 + 3 CNN",
-        ["clients", "jain", "std"],
+        ["clients", "jain", "std", "pearson"],
         [
             Row(row, method, {"clients": figure})
             for row, method, figure in zip(names, methods, figures, strict=True)

@@ -20,9 +20,7 @@ def stand_alone(recipe: Recipe, device: str = "cpu") -> list[ClientScore]:
     Args:
         recipe: of any method.
     """
-    train = replace(recipe.train, update_codec="fp32")
-    plain = replace(recipe, method="fedavg", method_numbers={}, parts={}, train=train)
-    world = build_world(plain, device)
+    world = build_world(by_itself(recipe), device)
     first = world.state.read()
     evaluator = Evaluator(world)
     scores = []
@@ -35,3 +33,9 @@ def stand_alone(recipe: Recipe, device: str = "cpu") -> list[ClientScore]:
             engine.run_round(number, recipe.seed)
         scores.append(evaluator.clients(supervised=False)[place])
     return scores
+
+
+def by_itself(recipe: Recipe) -> Recipe:
+    """The recipe of a client alone: nothing is split, nothing travels, its budget stays."""
+    train = replace(recipe.train, update_codec="fp32")
+    return replace(recipe, method="fedavg", method_numbers={}, parts={}, train=train)

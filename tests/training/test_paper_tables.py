@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.paper.__main__ import app
+from benchmarks.paper.__main__ import app, recipe_of
+from benchmarks.paper.measures import _ALONE, measured
 from benchmarks.paper.tables import TABLES, over
+from server.training.evaluate import Evaluator
 from server.training.recipe import read_recipe
+from server.training.simulate import run_rounds
+from server.training.stand_alone import stand_alone
+from server.training.world import build_world
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -44,3 +51,21 @@ def test_an_unknown_table_is_told_which_there_are() -> None:
     ran = CliRunner().invoke(app, ["nosuch"])
     assert ran.exit_code != 0
     assert "splitlpf-udd" in ran.output
+
+
+def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed() -> None:
+    table = TABLES["splitlpf-udds"]
+    _ALONE.clear()
+    alone: list[list[float]] = []
+    for row in table.rows[:2]:
+        recipe = recipe_of(table, row, "smoke", 0, None)
+        world, rows = build_world(recipe), list[Any]()
+        for _ in run_rounds(world, rows):
+            pass
+        found = measured(world, rows, ["pearson"])["pearson"]
+        alone.append([(s.inside + s.outside).accuracy for s in stand_alone(recipe)])
+        scores = Evaluator(world).clients(supervised=True)
+        together = [(s.inside + s.outside).accuracy for s in scores]
+        assert found == pytest.approx(100 * np.corrcoef(alone[-1], together)[0, 1])
+    assert alone[0] == alone[1]  # methods differ in nothing that one trains by alone
+    assert len(_ALONE) == 1
