@@ -25,6 +25,7 @@ import typer
 from benchmarks.paper.measures import measured, shown
 from benchmarks.paper.tables import TABLES, Row, Scale, Table, over
 from edge_sdk.durable import make_folder, write_atomic
+from edge_sdk.errors import SplitedgeError
 from edge_sdk.version import __version__
 from server.training.metrics import mean_interval
 from server.training.recipe import Recipe, read_recipe
@@ -68,22 +69,43 @@ def paper(  # noqa: PLR0917 - a command's options
     unknown = sorted(set(tables) - {"all", *TABLES})
     if unknown:
         raise typer.BadParameter(f"expected all or some of {', '.join(TABLES)}, got {unknown}")
-    for name, table in TABLES.items():
-        if name not in tables and "all" not in tables:
-            continue
-        chosen = [row for row in table.rows if not rows or row.name in rows]
-        runs = []
-        for seed in range(seeds):  # seed by seed, so that a busy spell touches all rows
-            for row in chosen:
-                runs.append(train(table, row, recipe_of(table, row, scale, seed, data), device))
-                typer.echo(_told(name, runs[-1]))
-        words = [name, "--scale", scale, "--seeds", str(seeds), "--device", device]
-        for only in rows or []:
-            words += ["--row", only]
-        command = f"python -m benchmarks.paper {shlex.join(words)}"
-        _write(
-            results / f"{name}-{scale}", table, chosen, runs, {"scale": scale, "command": command}
-        )
+    asked = {name: t for name, t in TABLES.items() if name in tables or "all" in tables}
+    known = [row.name for table in asked.values() for row in table.rows]
+    lacking = sorted(set(rows or []) - set(known))
+    if lacking:
+        raise typer.BadParameter(f"--row: expected some of {', '.join(known)}, got {lacking}")
+    try:
+        for name, table in asked.items():
+            _report(name, table, rows, scale, device, seeds, data, results)
+    except SplitedgeError as err:
+        typer.echo(f"error: {err}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _report(  # noqa: PLR0917 - the command's options
+    name: str,
+    table: Table,
+    rows: list[str] | None,
+    scale: Scale,
+    device: str,
+    seeds: int,
+    data: Path | None,
+    results: Path,
+) -> None:
+    """Train one table and write it."""
+    chosen = [row for row in table.rows if not rows or row.name in rows]
+    if not chosen:
+        return
+    runs = []
+    for seed in range(seeds):  # seed by seed, so that a busy spell touches all rows
+        for row in chosen:
+            runs.append(train(table, row, recipe_of(table, row, scale, seed, data), device))
+            typer.echo(_told(name, runs[-1]))
+    words = [name, "--scale", scale, "--seeds", str(seeds), "--device", device]
+    for only in rows or []:
+        words += ["--row", only]
+    how = {"scale": scale, "command": f"python -m benchmarks.paper {shlex.join(words)}"}
+    _write(results / f"{name}-{scale}", table, chosen, runs, how)
 
 
 def recipe_of(table: Table, row: Row, scale: Scale, seed: int, data: Path | None) -> Recipe:

@@ -69,3 +69,21 @@ def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed()
         assert found == pytest.approx(100 * np.corrcoef(alone[-1], together)[0, 1])
     assert alone[0] == alone[1]  # methods differ in nothing that one trains by alone
     assert len(_ALONE) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["scala", "--row", "nosuch"], "--row: expected some of SCALA"),
+        (["scala", "--device", "toaster"], "expected cpu or cuda"),
+        (["scala", "--scale", "cpu", "--data", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_no_report_is_touched(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    ran = CliRunner().invoke(app, [*words, "--seeds", "1", "--results", str(tmp_path)])
+    assert ran.exit_code in {1, 2}
+    assert said in " ".join(ran.output.replace("│", " ").split())
+    assert not isinstance(ran.exception, AssertionError | KeyError)
+    assert list(tmp_path.iterdir()) == []
