@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -408,7 +409,9 @@ def test_running_agent_trains_when_it_is_invited(
         subprocess.Popen(
             [*command, "--train", str(own)], stdout=subprocess.PIPE, stderr=errors, text=True
         ) as run,
+        ExitStack() as stack,
     ):
+        stack.callback(run.kill)  # or leaving would wait for it, and hide what failed
         assert run.stdout is not None
         assert "pi-1 runs bench-tiny/1/d2" in run.stdout.readline()
         refusal = splitedge("agent", "train", "--data", own, "--state", pi).refusal
