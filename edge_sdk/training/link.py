@@ -25,6 +25,7 @@ from edge_sdk.training.messages import (
 from edge_sdk.trust import trusting
 
 MESSAGE_ID: Final = "Training-Message"
+BUSY: Final = 429  # taken later
 CONNECT_S: Final = 5.0
 # What the network may add to the time a poll is held; what a reply may take to be taken.
 SLACK_S: Final = 0.5
@@ -164,7 +165,7 @@ class TrainerLink:
                 raise TrainingEndedError(text)
             case 409:
                 raise NotThereError(text)
-            case status if 400 <= status < 500:
+            case status if 400 <= status < 500 and status != BUSY:
                 raise RefusedReplyError(text)
         raise LinkError(text)
 

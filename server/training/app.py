@@ -29,6 +29,7 @@ from server.routes.authentication import Keys, authenticate
 from server.routes.bodies import BoundedRoute, read_body
 from server.training.admission import samples_fault
 from server.training.mailbox import Hello, Mailbox
+from server.training.one_reply import OneReplyEach
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class ReplyOutcome(BaseModel):
     outcome: str
 
 
-def create_app(  # noqa: C901 - one entry a route
+def create_app(  # noqa: C901, PLR0915 - one entry a route
     mailbox: Mailbox,
     keys: Keys,
     welcome: Welcome,
@@ -94,6 +95,7 @@ def create_app(  # noqa: C901 - one entry a route
     app = FastAPI(title="splitedge trainer", redoc_url=None, docs_url=None, openapi_url=None)
     app.router.route_class = BoundedRoute
     errors.install(app)
+    one_each = OneReplyEach()
 
     def device(request: Request) -> str:
         found = authenticate(keys, request)
@@ -160,9 +162,10 @@ def create_app(  # noqa: C901 - one entry a route
         name: Annotated[str, Depends(member)],
         message: Annotated[str, Query(max_length=64)] = "",
     ) -> ReplyOutcome:
-        raw = await read_body(request, reply_bytes_max)
-        outcome = await run_in_threadpool(lambda: mailbox.reply(name, message, _reply(raw)))
-        return ReplyOutcome(outcome=outcome)
+        async with one_each.turn(name) as arrived:
+            raw = await arrived(read_body(request, reply_bytes_max))
+            outcome = await run_in_threadpool(lambda: mailbox.reply(name, message, _reply(raw)))
+            return ReplyOutcome(outcome=outcome)
 
     @app.post("/api/v1/training/alive", status_code=204)
     def alive(name: Annotated[str, Depends(device)]) -> None:

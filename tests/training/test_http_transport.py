@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,6 +194,56 @@ def test_hostile_bytes_are_refused_and_leave_the_place_to_a_sound_reply(
         assert list(reply.json()) == ["error"]
     assert link.reply(now, GOOD) == "taken"
     assert asking.replies() == {"pi": GOOD}
+
+
+def test_a_device_has_one_reply_in_the_trainers_memory(trainer: Any) -> None:
+    identity = trainer.enrol("pi")
+    pi: TrainerLink = trainer.link(identity)
+    pi.hello(30, SHAPE, 4)
+    asking = Asking(trainer, {"pi": start()}, 30)
+    now = fetched(pi)
+    good = to_bytes(GOOD)
+    head = (
+        f"POST /api/v1/training/reply?message={now} HTTP/1.1\r\nHost: x\r\n"
+        f"Authorization: {identity.authorization}\r\nContent-Length: {len(good)}\r\n\r\n"
+    ).encode()
+    url = urllib3.util.parse_url(trainer.url)
+    with ExitStack() as stack:
+        slow: list[socket.socket] = []
+        for _ in range(3):  # each stops one byte before its end; what it holds goes with the next
+            sock = stack.enter_context(socket.create_connection((url.host, url.port), 10))
+            sock.sendall(head + good[:-1])
+            if slow:
+                assert slow[-1].recv(12) == b"HTTP/1.1 429"
+            slow.append(sock)
+            time.sleep(0.1)  # else the next may be read first
+        # a connection that hangs keeps nobody from sending the same reply again
+        assert pi.reply(now, GOOD) == "taken"
+        assert slow[-1].recv(12) == b"HTTP/1.1 429"
+    assert asking.replies() == {"pi": GOOD}
+
+
+def test_a_reply_is_refused_while_another_is_decoded_and_may_come_again(
+    trainer: Any, pi: TrainerLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = Asking(trainer, {"pi": start()}, 30)
+    now = fetched(pi)
+    taken, go_on = trainer.mailbox.reply, threading.Event()
+
+    def slowly(*said: Any) -> Any:
+        assert go_on.wait(10)
+        return taken(*said)
+
+    monkeypatch.setattr(trainer.mailbox, "reply", slowly)
+    first = threading.Thread(target=pi.reply, args=(now, GOOD), daemon=True)
+    first.start()
+    time.sleep(0.2)
+    with pytest.raises(LinkError, match="one reply at a time"):
+        pi.reply(now, GOOD)
+    go_on.set()
+    first.join(10)
+    assert asking.replies() == {"pi": GOOD}
+    assert pi.reply(now, GOOD) == "duplicate"
 
 
 def test_nobody_answers_for_another(trainer: Any, pi: TrainerLink) -> None:
