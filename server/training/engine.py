@@ -24,7 +24,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import numpy as np
 from torch import Tensor
@@ -67,6 +67,12 @@ from server.training.view import RoundView
 
 logger = logging.getLogger(__name__)
 
+# More than any device of ours holds; a recipe for one that does says so.
+DEVICE_SAMPLES_MAX: Final = 1_000_000
+# Steps in a row that nobody answered, after which nobody is asked for more. A single one may be a
+# batch that its device declines, or a link that was gone for seconds.
+SILENT_STEPS: Final = 3
+
 Robust = Literal["none", "trimmed"]
 R = TypeVar("R", Ready, Features, OutputGradient, Update)
 
@@ -83,8 +89,13 @@ class RoundSettings:
         quorum: share of the participants whose updates must come for the round to count; below it
             the server's weights stay as they were before the round.
         step_deadline_s, round_deadline_s: what a client may take for one message.
+        steps_deadline_s: what all steps of a round may take together; who has batches left then
+            ends without them. None for any time in a simulation, round_deadline_s with real
+            devices.
         norm_bound: largest L2 norm of an update's change; None for no bound.
-        samples_max: most samples a client may say it has, which weigh its update; None for any.
+        samples_max: most samples a client may say it has, which weigh its update and say how many
+            batches it sends. None for any number in a simulation, DEVICE_SAMPLES_MAX with real
+            devices.
         staleness_max: rounds by which an update may be late and still count; 0 drops late ones.
         buffer: K; merge as soon as K results are there, whoever is still at work
             (server.training.buffered). None for rounds that all begin together.
@@ -101,6 +112,7 @@ class RoundSettings:
     quorum: float = 0.5
     step_deadline_s: float = 5.0
     round_deadline_s: float = 600.0
+    steps_deadline_s: float | None = None
     norm_bound: float | None = None
     samples_max: int | None = None
     staleness_max: int = 0
@@ -118,7 +130,7 @@ class RoundSettings:
                 raise ConfigurationError(f"{name}: expected 0 to 1, got {value}")
         if self.cohort is not None and self.cohort < 1:
             raise ConfigurationError(f"cohort: expected at least 1, got {self.cohort}")
-        for name in ("step_deadline_s", "round_deadline_s", "norm_bound"):
+        for name in ("step_deadline_s", "round_deadline_s", "steps_deadline_s", "norm_bound"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigurationError(f"{name}: expected more than 0, got {value}")
@@ -145,7 +157,12 @@ class RoundSettings:
 
     def with_devices(self) -> RoundSettings:
         """The same where clients are real devices, which nobody vouches for."""
-        return replace(self, robust=self.robust or "trimmed")
+        return replace(
+            self,
+            robust=self.robust or "trimmed",
+            samples_max=self.samples_max or DEVICE_SAMPLES_MAX,
+            steps_deadline_s=self.steps_deadline_s or self.round_deadline_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,14 +383,22 @@ class Engine:
         ready = self._ready(now, requests)
         shares = self._shares(now, ready)
         feedback: dict[str, Feedback] = {}
+        limit_s, silent = self._settings.steps_deadline_s, 0
+        end = math.inf if limit_s is None else time.monotonic() + limit_s
         for step in range(max((reply.steps for reply in ready.values()), default=0)):
             orders: dict[str, Request] = {
                 name: Step(now.number, step, feedback.get(name), shares.get(name))
                 for name, reply in ready.items()
                 if step < reply.steps and name not in now.refused
             }
+            late = time.monotonic() >= end
+            if not orders or silent == SILENT_STEPS or late:
+                why = f"after {limit_s:g} s" if late else "nobody answers"
+                logger.warning("round=%d no more steps from %d: %s", now.number, step, why)
+                break
             left = {name: kept for name, kept in feedback.items() if name not in orders}
             features = self._features(now, step, orders, shares)
+            silent = 0 if features else silent + 1
             # a client that ran out of batches gets its last feedback with the end of its round
             feedback = left | (self._answer(now, step, features) if now.supervised else {})
         ends: dict[str, Request] = {

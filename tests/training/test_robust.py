@@ -325,6 +325,15 @@ def test_real_devices_are_not_trusted_unless_the_recipe_says_so() -> None:
     assert RoundSettings(robust="none").with_devices().robust == "none"
 
 
+def test_a_round_of_real_devices_is_bounded_in_samples_and_time() -> None:
+    there = RoundSettings(round_deadline_s=90).with_devices()
+    assert (there.samples_max, there.steps_deadline_s) == (1_000_000, 90)
+    said = RoundSettings(samples_max=5_000_000, steps_deadline_s=7_200).with_devices()
+    assert (said.samples_max, said.steps_deadline_s) == (5_000_000, 7_200)
+    with pytest.raises(ConfigurationError, match="steps_deadline_s"):
+        RoundSettings(steps_deadline_s=0)
+
+
 @pytest.mark.parametrize(
     "numbers",
     [{"robust": "median"}, {"trim": 0.5}, {"trim": -0.1}, {"clip_factor": 0.5}, {"weight_cap": 0}],
