@@ -33,6 +33,8 @@ from server.training.admission import update_fault
 from server.training.engine import Engine, RoundResult, RoundSettings
 from server.training.method import Method
 from server.training.methods.fedavg import fedavg, fedprox
+from server.training.methods.harmony import harmony
+from server.training.methods.scala import scala
 from server.training.methods.splitfed import (
     minibatch,
     multi_exit,
@@ -40,6 +42,7 @@ from server.training.methods.splitfed import (
     splitfed_v2,
     splitgp,
 )
+from server.training.methods.splitlpf import splitlpf
 from server.training.methods.supersfl import supersfl
 from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport, Transport
@@ -483,6 +486,46 @@ def test_a_round_without_anyone_is_no_failure() -> None:
     [result] = world.run(1)
     assert (result.merged, result.loss, result.missing) == (False, None, tuple("abcd"))
     assert_same(world.state.read(), world.before)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        supersfl,
+        lambda: splitgp(personal_share=0.9),
+        lambda: splitlpf(back_rate=3e38, follow_accuracy=False),
+        lambda: harmony(head="client"),
+        lambda: scala(inversion=0.5, share_batches=False),
+    ],
+    ids=["supersfl", "splitgp", "splitlpf", "harmony", "scala"],
+)
+def test_a_client_whose_round_diverged_is_back_in_the_next(method: Callable[[], Method]) -> None:
+    def pass_on(name: str, request: Request, reply: Reply) -> Reply:
+        # the server sees nothing of it until the round ends; what it returns is large
+        if name != "c" or not isinstance(reply, Features):
+            return reply
+        view = None if reply.view is None else torch.nan_to_num(reply.view)
+        return replace(reply, features=torch.nan_to_num(reply.features, nan=6e4), view=view)
+
+    send_labels = method().labels == "sent"
+    world = World(
+        method(),
+        "abc",
+        transport=lambda clients: Meddler(LocalTransport(clients), pass_on),
+        depth=2,
+        batch=16,
+        send_labels=send_labels,
+    )
+    client = world.clients["c"]
+    x = client.x
+    client.x = np.full_like(x, np.nan)
+    [result] = world.run(1)
+    assert "NaN" in result.refused["c"]
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in client.personal.values())
+
+    client.x = x
+    result = world.engine.run_round(2, 0)
+    assert "c" in result.participants
 
 
 # nonsense

@@ -96,7 +96,7 @@ class DistillingHalf(Half):
     def end(self, message: EndRound) -> Update:
         """As every half, and W_A is kept."""
         update = super().end(message)
-        self.client.personal |= self.auxiliary.read()
+        self._keep(self.auxiliary.read())
         return update
 
     def alone(self) -> Update:

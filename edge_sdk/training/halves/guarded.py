@@ -43,8 +43,8 @@ class GuardedHalf(Half):
     def end(self, message: EndRound) -> Update:
         """As Half does; the decoder is kept."""
         update = super().end(message)
-        kept = {f"{MARK}{name}": tensor for name, tensor in read_weights(self._decoder).items()}
-        self.client.personal |= kept
+        decoder = read_weights(self._decoder)
+        self._keep({f"{MARK}{name}": tensor for name, tensor in decoder.items()})
         return update
 
     def _forward(self, x: Tensor, y: Tensor) -> Open:

@@ -9,6 +9,7 @@ alone      the same without the server
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ from edge_sdk.training.weights import load_weights, read_weights
 
 if TYPE_CHECKING:
     from edge_sdk.training.client import TrainingClient
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -149,9 +152,9 @@ class Half:
         if self.head is not None:
             heads = {f"exit{self.plan.depth}.{k}": v for k, v in read_weights(self.head).items()}
             weights |= heads
-            self.client.personal |= {key: value.clone() for key, value in heads.items()}
+            self._keep(heads)
         if self.plan.part.personal_share:
-            self.client.personal |= {key: value.clone() for key, value in weights.items()}
+            self._keep(weights)
         mean_loss = self.loss_sum / max(self.seen, 1)
         return Update(
             self.number, weights, self.client.samples, mean_loss, self.done, self.supervised
@@ -169,6 +172,22 @@ class Half:
             self.open = self._forward(*self._batch(step))
             self._close(None)
         return self.end(EndRound(self.number))
+
+    def _keep(self, weights: Weights) -> None:
+        """Have these for the rounds to come, whole or not at all.
+
+        Where a round diverged, the next one starts from what was kept before it, or anew.
+        """
+        if all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
+            self.client.personal |= {name: tensor.clone() for name, tensor in weights.items()}
+            return
+        logger.warning(
+            "round=%d client=%s keeps none of %s and %d more: not finite",
+            self.number,
+            self.client.name,
+            min(weights),
+            len(weights) - 1,
+        )
 
     def _take(self, weights: Weights) -> None:
         """Start from the average, from what is personal, or from a mixture of the two."""

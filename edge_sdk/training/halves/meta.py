@@ -144,7 +144,7 @@ class MetaHalf(Half):
         update = super().end(message)
         if self.classifier is not None:
             kept = read_weights(self.classifier)
-            self.client.personal |= {BACK + name: tensor for name, tensor in kept.items()}
+            self._keep({BACK + name: tensor for name, tensor in kept.items()})
         return update
 
     def _forward(self, x: Tensor, y: Tensor) -> Open:

@@ -120,7 +120,7 @@ class PersonalHalf(Half):
         kept = read_weights(self.back)
         if self.judged:
             kept[ACCURACY] = torch.tensor(self.right / self.judged)
-        self.client.personal |= {BACK + name: tensor for name, tensor in kept.items()}
+        self._keep({BACK + name: tensor for name, tensor in kept.items()})
         return update
 
     def _forward(self, x: Tensor, y: Tensor) -> Open:
