@@ -141,6 +141,7 @@ class Mailbox:
         self._late = dict(late or {})
         self._delivered |= {(name, update.round) for name, update in self._late.items()}
         self._keep_update = keep
+        self._keeping: dict[str, int] = {}  # round of the update that is being kept, by device
         self._together = together
         self._missed: list[Missed] = []
         self._fetch_s = fetch_s
@@ -202,11 +203,11 @@ class Mailbox:
             return late
 
     def kept(self) -> set[tuple[str, int]]:
-        """(device, round) of the updates that are kept and not taken yet."""
+        """(device, round) of the updates that are kept, or about to be, and not taken yet."""
         with self._changed:
             held = {name: box.held for name, box in self._boxes.items() if box.held is not None}
             both = [*self._late.items(), *held.items()]
-            return {(name, update.round) for name, update in both}
+            return {(name, update.round) for name, update in both} | set(self._keeping.items())
 
     def take_counts(self) -> dict[str, int]:
         """Replies that came late, twice or unasked since the last call, by what they were."""
@@ -290,10 +291,18 @@ class Mailbox:
                 box.listeners.remove(wake)
 
     def reply(self, device: str, identifier: str, reply: Reply) -> Outcome:
-        """Take a device's reply to the message of that id; "" for an update nobody asked for."""
+        """Take a device's reply to the message of that id; "" for an update nobody asked for.
+
+        Raises: what `keep` raises; then the update may come again.
+        """
         with self._changed:
+            # of an update that is not kept yet nobody is told that it is there
+            self._changed.wait_for(lambda: device not in self._keeping)
             box = self._heard(device)
             outcome = self._take(device, box, identifier, reply)
+        if outcome is Outcome.KEPT and isinstance(reply, Update):
+            outcome = self._keep(device, box, reply)
+        with self._changed:
             self._counts[outcome] += 1
             if outcome is Outcome.TAKEN:
                 self._changed.notify_all()
@@ -308,6 +317,21 @@ class Mailbox:
             if box.message is not None and box.message.id == identifier and box.reply is None:
                 box.declined = reason
                 self._changed.notify_all()
+
+    def _keep(self, device: str, box: _Box, update: Update) -> Outcome:
+        """Keep a reserved update; nobody waits for the disk, for the lock is not held."""
+        try:
+            if self._keep_update is not None:
+                self._keep_update(device, update)
+        except BaseException:
+            with self._changed:
+                self._delivered.discard((device, self._keeping.pop(device)))
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            del self._keeping[device]
+            self._changed.notify_all()
+            return self._place(device, box, update)
 
     # under the lock
 
@@ -405,7 +429,7 @@ class Mailbox:
         if box.answered.get(identifier, False):
             return Outcome.DUPLICATE
         if isinstance(reply, Update):
-            return Outcome.FOREIGN if inflated else self._keep(device, box, reply)
+            return Outcome.FOREIGN if inflated else self._reserve(device, box, reply)
         return Outcome.LATE if identifier in box.answered else Outcome.FOREIGN
 
     def _inflated(self, device: str, reply: Reply) -> bool:
@@ -415,15 +439,23 @@ class Mailbox:
             return False
         return reply.samples > said.samples
 
-    def _keep(self, device: str, box: _Box, update: Update) -> Outcome:
-        """One update a device and round counts, whoever brings it."""
+    def _reserve(self, device: str, box: _Box, update: Update) -> Outcome:
+        """One update a device and round counts, whoever brings it; this one is to be kept."""
         if not 0 < update.round <= self._round:
             return Outcome.FOREIGN
         if (device, update.round) in self._delivered or box.held is not None:
             return Outcome.DUPLICATE
-        if self._keep_update is not None:
-            self._keep_update(device, update)
         self._delivered.add((device, update.round))
+        self._keeping[device] = update.round
+        return Outcome.KEPT
+
+    def _place(self, device: str, box: _Box, update: Update) -> Outcome:
+        """Where an update that is kept belongs by now."""
+        message = box.message
+        if message is not None and box.reply is None and _answers(message.request, update):
+            box.reply, box.declined = update, ""  # asked for as it was written
+            box.answered[message.id] = True
+            return Outcome.TAKEN
         under_way = self._round if self._together else box.round
         if update.round == under_way and box.ended < under_way:
             box.held = update

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from edge_sdk.errors import ConfigurationError
+from edge_sdk.errors import ConfigurationError, StorageError
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.datasets import load_dataset
-from edge_sdk.training.messages import NoReply, StartRound, Step, Update
+from edge_sdk.training.messages import EndRound, NoReply, Reply, StartRound, Step, Update
 from edge_sdk.training.personal import drop_update, load_personal, load_update, save_personal
 from edge_sdk.training.personal import save_update as owe
 from edge_sdk.training.plan import ClientPart, Plan, network_of
 from server.training.late import LateUpdates
-from server.training.mailbox import Mailbox
+from server.training.mailbox import Hello, Mailbox
 from server.training.state import ServerState, ServerTraining
 
 SHAPE = (1, 8, 8)
@@ -116,6 +117,90 @@ def test_late_update_is_on_the_servers_disk_before_the_device_is_told(tmp_path: 
     assert list(late.load()) == ["pi"]  # until a checkpoint holds what it was merged into
     late.prune(again.kept)
     assert late.load() == {}
+
+
+class SlowDisk:
+    """Writes when it is told to; fails where it is told so."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.fails = False
+
+    def keep(self, _device: str, _update: Update) -> None:
+        self.begun.set()
+        assert self.go_on.wait(10)
+        if self.fails:
+            raise StorageError("the disk is full")
+
+
+def handing_in(mailbox: Mailbox, update: Update, told: list[str]) -> threading.Thread:
+    """A device's reply, in a thread of its own."""
+
+    def hand_in() -> None:
+        try:
+            told.append(mailbox.reply("pi", "", update))
+        except StorageError:
+            told.append("failed")
+
+    thread = threading.Thread(target=hand_in, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_nobody_waits_for_the_disk_but_who_hands_the_same_update_in() -> None:
+    disk = SlowDisk()
+    mailbox = Mailbox([("pi", 4)], keep=disk.keep)
+    told: list[str] = []
+    threads = [handing_in(mailbox, update_of(3), told)]
+    assert disk.begun.wait(10)
+    others = threading.Thread(target=mailbox.fetch, args=("ada", ""), daemon=True)
+    others.start()
+    others.join(5)
+    assert not others.is_alive(), "a poll waits for the disk"
+    assert mailbox.kept() == {("pi", 3)}  # its file may be there already and must not be removed
+    assert mailbox.take_late() == {}
+    threads.append(handing_in(mailbox, update_of(3), told))
+    threads[1].join(0.2)
+    assert told == []  # a device that is told forgets it
+    disk.go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(told) == ["duplicate", "kept"]
+    assert list(mailbox.take_late()) == ["pi"]
+
+
+def test_an_update_that_the_disk_did_not_take_may_come_again() -> None:
+    disk = SlowDisk()
+    disk.fails = True
+    disk.go_on.set()
+    mailbox = Mailbox([("pi", 4)], keep=disk.keep)
+    told: list[str] = []
+    handing_in(mailbox, update_of(3), told).join(10)
+    assert (told, mailbox.kept(), mailbox.take_late()) == (["failed"], set(), {})
+    disk.fails = False
+    assert mailbox.reply("pi", "", update_of(3)) == "kept"
+
+
+def test_an_update_asked_for_as_it_is_written_answers() -> None:
+    disk = SlowDisk()
+    mailbox = Mailbox([("pi", 2)], keep=disk.keep)
+    mailbox.hello("pi", Hello(SAMPLES, SHAPE, 10))
+    assert mailbox.exchange({"pi": start(3)}, 0.0) == {}
+    told: list[str] = []
+    thread = handing_in(mailbox, update_of(3), told)
+    assert disk.begun.wait(10)
+    asked: dict[str, Reply] = {}
+    asking = threading.Thread(
+        target=lambda: asked.update(mailbox.exchange({"pi": EndRound(3)}, 10.0)), daemon=True
+    )
+    asking.start()
+    time.sleep(0.1)
+    disk.go_on.set()
+    thread.join(10)
+    asking.join(10)
+    assert told == ["taken"]
+    assert list(asked) == ["pi"]
+    assert mailbox.kept() == set()
 
 
 def test_damaged_late_update_is_lost_alone(tmp_path: Path) -> None:
