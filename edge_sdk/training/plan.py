@@ -204,7 +204,7 @@ class ClientPart:
             _need(_is_number(value) and 0 <= value <= 1, name, "0 to 1", value)
         mu, clip = self.prox_mu, self.clip
         _need(_is_number(mu) and mu >= 0, "prox_mu", "at least 0", mu)
-        _need(clip is None or (isinstance(clip, int | float) and clip > 0), "clip", "above 0", clip)
+        _need(clip is None or (_is_number(clip) and clip > 0), "clip", "above 0", clip)
         _need(self.fusion in FUSIONS, "fusion", f"one of {', '.join(FUSIONS)}", self.fusion)
         _need(
             self.exit_head or self.fusion == "server",
@@ -400,7 +400,8 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    return numeric and math.isfinite(value)
 
 
 def _need(condition: bool, field: str, expected: str, got: object) -> None:

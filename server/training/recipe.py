@@ -27,13 +27,14 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_type_hints
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import Codec
 from edge_sdk.training.update_codecs import UpdateCodec, UpdateCoding
 from server.training.combine import combine
 from server.training.engine import RoundSettings
+from server.training.kinds import check_kinds
 from server.training.method import Method
 from server.training.methods import besplit, fedavg, harmony, scala, splitfed, splitlpf, supersfl
 from server.training.privacy import PrivacySettings, guarded
@@ -171,7 +172,8 @@ class EvaluateSettings:
 
     Attributes:
         every: rounds from one measurement of accuracy to the next; the last is always measured.
-        rho: test samples of classes a client has never seen, as a share of those of its own.
+        rho: test samples of classes a client has never seen, as a share of those of its own: 0 to
+            1, where there are as many of them (the papers go up to 0.8).
     """
 
     every: int = 1
@@ -179,8 +181,8 @@ class EvaluateSettings:
 
     def __post_init__(self) -> None:
         _whole("every", self.every)
-        if not 0 <= self.rho < math.inf:
-            raise ConfigurationError(f"rho: expected a number of at least 0, got {self.rho}")
+        if not 0 <= self.rho <= 1:
+            raise ConfigurationError(f"rho: expected 0 to 1, got {self.rho}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +246,9 @@ def _method(name: str, numbers: object, where: str) -> Method:
         takes = ", ".join(known) or "none"
         raise ConfigurationError(f"{where}: {name} takes {takes}; got {', '.join(unknown)}")
     try:
+        check_kinds(numbers, get_type_hints(factory))
         return factory(**numbers)
-    except (ConfigurationError, TypeError) as err:  # TypeError: a word where a number should be
+    except ConfigurationError as err:
         raise ConfigurationError(f"{where}: {err}") from err
 
 
@@ -324,9 +327,8 @@ def _record(kind: type[T], values: object, where: str) -> T:
     if missing:
         raise ConfigurationError(f"{where}: expected also {', '.join(missing)}")
     try:
+        check_kinds(values, get_type_hints(kind))
         return kind(**{name: _converted(name, value) for name, value in values.items()})
-    except TypeError as err:  # a word where a number should be
-        raise ConfigurationError(f"{where}: {err}") from err
     except ConfigurationError as err:
         raise ConfigurationError(f"{where}: {err}") from err
 

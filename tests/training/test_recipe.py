@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.training.plan import ClientPart
 from server.training.aggregation import Contribution, by_depth_and_loss, by_samples
 from server.training.engine import RoundSettings
 from server.training.recipe import METHODS, Recipe, load_recipe, read_recipe
@@ -101,6 +102,18 @@ def test_the_numbers_of_a_method_reach_its_record() -> None:
         ({"round": {"step_deadline_s": 0}}, "step_deadline_s"),
         ({"round": {"norm_bound": -1}}, "norm_bound"),
         ({"round": {"speed": 1}}, "round: unknown speed"),
+        ({"round": {"buffer": "x"}}, "round: buffer: expected a whole number, got 'x'"),
+        ({"round": {"robust": "median"}}, "round: robust: expected one of none, trimmed"),
+        ({"evaluate": {"rho": 1.5}}, "evaluate: rho: expected 0 to 1, got 1.5"),
+        ({"evaluate": {"rho": "x"}}, "evaluate: rho: expected a number, got 'x'"),
+        ({"train": {**SMALL["train"], "depths": [1, "x"]}}, "depths: .* list, each a whole number"),
+        ({"train": {**SMALL["train"], "latency_ms": [1]}}, "latency_ms: .* 2, each a number"),
+        ({"train": {**SMALL["train"], "codec": "zip"}}, "train: codec: expected one of fp32"),
+        ({"data": {**SMALL["data"], "folder": 3}}, "data: folder: expected text, got 3"),
+        ({"method_numbers": {"share_exits": "yes"}}, "share_exits: expected true or false"),
+        ({"method_numbers": {"server_weight": "x"}}, "server_weight: expected a number, got 'x'"),
+        ({"method_numbers": {"server_weight": True}}, "server_weight: expected a number, got True"),
+        ({"method_numbers": {"clip": True}}, "clip: expected a number, got True"),
         ({"train": {"backbone": "tiny"}}, "train"),
         ({"data": "digits"}, "data: expected a table"),
         ({"more": 1}, "unknown more"),
@@ -135,3 +148,13 @@ def test_a_recipe_read_from_its_file_is_the_recipe(tmp_path: Path) -> None:
         '[train]\nbackbone = "tiny"\nrounds = 2\nlearning_rate = 0.1\nbatch = 8\niterations = 4\n'
     )
     assert load_recipe(path) == read_recipe(SMALL)
+
+
+def test_a_whole_number_is_a_number_and_a_list_a_tuple() -> None:
+    recipe = read_recipe(small(train={**SMALL["train"], "learning_rate": 1, "depths": [1, 2]}))
+    assert (recipe.train.learning_rate, recipe.train.depths) == (1, (1, 2))
+
+
+def test_a_plan_has_no_truth_for_a_number() -> None:
+    with pytest.raises(ConfigurationError, match="clip: expected above 0, got True"):
+        ClientPart(clip=True)
