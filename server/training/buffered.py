@@ -28,7 +28,7 @@ from typing import Any
 from torch import Tensor
 
 from edge_sdk.errors import ConfigurationError, FrameError
-from edge_sdk.training.messages import Update, Weights
+from edge_sdk.training.messages import Update
 from edge_sdk.training.plan import Plan
 from server.training.engine import Engine, RoundResult, RoundSettings, RoundUnderWay
 from server.training.method import Method
@@ -72,7 +72,6 @@ class BufferedEngine(Engine):
         self._buffer = buffer_of(method, len(plans), settings)
         self._seconds = dict(seconds)
         self._begun: dict[str, Begun] = {}
-        self._sent: dict[int, Weights] = {}  # what those at work began with, by round
         self.clock_s = 0.0
 
     def run_round(

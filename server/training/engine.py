@@ -61,6 +61,7 @@ from server.training.method import Method
 from server.training.robust import capped, change_ratios, suspects, trimmed_merge
 from server.training.server_steps import Arrival
 from server.training.spool import Spool
+from server.training.stale import by_round, named, rebased
 from server.training.state import ServerState
 from server.training.transports import Transport
 from server.training.view import RoundView
@@ -99,7 +100,7 @@ class RoundSettings:
         staleness_max: rounds by which an update may be late and still count; 0 drops late ones.
         buffer: K; merge as soon as K results are there, whoever is still at work
             (server.training.buffered). None for rounds that all begin together.
-        staleness_power: a; of a result s merges late (1 + s)^-a of the change counts there.
+        staleness_power: a; of a result s rounds late (1 + s)^-a of the change counts.
         robust: how updates are merged: `none` by the method's weights alone, `trimmed` so that a
             few bad clients cannot bend it (server.training.robust). None is `none` in a simulation
             and `trimmed` with real devices.
@@ -258,6 +259,7 @@ class Engine:
         self._folder = folder
         # whatever reads or changes the state holds it: rounds may be under way in several threads
         self._using_state = threading.RLock()
+        self._sent: dict[int, Weights] = {}  # what rounds began with that may still be heard of
         self.meet(plans, transport)
 
     def meet(self, plans: Mapping[str, Plan], transport: Transport) -> None:
@@ -290,6 +292,9 @@ class Engine:
         """
         with ExitStack() as stack:
             now = self._open(number, seed)
+            most = self._settings.staleness_max
+            self._sent[number] = now.view.sent
+            self._sent = {r: sent for r, sent in self._sent.items() if number - r <= most}
             asked = self._choose(number, seed)
             if self._settings.cohort is not None and self._settings.cohort < len(asked):
                 now.spool = stack.enter_context(Spool(self._folder))
@@ -301,11 +306,17 @@ class Engine:
             return self._close(now, asked, len(asked), stale)
 
     def progress(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What is under way between two rounds, for a checkpoint, as JSON and tensors: nothing."""
-        return {}, {}
+        """What is under way between two rounds, for a checkpoint, as JSON and tensors: what the
+        rounds began with whose updates may still come late.
+        """
+        return {}, named(self._sent) if self._settings.staleness_max else {}
 
-    def go_on(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `progress` gave."""
+    def go_on(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:  # noqa: ARG002 - others say more
+        """Take up what `progress` gave.
+
+        Raises: FrameError where it is no such thing.
+        """
+        self._sent = by_round(tensors)
 
     def _close(
         self, now: RoundUnderWay, asked: Sequence[str], wanted: int, stale: Mapping[str, int]
@@ -557,7 +568,10 @@ class Engine:
         return replace(update, weights=weights)  # heads stay on their clients
 
     def _take_late(self, now: RoundUnderWay, late: Mapping[str, Update]) -> dict[str, int]:
-        """Add what earlier rounds still owe, within the limit; by client, how many rounds late."""
+        """Add what earlier rounds still owe, within the limit; by client, how many rounds late.
+
+        Of each its change since its own round's start, discounted, on the weights of this one's.
+        """
         stale = {}
         for name, update in late.items():
             if name not in self._plans or name in now.contributions or name in now.refused:
@@ -571,11 +585,19 @@ class Engine:
             if fault is not None:
                 now.refuse(name, fault)
                 continue
+            sent = self._sent.get(update.round)
+            if sent is None:
+                now.refuse(
+                    name, f"an update of round {update.round}: it is not known to have begun"
+                )
+                continue
             now.samples[name] = update.samples
-            accepted = self._accept(now, {name: update})
-            if accepted:
+            then = replace(now, view=replace(now.view, sent=sent), spool=None)
+            share = (1 + rounds) ** -self._settings.staleness_power
+            for brought in self._accept(then, {name: update}).values():
                 logger.info("round=%d client=%s update merged %d late", now.number, name, rounds)
-                now.contributions |= accepted
+                moved = rebased(brought, sent, now.view.sent, share) if rounds else brought
+                now.contributions[name] = moved if now.spool is None else moved.spool(now.spool)
                 stale[name] = rounds
         # in client order, as floats are added
         now.contributions = {

@@ -81,7 +81,6 @@ class OwnPaceEngine(Engine):
         self._ended: SimpleQueue[Ended] = SimpleQueue()
         self._closing = threading.Event()
         self._owed: set[tuple[str, int]] = set()  # (device, round) begun, and nothing came yet
-        self._sent: dict[int, Weights] = {}  # what those began with, by round
 
     def run_round(
         self, number: int, seed: int, late: Mapping[str, Update] | None = None

@@ -528,6 +528,36 @@ def test_a_client_whose_round_diverged_is_back_in_the_next(method: Callable[[], 
     assert "c" in result.participants
 
 
+def test_a_late_update_counts_by_its_change_since_its_own_round_and_after_a_resume() -> None:
+    settings = RoundSettings(quorum=0.3, staleness_max=2, staleness_power=1.0)
+    world = World(fedavg(), "ab", settings=settings)
+    before = world.state.read()
+    bob = world.clients.pop("b")  # away; each round's transport has who is there
+    world.engine.meet(world.plans, LocalTransport(world.clients))
+    world.engine.run_round(1, 0)
+    between = world.state.read()
+    bob.handle(StartRound(1, world.plans["b"], before))
+    update = bob.handle(EndRound(1))
+    assert isinstance(update, Update)
+
+    again = World(fedavg(), "ab", settings=settings)
+    again.state.write(between)
+    again.engine.go_on(*world.engine.progress())
+    world.engine.meet(world.plans, LocalTransport({}))
+    again.engine.meet(again.plans, LocalTransport({}))
+    late = {"b": update}
+    result = world.engine.run_round(2, 0, late)
+    assert result.stale == {"b": 1}
+    assert result.merged
+    # one round late, half of its change counts, on top of what the first round made
+    after = world.state.read()
+    for name, tensor in update.weights.items():
+        wanted = between[name] + (tensor - before[name]) / 2
+        torch.testing.assert_close(after[name], wanted)
+    again.engine.run_round(2, 0, late)
+    assert_same(again.state.read(), after)
+
+
 # nonsense
 
 

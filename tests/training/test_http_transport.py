@@ -392,6 +392,8 @@ def test_update_of_a_past_round_counts_within_the_staleness_limit(
         state = ServerState(network_of(plans["pi"]), ServerTraining(0.1))
         settings = RoundSettings(staleness_max=limit)
         engine = Engine(supersfl(), plans, state, LocalTransport({"ada": ada}), settings)
+        for number in (1, 2):
+            engine.run_round(number, 0)
         results[limit] = engine.run_round(3, 0, late)
     assert results[1].stale == {}
     assert "2 rounds late: expected at most 1" in results[1].refused["pi"]
