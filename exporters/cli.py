@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from edge_sdk.manifest import BundleManifest, ModelManifest
-from exporters.errors import ExportError
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help shall not
     from edge_sdk.nets import Supernet
@@ -47,7 +46,9 @@ def export(
     depth: Annotated[
         list[int] | None,
         typer.Option(
-            min=1, help="Publish this cut; may be given again.", show_default="all allowed"
+            min=1,
+            help="Publish this cut; may be given again.",
+            show_default="those whose exit heads the weights have",
         ),
     ] = None,
     int8: Annotated[
@@ -92,6 +93,7 @@ def _export(
     console = Console(stderr=True)
     with console.status("loading torch") as status:
         from exporters.model import export_model, next_version
+        from exporters.weights import check_depths, load_weights
 
         def progress(line: str) -> None:
             status.update(line)
@@ -99,7 +101,9 @@ def _export(
 
         status.update("loading data and weights")
         dataset = _dataset(data)
-        net = _network(backbone, weights, dataset)
+        net = _network(backbone, dataset)
+        trained = load_weights(net, weights)
+        check_depths(weights, net, trained, depths or ())
         status.update("tracing the network")
         return export_model(
             net,
@@ -110,7 +114,7 @@ def _export(
             version=next_version(out, name) if version is None else version,
             class_names=dataset.class_names,
             calibration_x=dataset.x_train,
-            depths=depths,
+            depths=depths or trained,
             int8=int8,
             progress=progress,
         )
@@ -125,34 +129,16 @@ def _dataset(data: str) -> Dataset:
     return load_dataset(data)
 
 
-def _network(backbone: str, weights: Path, dataset: Dataset) -> Supernet:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+def _network(backbone: str, dataset: Dataset) -> Supernet:
     from edge_sdk.nets import build
 
-    if not weights.is_file():
-        raise ExportError(f"{weights}: expected a .safetensors file there, found none")
-    net = build(
+    return build(
         backbone,
         classes=dataset.classes,
         input_shape=dataset.x_test.shape[1:],
         mean=dataset.mean,
         std=dataset.std,
     )
-    try:
-        net.load_state_dict(load_file(weights))
-    except OSError as err:
-        raise ExportError(f"{weights}: cannot be read ({err.strerror or err})") from err
-    except SafetensorError as err:
-        raise ExportError(f"{weights}: expected a safetensors file ({err})") from err
-    except RuntimeError as err:  # torch lists every missing and unexpected key and shape
-        lines = [line.strip() for line in str(err).splitlines()[1:3]]
-        raise ExportError(
-            f"{weights}: expected the weights of {backbone} for inputs"
-            f" {dataset.x_test.shape[1:]} and {dataset.classes} classes; {' '.join(lines):.300}"
-        ) from err
-    return net
 
 
 def _json(target: Path, manifest: ModelManifest, bundles: list[BundleManifest]) -> str:

@@ -170,18 +170,18 @@ def _refuse_running(state: Path) -> None:
 
 
 def _export(plan: Plan, trained: Trained, shares: Shares, state: Path, progress: Progress) -> None:
-    """Publish the depths that were trained: the exit heads of the others are as they began."""
+    """Publish the depths whose exit heads were trained."""
     with progress("loading torch"):
         import torch  # noqa: PLC0415 - seconds, so with a title
-        from safetensors.torch import load_file  # noqa: PLC0415
 
         from exporters.model import export_model  # noqa: PLC0415
+        from exporters.weights import load_weights  # noqa: PLC0415
         from server.training.recipe import load_recipe  # noqa: PLC0415
         from server.training.world import build_network  # noqa: PLC0415
     torch.set_num_threads(1)  # the server and its broker run beside it
     dataset = shares.dataset
     net = build_network(load_recipe(plan.recipe), dataset)
-    net.load_state_dict(load_file(trained.weights))
+    depths = load_weights(net, Path(trained.weights))
     with progress("exporting bundles and segments to ONNX, checking each against torch") as say:
         export_model(
             net,
@@ -191,7 +191,7 @@ def _export(plan: Plan, trained: Trained, shares: Shares, state: Path, progress:
             name=plan.dataset,
             version=1,
             class_names=dataset.class_names,
-            depths=sorted(set(trained.depths.values())),
+            depths=depths,
             progress=say,
         )
 

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save
+from torch import Tensor
 
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError, LinkError
@@ -369,6 +370,15 @@ def accuracy(net: Supernet, x: Array, y: NDArray[np.int64]) -> float:
     return right / len(y)
 
 
+def trained_exits(world: World, rows: list[Row]) -> list[int]:
+    """Depths whose exit heads the server holds trained: shared, and of a device that took part."""
+    if not world.method.share_exits:
+        return []
+    took_part = {name for row in rows for name in row["participants"]}
+    plans = [plan for name, plan in world.plans.items() if name in took_part]
+    return sorted({plan.depth for plan in plans if plan.part.exit_head})
+
+
 def _world(recipe: Recipe, dataset: Dataset, devices: int) -> World:
     """The recipe without clients of its own: these are elsewhere."""
     method = recipe.build_method()
@@ -449,8 +459,8 @@ def _finish(
     interrupted: list[Samples],
 ) -> Report:
     recipe, folder = world.recipe, settings.folder
-    weights = {name: t.detach().contiguous() for name, t in _served(world).state_dict().items()}
-    write_atomic(folder / WEIGHTS, save(weights))
+    exits = trained_exits(world, rows)
+    write_atomic(folder / WEIGHTS, save(_weights(_served(world), exits)))
     alone = world.method.server_step is not None and not any(row["supervised"] for row in rows)
     summary = summarise(scored.devices, alone=alone)
     report: Report = {
@@ -481,11 +491,22 @@ def _finish(
         "labels": world.method.labels,
         "privacy": privacy_of(world.method, world.plans, rows, recipe.privacy.delta, interrupted),
         "depths": {name: plan.depth for name, plan in world.plans.items()},
+        "exits": exits,
         "weights": str(folder / WEIGHTS),
         "recipe": recipe.to_dict(),
     }
     write_report(folder / REPORT, report)
     return report
+
+
+def _weights(net: Supernet, exits: list[int]) -> dict[str, Tensor]:
+    """All but the exit heads of other depths: they are as they began, and not to be deployed."""
+    left_out = tuple(f"exits.{depth}." for depth in net.cuts if depth not in exits)
+    return {
+        name: tensor.detach().contiguous()
+        for name, tensor in net.state_dict().items()
+        if not name.startswith(left_out)
+    }
 
 
 def _missed(missed: list[Missed]) -> dict[str, list[dict[str, str]]]:

@@ -147,8 +147,24 @@ def test_resumed_training_ends_in_the_weights_of_an_undisturbed_one(
     assert [row["round"] for row in report["rounds"]] == [1, 2, 3]
     assert [row["participants"] for row in report["rounds"]] == [list(NAMES)] * 3
     got = load_file(report["weights"])
-    assert got.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(got[name], tensor), name
+    assert got.keys() == {name for name in expected if not name.startswith("exits.")}
+    for name, tensor in got.items():
+        assert torch.equal(tensor, expected[name]), name
     assert report["final"]["accuracy"] == report["rounds"][-1]["accuracy"]
     assert len((tmp_path / "training" / "run" / "log.jsonl").read_bytes().splitlines()) == 3
+
+
+def test_weights_have_the_exit_heads_that_were_trained_and_shared(
+    tmp_path: Path, free_port: int
+) -> None:
+    text = RECIPE.replace("splitfed-v1", "multi-exit").replace("rounds = 3", "rounds = 1")
+    recipe = read_recipe(tomllib.loads(text))
+    network_of(plan_of(recipe, recipe.build_method(), load_data(recipe), 1))
+    threads = join(recipe, tmp_path, free_port)
+    settings = TrainerSettings(tmp_path, "run", Address("127.0.0.1", free_port), join_s=30)
+    report = train(recipe, settings, say=print, on_round=print)
+    for thread in threads:
+        thread.join(10)
+    assert report["exits"] == [1]
+    weights = load_file(report["weights"])
+    assert {name.split(".")[1] for name in weights if name.startswith("exits.")} == {"1"}

@@ -199,8 +199,10 @@ def test_training_ends_though_one_device_is_killed_and_one_frozen(
     log = (state / "training" / "run" / "log.jsonl").read_bytes().splitlines()
     assert [orjson.loads(line)["participants"] for line in log] == [r["participants"] for r in rows]
     assert list((tmp_path / "pi-0" / "training").glob("*.safetensors"))
-    net = build("tiny", mean=data.mean, std=data.std)
-    net.load_state_dict(load_file(report["weights"]))  # as `splitedge export` does
+    weights, net = load_file(report["weights"]), build("tiny", mean=data.mean, std=data.std)
+    heads = {name for name in net.state_dict() if name.startswith("exits.")}
+    assert report["exits"] == []  # SuperSFL's stay on their devices
+    assert weights.keys() == net.state_dict().keys() - heads
 
 
 def test_trainer_says_which_devices_are_there_when_too_few_are(tmp_path: Path) -> None:
