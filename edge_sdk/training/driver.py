@@ -52,7 +52,7 @@ RETRY_LAST_S: Final = 2.0
 class Link(Protocol):
     """What the driver asks of a `TrainerLink`."""
 
-    def hello(self, samples: int, input_shape: tuple[int, ...], classes: int) -> Welcome:
+    def hello(self, samples: int, input_shape: tuple[int, ...]) -> Welcome:
         """Say that this device is there."""
 
     def alive(self) -> None:
@@ -157,7 +157,7 @@ class Driver:
 
     def _say_hello(self) -> None:
         client = self._client
-        welcome = self._link.hello(client.samples, client.x.shape[1:], int(client.y.max()) + 1)
+        welcome = self._link.hello(client.samples, client.x.shape[1:])
         self._no_reply_s = welcome.no_reply_s
         self._heartbeat.pace(welcome.alive_s)
         owed = None if self._welcomed is None else self._welcomed(welcome)

@@ -72,12 +72,12 @@ class TrainerLink:
         context = trusting(identity.ca) if url.startswith("https:") else None
         self._pool = urllib3.PoolManager(maxsize=2, ssl_context=context, retries=False)
 
-    def hello(self, samples: int, input_shape: tuple[int, ...], classes: int) -> Welcome:
-        """Say that this device is there.
+    def hello(self, samples: int, input_shape: tuple[int, ...]) -> Welcome:
+        """Say that this device is there; nothing that depends on its labels.
 
         Raises: LinkError, TrainingEndedError; RefusedReplyError if its data do not fit.
         """
-        said = {"samples": samples, "input_shape": list(input_shape), "classes": classes}
+        said = {"samples": samples, "input_shape": list(input_shape)}
         data = _json(self._call("POST", "hello", raw=orjson.dumps(said), json=True).data)
         try:
             times = (float(data[name]) for name in ("no_reply_s", "alive_s"))

@@ -8,6 +8,7 @@ decoded away from the event loop.
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, Final
 
 from fastapi import Depends, FastAPI, Query, Request, Response
@@ -39,13 +40,16 @@ CONTENT_TYPE: Final = "application/octet-stream"
 
 
 class HelloBody(BaseModel):
-    """What a device says of its data; the data stay where they are."""
+    """What a device says of its data; the data stay where they are.
+
+    Nothing of its labels, which may be no peer's business: a device refuses a plan of fewer classes
+    than it has, and labels that are sent are checked as they come.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     samples: int = Field(ge=1)
     input_shape: list[Annotated[int, Field(ge=1)]] = Field(min_length=1, max_length=8)
-    classes: int = Field(ge=1)
 
 
 class Welcome(BaseModel):
@@ -89,7 +93,7 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
     """The application over a mailbox.
 
     Args:
-        expected: inputs that fit, and the number of classes there are.
+        expected: inputs that fit.
         samples_max: most samples that a device may bring; None for any number.
     """
     app = FastAPI(title="splitedge trainer", redoc_url=None, docs_url=None, openapi_url=None)
@@ -118,15 +122,15 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
     def hello(name: Annotated[str, Depends(device)], body: HelloBody) -> Welcome:
         see_end(name)
         shape = tuple(body.input_shape)
-        if shape != expected.input_shape or body.classes > expected.classes:
+        if shape != expected.input_shape:
             raise BadRequestError(
-                f"{name}: expected inputs {expected.input_shape} of up to {expected.classes}"
-                f" classes, got {shape} of {body.classes}; this is not the data of the recipe"
+                f"{name}: expected inputs {expected.input_shape}, got {shape};"
+                " this is not the data of the recipe"
             )
         fault = samples_fault(body.samples, samples_max)
         if fault is not None:
             raise BadRequestError(f"{name}: {fault}")
-        mailbox.hello(name, Hello(body.samples, shape, body.classes))
+        mailbox.hello(name, replace(expected, samples=body.samples))
         logger.info("device=%s samples=%d there", name, body.samples)
         return welcome
 

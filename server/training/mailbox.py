@@ -77,7 +77,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A device that is there: samples it has, their shape, and how many classes they show."""
+    """A device that is there: samples it has, their shape, and how many classes the recipe has."""
 
     samples: int
     input_shape: tuple[int, ...]

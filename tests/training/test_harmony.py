@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +12,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
+import urllib3
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -523,6 +524,41 @@ def test_no_reply_carries_a_field_for_labels() -> None:
             assert set(reply.same.tolist()) <= {0, 1}
         if isinstance(reply, OutputGradient):
             assert reply.loss == 0
+
+
+def test_nothing_of_labels_goes_over_http(
+    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every body that leaves two devices, hello included, in a round over real HTTP."""
+    heard: list[tuple[str, bytes]] = []
+    request = urllib3.PoolManager.request
+
+    def tapped(pool: Any, method: str, url: str, **more: Any) -> Any:
+        heard.append((url.split("?", maxsplit=1)[0].rsplit("/", 1)[1], more.get("body") or b""))
+        return request(pool, method, url, **more)
+
+    monkeypatch.setattr(urllib3.PoolManager, "request", tapped)
+    # as many samples; of ada's labels the largest is 3, of bob's 1
+    people = {"ada": client("ada", 23), "bob": client("bob", 23, classes=2)}
+    assert [int(person.y.max()) for person in people.values()] == [3, 1]
+    here, method = make_trainer(), harmony()
+    plans = {name: plan_for(method, 2) for name in people}
+    state = ServerState(deepcopy(network_of(plans["ada"])), ServerTraining(RATE), method.trunk)
+    here.join(people)
+    result = Engine(method, plans, state, here.transport, RoundSettings(quorum=0.0)).run_round(
+        1, SEED
+    )
+    assert result.participants == ("ada", "bob")
+    hellos = [body for what, body in heard if what == "hello"]
+    assert len(hellos) == 2
+    assert hellos[0] == hellos[1], "a hello depends on labels"
+    replies = [from_bytes(body) for what, body in heard if what == "reply"]
+    assert {type(reply) for reply in replies} == {Ready, Features, OutputGradient, Update}
+    for reply in replies:
+        assert isinstance(reply, Ready | Features | OutputGradient | Update)
+        for person in people.values():
+            counts = torch.from_numpy(np.bincount(person.y, minlength=CLASSES))
+            assert not says_labels(reply, torch.from_numpy(person.y), counts)
 
 
 @dataclass

@@ -106,7 +106,7 @@ def trainer(make_trainer: Callable[..., Any]) -> Any:
 def pi(trainer: Any) -> TrainerLink:
     """A device that is there, driven by hand."""
     link: TrainerLink = trainer.link(trainer.enrol("pi"))
-    link.hello(30, SHAPE, 4)
+    link.hello(30, SHAPE)
     return link
 
 
@@ -173,7 +173,7 @@ def test_hostile_bytes_are_refused_and_leave_the_place_to_a_sound_reply(
     trainer = make_trainer(SHAPE, 4, reply_bytes_max=100_000)
     identity = trainer.enrol("pi")
     link = trainer.link(identity)
-    link.hello(30, SHAPE, 4)
+    link.hello(30, SHAPE)
     asking = Asking(trainer, {"pi": start()}, 20)
     now = fetched(link)
     good = to_bytes(GOOD)
@@ -199,7 +199,7 @@ def test_hostile_bytes_are_refused_and_leave_the_place_to_a_sound_reply(
 def test_a_device_has_one_reply_in_the_trainers_memory(trainer: Any) -> None:
     identity = trainer.enrol("pi")
     pi: TrainerLink = trainer.link(identity)
-    pi.hello(30, SHAPE, 4)
+    pi.hello(30, SHAPE)
     asking = Asking(trainer, {"pi": start()}, 30)
     now = fetched(pi)
     good = to_bytes(GOOD)
@@ -256,11 +256,11 @@ def test_nobody_answers_for_another(trainer: Any, pi: TrainerLink) -> None:
     with pytest.raises(NotThereError):
         trainer.link(eve).reply(now, GOOD)
     other = trainer.link(eve)
-    other.hello(30, SHAPE, 4)
+    other.hello(30, SHAPE)
     assert other.reply(now, Ready(1, 1, 1, ())) == "foreign"
     operator = trainer.link(Identity("http://x", "operator", "default", trainer.operator))
     with pytest.raises(RefusedReplyError, match="403"):
-        operator.hello(30, SHAPE, 4)
+        operator.hello(30, SHAPE)
     assert pi.reply(now, GOOD) == "taken"
     assert asking.replies() == {"pi": GOOD}
     trainer.registry.revoke("pi")
@@ -273,9 +273,7 @@ def test_device_with_other_data_is_told_so(trainer: Any) -> None:
     with pytest.raises(NotThereError):
         link.fetch("", 0.0)
     with pytest.raises(RefusedReplyError, match=r"expected inputs \(1, 8, 8\)"):
-        link.hello(30, (3, 8, 8), 4)
-    with pytest.raises(RefusedReplyError, match="4 classes"):
-        link.hello(30, SHAPE, 5)
+        link.hello(30, (3, 8, 8))
 
 
 def test_device_weighs_no_more_than_it_said_when_it_came(
@@ -292,7 +290,7 @@ def test_device_weighs_no_more_than_it_said_when_it_came(
 
     small = make_trainer(SHAPE, 4, samples_max=29)
     with pytest.raises(RefusedReplyError, match=r"30 samples: .* at most 29 .*samples_max"):
-        small.link(small.enrol("ada")).hello(30, SHAPE, 4)
+        small.link(small.enrol("ada")).hello(30, SHAPE)
 
 
 def test_samples_beyond_the_recipes_most_are_refused_and_named() -> None:
@@ -315,7 +313,7 @@ def test_samples_beyond_the_recipes_most_are_refused_and_named() -> None:
 def test_restarted_device_is_not_waited_for(trainer: Any, pi: TrainerLink) -> None:
     asking = Asking(trainer, {"pi": start()}, 30)
     fetched(pi)
-    pi.hello(30, SHAPE, 4)  # a new process: what the old one fetched is lost
+    pi.hello(30, SHAPE)  # a new process: what the old one fetched is lost
     began = time.monotonic()
     assert asking.replies() == {}
     assert time.monotonic() - began < 5

@@ -261,7 +261,7 @@ def test_merges_go_on_beside_a_slow_device_and_a_frozen_one(start: Callable[...,
     slow = Slow("pi-1", likes.x, likes.y, secret=likes.secret)
     engine, trainer = start(here, {"pi-0": clients["pi-0"], "pi-1": slow}, silence_s=1.0)
     frozen = trainer.link(trainer.enrol("pi-2"))
-    frozen.hello(24, SHAPE, 10)
+    frozen.hello(24, SHAPE)
     asking: list[tuple[str, Request]] = []
     fetching = threading.Thread(target=lambda: asking.append(frozen.fetch("", 20.0)))
     fetching.start()
