@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 import threading
 from pathlib import Path
@@ -65,8 +67,13 @@ class Listener:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._server.should_exit = True
-        self._thread.join()
+        log = logging.getLogger("uvicorn.error")
+        log.addFilter(_of_no_long_poll)
+        try:
+            self._server.should_exit = True
+            self._thread.join()
+        finally:
+            log.removeFilter(_of_no_long_poll)
         self._socket.close()
 
 
@@ -81,3 +88,9 @@ class _Announcing(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._up.set()
+
+
+def _of_no_long_poll(record: logging.LogRecord) -> bool:
+    """False for what uvicorn says of requests cut off at the end: idle devices ask again."""
+    cut_off = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not cut_off and "timeout graceful shutdown exceeded" not in str(record.msg)
