@@ -228,7 +228,7 @@ class ClientPart:
             self.noise is None or (self.meta is None and self.inversion is None),
             "noise",
             "none where a second view or a guard against inversion leaves the client too",
-            self.noise,
+            "noise",
         )
         narrow = self.bottleneck
         _need(
@@ -400,8 +400,9 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    return numeric and math.isfinite(value)
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _need(condition: bool, field: str, expected: str, got: object) -> None:

@@ -35,7 +35,7 @@ def _is_of(value: object, kind: Any) -> bool:
         return isinstance(value, list | tuple) and _is_list_of(value, inner)
     if isinstance(value, bool):  # a number to Python, and to nobody who writes a recipe
         return kind in (bool, Any)
-    taken = {float: (int, float), Path: (str, Path), Any: object}
+    taken: dict[Any, Any] = {float: (int, float), Path: (str, Path), Any: object}
     return isinstance(value, taken.get(kind, origin or kind))
 
 

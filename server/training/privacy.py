@@ -42,6 +42,9 @@ from server.training.method import Method
 DELTA: Final = 1e-5
 # opacus' own default orders stop at 63, where a small epsilon is not yet tight
 ORDERS: Final = [1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 128, 256, 512, 1024]
+# By their own numbers; a recipe's parts may change that.
+NOISED: Final = "fedavg, fedprox, splitfed-v1, splitfed-v2, minibatch-sfl, multi-exit, splitgp,\
+ scala, splitlpf and besplit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +102,31 @@ def guarded(method: Method, noise: Noise | None) -> Method:
         raise ConfigurationError(
             f"privacy: {method.name} sends no features: expected update_clip and update_sigma"
         )
-    if noise.update_clip is not None and part.exit_head and not method.share_exits:
+    why = _unaccountable(method, noise)
+    if why is not None:
         raise ConfigurationError(
-            f"privacy: {method.name}: exit heads that stay with their clients travel beside the"
-            " update, without noise: expected shared exits, or no noise on updates"
-        )
-    if unwrap(method.weigh) is by_depth_and_loss:
-        raise ConfigurationError(
-            f"privacy: {method.name} weighs clients by their losses, and noise covers no loss"
+            f"privacy: {method.name} {why}. Take one of {NOISED}, or leave [privacy] out"
         )
     if find_spec("opacus") is None:
         raise ConfigurationError(
             "privacy: expected opacus to account for the noise; install splitedge[privacy]"
         )
     return replace(method, client=replace(part, noise=noise))
+
+
+def _unaccountable(method: Method, noise: Noise) -> str | None:
+    """What the method gives away that no noise covers; None where there is nothing."""
+    part = method.client
+    if unwrap(method.weigh) is by_depth_and_loss:
+        return "weighs clients by their losses, and noise covers no loss"
+    if part.meta is not None or part.inversion is not None:
+        return "sends a second view or trains a guard against inversion, which noise does not cover"
+    if noise.update_clip is not None and part.exit_head and not method.share_exits:
+        return (
+            "sends exit heads that stay with their clients beside the update, without noise:"
+            " expected shared exits, or no noise on updates"
+        )
+    return None
 
 
 def check_network(method: Method, net: Supernet) -> None:

@@ -36,8 +36,8 @@ from server.training.method import Method
 from server.training.methods.fedavg import fedavg
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.splitlpf import splitlpf
-from server.training.privacy import Mechanism, PrivacySettings, epsilon, guarded
-from server.training.recipe import read_recipe
+from server.training.privacy import NOISED, Mechanism, PrivacySettings, epsilon, guarded
+from server.training.recipe import METHODS, read_recipe
 from server.training.simulate import report_of, run_rounds
 from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport
@@ -322,6 +322,17 @@ def test_weights_by_loss_are_refused_under_noise_whoever_has_them(normalise: boo
     data = recipe("fedavg", {"update_clip": 1.0, "update_sigma": 1.0}) | {"parts": parts}
     with pytest.raises(ConfigurationError, match="losses"):
         read_recipe(data)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_refusal_names_the_methods_that_can_be_noised(method: str) -> None:
+    data = recipe(method, {"update_clip": 1.0, "update_sigma": 1.0}, iterations=2)
+    if method in NOISED.replace(" and", ",").split(", "):
+        assert read_recipe(data).build_method().client.noise is not None
+        return
+    with pytest.raises(ConfigurationError, match=f"{method} .*Take one of fedavg, ") as refused:
+        read_recipe(data)
+    assert "Noise(" not in str(refused.value)
 
 
 def test_exit_heads_of_clients_are_no_part_of_a_noised_update() -> None:
