@@ -78,7 +78,8 @@ def noised_update(weights: Weights, sent: Weights, noise: Noise, key: Key) -> We
     norm = float(torch.stack([c.double().norm() for c in change.values()]).norm())
     if not np.isfinite(norm):
         raise InputError(
-            "update: expected finite weights to clip, got NaN or infinity; lower learning_rate"
+            "update: expected finite weights to clip, got NaN or infinity; lower update_sigma"
+            " (noise of earlier rounds makes weights diverge) or learning_rate"
         )
     scale = min(1.0, noise.update_clip / norm) if norm else 1.0
     std = noise.update_sigma * noise.update_clip

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from edge_sdk.cli.output import check_report
@@ -130,6 +131,13 @@ def _show(console: Console, result: Mapping[str, Any], folder: Path) -> None:
         console.print(f"exits by depth, on all classes: {each}")
     if asked_in_vain:
         console.print(f"[yellow]{asked_in_vain} updates missing or refused[/]; the report says why")
+    idle = [row["round"] for row in rows if not row["merged"]]
+    if idle:
+        noise = "; [privacy] adds noise, which may be too much" if result["privacy"] else ""
+        console.print(
+            f"[yellow]{len(idle)} of {len(rows)} rounds did not merge[/] (first: {idle[0]}): too"
+            f" few sound updates for round.quorum, so weights stayed as they were{escape(noise)}"
+        )
     typer.echo(f"written to {folder}")
 
 

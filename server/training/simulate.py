@@ -7,7 +7,8 @@ OUT/report.json     written at the end, with accuracy.png, loss.png and bytes.pn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ from server.training.privacy import privacy_of
 from server.training.recipe import Recipe
 from server.training.world import World, build_world
 
+logger = logging.getLogger(__name__)
+
 Report = dict[str, Any]
 OnRound = Callable[[Row], None]
 
@@ -54,7 +57,8 @@ def simulate(
     """Run a recipe to its last round and write everything into `out`.
 
     Args:
-        resume: go on after the last round in `out`; from the beginning where there is none. The
+        resume: go on after the last round in `out`; from the beginning where there is none, which
+            is logged. The
             weights at the end are, bit for bit, those of a run that was never stopped, on the same
             kind of machine and with the same number of torch threads.
         on_round: called with each row of the report as it comes, those of an earlier run included.
@@ -79,6 +83,8 @@ def simulate(
             rows = checkpoint.rows
             prune(out)  # a kill may have come between writing one and removing another
         else:
+            if resume:
+                logger.warning("%s: no round to go on from; beginning anew", out)
             discard(out)
         tell = on_round or _nothing
         log = out / LOG
@@ -106,11 +112,13 @@ def run_rounds(world: World, rows: list[Row]) -> Iterator[Row]:
     recipe = world.recipe
     last = recipe.train.rounds
     for number in range(len(rows) + 1, last + 1):
+        world.failures.clear()
         result = world.engine.run_round(number, recipe.seed)
         measured = number % recipe.evaluate.every == 0 or number == last
         supervised = _supervised(result) or _ever_supervised(rows)
         accuracy = evaluator.accuracy(supervised=supervised) if measured else None
-        rows.append(row_of(result, accuracy, evaluator.path(supervised=supervised)))
+        path = evaluator.path(supervised=supervised)
+        rows.append(row_of(result, accuracy, path, world.failures))
         yield rows[-1]
 
 
@@ -178,8 +186,19 @@ def write_report(path: Path, report: Report) -> None:
     write_atomic(path, orjson.dumps(report, option=options))
 
 
-def row_of(result: RoundResult, accuracy: float | None, path: str) -> Row:
-    """A round as the report has it; `path` is what its accuracy is of."""
+def row_of(
+    result: RoundResult,
+    accuracy: float | None,
+    path: str,
+    failures: Mapping[str, str] | None = None,
+) -> Row:
+    """A round as the report has it.
+
+    Args:
+        path: what its accuracy is of.
+        failures: why clients gave no reply, as far as they said.
+    """
+    known = failures or {}
     return {
         "round": result.round,
         "accuracy": accuracy,
@@ -188,6 +207,7 @@ def row_of(result: RoundResult, accuracy: float | None, path: str) -> Row:
         "seconds": result.seconds,
         "participants": list(result.participants),
         "missing": list(result.missing),
+        "missing_why": {name: known[name] for name in result.missing if name in known},
         "loss": result.loss,
         "path": path,
         "supervised": _supervised(result),

@@ -21,10 +21,15 @@ class Transport(Protocol):
 
 
 class LocalTransport:
-    """Clients in this process, visited one after another."""
+    """Clients in this process, visited one after another.
+
+    Attributes:
+        failures: why a client gave no reply, the last time it did not; for the report to take.
+    """
 
     def __init__(self, clients: Mapping[str, TrainingClient]) -> None:
         self.clients = clients
+        self.failures: dict[str, str] = {}
 
     def exchange(
         self,
@@ -39,5 +44,6 @@ class LocalTransport:
             try:
                 replies[name] = self.clients[name].handle(request)
             except SplitedgeError as err:
+                self.failures[name] = str(err)
                 logger.warning("client=%s gives no reply: %s", name, err)
         return replies

@@ -51,6 +51,7 @@ class World:
         device: where networks and batches are.
         tests: of each client, what it is tested on, where that is dealt out with its data; else
             empty, and the test set is everyone's.
+        failures: why clients gave no reply since this was last cleared; only simulated ones say.
     """
 
     recipe: Recipe
@@ -64,6 +65,7 @@ class World:
     engine: Engine
     device: torch.device
     tests: Mapping[str, RhoTest] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
 
 
 def build_world(recipe: Recipe, device: str = "cpu", folder: Path | None = None) -> World:
@@ -113,6 +115,7 @@ def build_world(recipe: Recipe, device: str = "cpu", folder: Path | None = None)
         engine,
         place,
         dict(zip(names, tests, strict=True)) if tests else {},
+        transport.failures,
     )
 
 

@@ -119,6 +119,31 @@ def test_help_comes_without_torch_and_shows_an_example() -> None:
     assert "Example: splitedge simulate" in " ".join(run.stdout.split())
 
 
+def test_noise_that_drowns_all_learning_is_named(tmp_path: Path) -> None:
+    recipe = recipe_at(tmp_path, "fedavg", rounds=3)
+    # 34,282 weights, each with noise of 1e30: the second round squares it beyond float32
+    recipe.write_text(recipe.read_text() + "[privacy]\nupdate_clip = 1.0\nupdate_sigma = 1e30\n")
+    run = CliRunner().invoke(app, [str(recipe), "--out", "run"])
+    assert run.exit_code == 0, run.output
+    said = " ".join(run.output.split())
+    assert "2 of 3 rounds did not merge (first: 2)" in said
+    assert "[privacy] adds noise" in said
+    last = report_of(tmp_path / "run" / "report.json")["rounds"][-1]
+    assert sorted(last["missing_why"]) == last["missing"]
+    assert all("lower update_sigma" in why for why in last["missing_why"].values())
+
+
+def test_resuming_nothing_says_that_it_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = [str(recipe_at(tmp_path, "fedavg", rounds=1)), "--out", "run", "--resume"]
+    for said in (True, False):  # the second time there is a round to go on from
+        caplog.clear()
+        run = CliRunner().invoke(app, command)
+        assert run.exit_code == 0, run.output
+        assert ("run: no round to go on from; beginning anew" in caplog.text) is said
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
