@@ -42,7 +42,8 @@ def answer_latency(
     loads = [_load(world, name, samples, offload_rates[name]) for name, samples in tested.items()]
     return {
         "modelled": modelled_latency(loads),
-        "unit": "HARMONY, Eq. 12; its tables print it / 10^8",
+        "unit": "relative, not seconds: HARMONY, Eq. 12; its tables print it / 10^8",
+        "means": "parameters run and channels sent for all samples, over its powers and bandwidth",
         "samples": sum(tested.values()),
         "offload_rate": (
             sum(load.samples * load.offload_rate for load in loads) / sum(tested.values())
