@@ -204,7 +204,12 @@ class ClientPart:
             _need(_is_number(value) and 0 <= value <= 1, name, "0 to 1", value)
         mu, clip = self.prox_mu, self.clip
         _need(_is_number(mu) and mu >= 0, "prox_mu", "at least 0", mu)
-        _need(clip is None or (_is_number(clip) and clip > 0), "clip", "above 0", clip)
+        _need(
+            clip is None or clip == math.inf or (_is_number(clip) and clip > 0),
+            "clip",
+            "above 0",
+            clip,
+        )
         _need(self.fusion in FUSIONS, "fusion", f"one of {', '.join(FUSIONS)}", self.fusion)
         _need(
             self.exit_head or self.fusion == "server",
