@@ -7,6 +7,7 @@ decoded away from the event loop.
 # no `from __future__ import annotations`: FastAPI could not look up dependencies that are closures
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Final
@@ -89,12 +90,14 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
     *,
     reply_bytes_max: int,
     samples_max: int | None = None,
+    refused: Callable[[str, str], None] = lambda _device, _why: None,
 ) -> FastAPI:
     """The application over a mailbox.
 
     Args:
         expected: inputs that fit.
         samples_max: most samples that a device may bring; None for any number.
+        refused: told of a device whose data do not fit, and why, by a thread of the server's.
     """
     app = FastAPI(title="splitedge trainer", redoc_url=None, docs_url=None, openapi_url=None)
     app.router.route_class = BoundedRoute
@@ -122,13 +125,15 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
     def hello(name: Annotated[str, Depends(device)], body: HelloBody) -> Welcome:
         see_end(name)
         shape = tuple(body.input_shape)
+        fault = samples_fault(body.samples, samples_max)
         if shape != expected.input_shape:
-            raise BadRequestError(
-                f"{name}: expected inputs {expected.input_shape}, got {shape};"
+            fault = (
+                f"expected inputs {expected.input_shape}, got {shape};"
                 " this is not the data of the recipe"
             )
-        fault = samples_fault(body.samples, samples_max)
         if fault is not None:
+            logger.warning("device=%s refused: %s", name, fault)
+            refused(name, fault)
             raise BadRequestError(f"{name}: {fault}")
         mailbox.hello(name, replace(expected, samples=body.samples))
         logger.info("device=%s samples=%d there", name, body.samples)

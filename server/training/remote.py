@@ -150,7 +150,8 @@ def train(
     """Train to the recipe's last round.
 
     Args:
-        say: told where the trainer listens and whom it waits for.
+        say: told where the trainer listens, whom it waits for and whom it refused; the last by
+            threads of the listener's.
         on_round: called with each row of the report as it comes.
     Returns: what `report.json` holds.
     Raises: ConfigurationError where recipe, state and settings do not go together; LinkError if
@@ -181,6 +182,13 @@ def train(
             together=recipe.round.buffer is None,
             silence_s=settings.silence_s,
         )
+        refused: dict[str, str] = {}
+
+        def tell_refused(device: str, why: str) -> None:
+            if refused.get(device) != why:  # it may try again and again
+                refused[device] = why
+                say(f"splitedge train: {device} refused: {why}")
+
         app = create_app(
             mailbox,
             _Keys(registry, secret_sha256(secret)),
@@ -193,13 +201,16 @@ def train(
             Hello(1, tuple(dataset.x_train.shape[1:]), dataset.classes),
             reply_bytes_max=_bytes(world.state.net) + REPLY_SLACK_BYTES,
             samples_max=recipe.round.samples_max,
+            refused=tell_refused,
         )
         listener = Listener(app, settings.http, settings.tls_cert, settings.tls_key)
         stack.enter_context(listener)
         if settings.server is not None:
             ask = Inviter(settings.server, secret, listener.url, settings.tls_cert)
             stack.enter_context(ask.inviting(registry, mailbox))
-        trainer = _Trainer(world, dataset, mailbox, registry, settings, begun=begun)
+        trainer = _Trainer(
+            world, dataset, mailbox, registry, settings, begun=begun, refused=refused
+        )
         stack.callback(trainer.end_rounds)
         say(f"splitedge train: {listener.url}, waiting for {first} devices")
         trainer.gather(first)
@@ -249,6 +260,7 @@ class _Trainer:
         settings: TrainerSettings,
         *,
         begun: BegunRounds | None,
+        refused: dict[str, str],
     ) -> None:
         self._world = world
         self._dataset = dataset
@@ -256,6 +268,7 @@ class _Trainer:
         self._registry = registry
         self._settings = settings
         self._begun = begun
+        self._refused = refused  # devices whose data do not fit, and why; grows meanwhile
 
     def gather(self, count: int) -> None:
         """Wait for devices, and give a plan to those that have none yet.
@@ -264,10 +277,15 @@ class _Trainer:
         """
         there = self._mailbox.wait_there(count, self._settings.join_s)
         if len(there) < count:
+            refused = "".join(
+                f"; {name} was refused: {why}"
+                for name, why in sorted(self._refused.copy().items())
+                if name not in there
+            )
             raise LinkError(
                 f"expected {count} devices within {self._settings.join_s:g} s, got {len(there)}"
-                f" ({', '.join(there) or 'none'}); start `splitedge agent train` on them, and this"
-                " again with --resume"
+                f" ({', '.join(there) or 'none'}){refused}; start"
+                " `splitedge agent train` on them, and this again with --resume"
             )
         plans, recipe = self._world.plans, self._world.recipe
         new = [name for name in there if name not in plans]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edge_sdk.errors import ConfigurationError
+from edge_sdk.errors import ConfigurationError, LinkError, SplitedgeError
 from edge_sdk.identity import Identity
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.driver import Driver
@@ -168,3 +168,38 @@ def test_weights_have_the_exit_heads_that_were_trained_and_shared(
     assert report["exits"] == [1]
     weights = load_file(report["weights"])
     assert {name.split(".")[1] for name in weights if name.startswith("exits.")} == {"1"}
+
+
+def test_trainer_says_whom_it_refused_and_why(tmp_path: Path, free_port: int) -> None:
+    recipe = read_recipe(tomllib.loads(RECIPE))
+    load_or_create_operator_secret(tmp_path)
+    registry = open_registry(tmp_path)
+    device, secret = registry.redeem_token(registry.create_token(), "pi-0", PROFILE)
+    registry.close()
+    identity = Identity("http://127.0.0.1:1", device.id, device.fleet, secret)
+    link = TrainerLink(identity, f"http://127.0.0.1:{free_port}")
+    said: list[str] = []
+    answers: list[str] = []
+
+    def ask() -> None:
+        for _ in range(2):
+            with pytest.raises(SplitedgeError) as caught:
+                link.hello(30, (3, 4, 4))
+            answers.append(str(caught.value))
+
+    threads: list[threading.Thread] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "waiting for" in line:
+            threads.append(threading.Thread(target=ask))
+            threads[0].start()
+
+    settings = TrainerSettings(tmp_path, "run", Address("127.0.0.1", free_port), join_s=3)
+    why = "expected inputs (1, 8, 8), got (3, 4, 4); this is not the data of the recipe"
+    with pytest.raises(LinkError) as caught:
+        train(recipe, settings, say=say, on_round=print)
+    threads[0].join(10)
+    assert f"got 0 (none); pi-0 was refused: {why}; start" in str(caught.value)
+    assert [why in answer for answer in answers] == [True, True]
+    assert said[1:] == [f"splitedge train: pi-0 refused: {why}"]  # once
