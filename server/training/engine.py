@@ -83,7 +83,7 @@ class RoundSettings:
     """How rounds are run.
 
     Attributes:
-        participation: share of the clients asked to each round; at least one.
+        participation: share of the clients asked to each round, above 0; at least one is.
         availability: share of rounds in which the server supervises; in the others clients train
             by themselves and the server only merges.
         cohort: clients that advance together; None for all participants.
@@ -97,7 +97,8 @@ class RoundSettings:
         samples_max: most samples a client may say it has, which weigh its update and say how many
             batches it sends. None for any number in a simulation, DEVICE_SAMPLES_MAX with real
             devices.
-        staleness_max: rounds by which an update may be late and still count; 0 drops late ones.
+        staleness_max: rounds by which an update may be late and still count; 0 drops late ones. A
+            recipe with `buffer` that leaves it out has server.training.recipe.BUFFERED_STALENESS.
         buffer: K; merge as soon as K results are there, whoever is still at work
             (server.training.buffered). None for rounds that all begin together.
         staleness_power: a; of a result s rounds late (1 + s)^-a of the change counts.
@@ -129,6 +130,8 @@ class RoundSettings:
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise ConfigurationError(f"{name}: expected 0 to 1, got {value}")
+        if not self.participation:
+            raise ConfigurationError("participation: expected above 0, got 0: nobody would train")
         if self.cohort is not None and self.cohort < 1:
             raise ConfigurationError(f"cohort: expected at least 1, got {self.cohort}")
         for name in ("step_deadline_s", "round_deadline_s", "steps_deadline_s", "norm_bound"):
@@ -137,6 +140,10 @@ class RoundSettings:
                 raise ConfigurationError(f"{name}: expected more than 0, got {value}")
         if self.samples_max is not None and self.samples_max < 1:
             raise ConfigurationError(f"samples_max: expected at least 1, got {self.samples_max}")
+        self._check_late()
+        self._check_robust()
+
+    def _check_late(self) -> None:
         if self.staleness_max < 0:
             raise ConfigurationError(f"staleness_max: expected 0 or more, got {self.staleness_max}")
         if self.buffer is not None and self.buffer < 1:
@@ -145,7 +152,6 @@ class RoundSettings:
             raise ConfigurationError(
                 f"staleness_power: expected a number from 0 up, got {self.staleness_power}"
             )
-        self._check_robust()
 
     def _check_robust(self) -> None:
         if self.robust not in {None, *get_args(Robust)}:

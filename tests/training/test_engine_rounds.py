@@ -304,7 +304,7 @@ def test_participants_are_chosen_by_seed_and_round() -> None:
 
 
 def test_at_least_one_client_is_asked() -> None:
-    [result] = World(fedavg(), settings=RoundSettings(participation=0.0)).run(1)
+    [result] = World(fedavg(), settings=RoundSettings(participation=0.01)).run(1)
     assert len(result.participants) == 1
 
 
