@@ -32,6 +32,8 @@ from typing import Any, Final, Literal, TypeVar, get_type_hints
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import Codec
 from edge_sdk.training.update_codecs import UpdateCodec, UpdateCoding
+from profiles.energy import PowerModel
+from profiles.errors import InvalidProfileError
 from server.training.combine import combine
 from server.training.engine import RoundSettings
 from server.training.kinds import check_kinds
@@ -40,6 +42,9 @@ from server.training.methods import besplit, fedavg, harmony, scala, splitfed, s
 from server.training.privacy import PrivacySettings, guarded
 
 T = TypeVar("T")
+
+# of `staleness_max`, where a recipe gives `buffer` and not that
+BUFFERED_STALENESS: Final = 10
 
 METHODS: Final[Mapping[str, Callable[..., Method]]] = {
     "fedavg": fedavg.fedavg,
@@ -186,6 +191,32 @@ class EvaluateSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EnergySettings:
+    """What a simulation's machine draws, where nothing on it can be measured.
+
+    Attributes:
+        idle_w, busy_w: at rest and with all cores busy; None where that is not known.
+    """
+
+    idle_w: float | None = None
+    busy_w: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.idle_w is None) != (self.busy_w is None):
+            raise ConfigurationError("expected idle_w and busy_w, or neither")
+        try:
+            self.model()
+        except InvalidProfileError as err:
+            raise ConfigurationError(str(err)) from err
+
+    def model(self) -> PowerModel | None:
+        """None where nothing is declared."""
+        if self.idle_w is None or self.busy_w is None:
+            return None
+        return PowerModel(self.idle_w, self.busy_w, "the recipe")
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """A whole recipe, checked.
 
@@ -201,6 +232,7 @@ class Recipe:
     round: RoundSettings = field(default_factory=RoundSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    energy: EnergySettings = field(default_factory=EnergySettings)
     method_numbers: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
@@ -289,9 +321,10 @@ def read_recipe(data: Mapping[str, Any]) -> Recipe:
         "round": RoundSettings,
         "evaluate": EvaluateSettings,
         "privacy": PrivacySettings,
+        "energy": EnergySettings,
     }
     built: dict[str, Any] = {}
-    for name, value in data.items():
+    for name, value in _with_staleness(data).items():
         built[name] = _record(tables[name], value, name) if name in tables else value
     recipe: Recipe = _record(Recipe, built, "recipe")
     method = recipe.build_method()
@@ -301,6 +334,14 @@ def read_recipe(data: Mapping[str, Any]) -> Recipe:
             " counted in batches: expected iterations"
         )
     return recipe
+
+
+def _with_staleness(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Buffered rounds merge while clients are at work: 0 would refuse whoever is not first."""
+    said = data.get("round")
+    if not isinstance(said, Mapping) or "buffer" not in said:
+        return data
+    return {**data, "round": {"staleness_max": BUFFERED_STALENESS, **said}}
 
 
 def _whole(name: str, value: object, least: int = 1) -> None:

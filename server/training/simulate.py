@@ -93,7 +93,7 @@ def simulate(
         for row in rows:
             tell(row)
         before = len(rows)
-        with EnergyMeter() as meter:
+        with EnergyMeter(declared=recipe.energy.model()) as meter:
             for row in run_rounds(world, rows):
                 save_checkpoint(out, world, rows)
                 with log.open("ab") as file:

@@ -9,6 +9,7 @@ import pytest
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.plan import ClientPart
+from profiles.energy import PowerModel
 from server.training.aggregation import Contribution, by_depth_and_loss, by_samples
 from server.training.engine import RoundSettings
 from server.training.recipe import METHODS, Recipe, load_recipe, read_recipe
@@ -99,6 +100,9 @@ def test_the_numbers_of_a_method_reach_its_record() -> None:
         ({"method": "fedprox", "method_numbers": {"mu": -0.1}}, "prox_mu"),
         ({"round": {"quorum": 2}}, "quorum"),
         ({"round": {"cohort": 0}}, "cohort"),
+        ({"round": {"participation": 0}}, "round: participation: expected above 0, got 0"),
+        ({"energy": {"idle_w": 3}}, "energy: expected idle_w and busy_w, or neither"),
+        ({"energy": {"idle_w": 3, "busy_w": 2}}, "energy: power model: busy_w: expected at least"),
         ({"round": {"step_deadline_s": 0}}, "step_deadline_s"),
         ({"round": {"norm_bound": -1}}, "norm_bound"),
         ({"round": {"speed": 1}}, "round: unknown speed"),
@@ -128,6 +132,22 @@ def test_rounds_are_as_the_recipe_has_them_and_else_neutral() -> None:
     assert read_recipe(SMALL).round == RoundSettings()
     said = read_recipe(small(round={"availability": 0.2, "cohort": 1, "norm_bound": 10.0}))
     assert said.round == RoundSettings(availability=0.2, cohort=1, norm_bound=10.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "most"),
+    [({}, 0), ({"buffer": 2}, 10), ({"buffer": 2, "staleness_max": 0}, 0)],
+)
+def test_results_may_be_late_in_buffered_rounds_unless_said(
+    said: dict[str, Any], most: int
+) -> None:
+    assert read_recipe(small(method="fedavg", round=said)).round.staleness_max == most
+
+
+def test_watts_of_a_recipe_make_a_power_model() -> None:
+    assert read_recipe(SMALL).energy.model() is None
+    model = read_recipe(small(energy={"idle_w": 2, "busy_w": 6.0})).energy.model()
+    assert model == PowerModel(idle_w=2, busy_w=6.0, source="the recipe")
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
