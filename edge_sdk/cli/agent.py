@@ -142,7 +142,9 @@ def train(
         typer.Option(
             metavar="NAME_OR_DIR_OR_NPZ",
             help="This device's own samples, its training part: digits, a folder of images or IDX "
-            "files, an .npz file, or module:function. They stay here.",
+            "files, module:function, or an .npz file with x_train (N, C, H, W), raw in the scale "
+            "of the recipe's data, y_train (N,) and, to be scored, x_test and y_test. They stay "
+            "here.",
         ),
     ],
     state: State = STATE_DEFAULT,

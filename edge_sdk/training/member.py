@@ -12,6 +12,7 @@ from edge_sdk.errors import StateInUseError
 from edge_sdk.identity import Identity
 from edge_sdk.state import StateLock
 from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.data.arrays import npz
 from edge_sdk.training.datasets import Dataset, load_dataset
 from edge_sdk.training.driver import Driver, Tally
 from edge_sdk.training.invitation import wait_for_invitation
@@ -116,12 +117,13 @@ def open_data(data: str) -> Dataset:
 
     Args:
         data: a name that `load_dataset` knows, a folder with `train/` and `test/` in it or with
-            IDX files, or a file NAME.npz.
+            IDX files, or a file NAME.npz, which needs no test part: a device without is not
+            scored.
     """
     path = Path(data)
     if path.is_dir():
         images = (path / "train").is_dir()
         return load_dataset("images" if images else "fashion-mnist", path)
     if path.suffix == ".npz":
-        return load_dataset(path.name, path.parent)
+        return npz(path, test=False)
     return load_dataset(data)

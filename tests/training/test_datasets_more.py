@@ -26,6 +26,7 @@ from edge_sdk.training.data.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES, read
 from edge_sdk.training.data.dataset import Part, make_dataset, moments
 from edge_sdk.training.data.har import ACTIVITIES, CHANNELS
 from edge_sdk.training.datasets import load_dataset
+from edge_sdk.training.member import open_data
 
 Write = Callable[..., Path]
 
@@ -321,6 +322,22 @@ def test_an_npz_may_say_whose_samples_they_are(npz: Write) -> None:
     head = data.head(2, 1)
     assert head.group_train is not None
     assert head.group_train.tolist() == [7, 7]
+
+
+def test_a_device_needs_no_test_part(npz: Write) -> None:
+    path = npz(x_test=None, y_test=None) / "mine.npz"
+    data = open_data(str(path))
+    assert data.x_train.tolist() == arrays()["x_train"].tolist()
+    assert data.y_train.tolist() == [0, 1, 1]
+    assert (data.x_test.shape, data.y_test.shape) == ((0, *data.x_train.shape[1:]), (0,))
+    with pytest.raises(InputError, match="expected the arrays x_train, y_train, x_test, y_test"):
+        load_dataset("mine.npz", path.parent)  # as the trainer, who tests on it
+    with pytest.raises(InputError, match="expected the arrays x_train"):
+        open_data(str(npz(y_test=None) / "mine.npz"))
+    with pytest.raises(InputError, match="expected the arrays x_train"):
+        open_data(str(npz(x_train=None, x_test=None, y_test=None) / "mine.npz"))
+    with pytest.raises(InputError, match="x_train"):
+        open_data(str(npz(x_train=np.zeros((0, 2)), x_test=None, y_test=None) / "mine.npz"))
 
 
 def test_a_missing_npz_says_what_to_put_where(tmp_path: Path) -> None:

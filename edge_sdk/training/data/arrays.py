@@ -17,6 +17,7 @@ from edge_sdk.training.data.dataset import Array, Dataset, Part, make_dataset
 
 ARRAY_BYTES_MAX: Final = 8 << 30
 REQUIRED: Final = ("x_train", "y_train", "x_test", "y_test")
+TEST: Final = ("x_test", "y_test")
 _UNREADABLE: Final = (
     OSError,
     EOFError,
@@ -30,9 +31,11 @@ _UNREADABLE: Final = (
 )
 
 
-def npz(path: Path) -> Dataset:
+def npz(path: Path, *, test: bool = True) -> Dataset:
     """`x_train`, `y_train`, `x_test`, `y_test`, and `class_names`, `group_*` where they are there.
 
+    Args:
+        test: whether there has to be a test part, else it may be left out: it is empty then.
     Raises: ConfigurationError if there is no such file; InputError naming it, the array and what
         is wrong with it.
     """
@@ -41,7 +44,13 @@ def npz(path: Path) -> Dataset:
             f"{path}: expected a file there; put it in {path.parent}, with the arrays"
             f" {', '.join(REQUIRED)} (numpy.savez)"
         )
-    return dataset_of(path.stem, path, read_npz(path), group="group")
+    arrays = read_npz(path)
+    if test or any(key in arrays for key in TEST):
+        return dataset_of(path.stem, path, arrays, group="group")
+    # a training sample stands in while the arrays are checked
+    lent = {f"{kind}_test": arrays[f"{kind}_train"][:1] for kind in "xy" if _is_rows(arrays, kind)}
+    dataset = dataset_of(path.stem, path, arrays | lent, group="group")
+    return dataset.head(len(dataset.y_train), 0)
 
 
 def read_npz(path: Path) -> dict[str, Array]:
@@ -91,6 +100,10 @@ def dataset_of(name: str, path: Path, arrays: dict[str, Array], group: str) -> D
         )
     names = None if class_names is None else [str(entry) for entry in class_names]
     return make_dataset(name, train, test, source=path, class_names=names)
+
+
+def _is_rows(arrays: dict[str, Array], kind: str) -> bool:
+    return arrays.get(f"{kind}_train", np.array(0)).ndim > 0
 
 
 def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
