@@ -283,7 +283,10 @@ def _find_gauge(
         denied = f"{err.filename}: {err.strerror}; "
     if declared is not None:
         return _Declared(declared, clock, cpu_clock), ""
-    return None, f"{denied}declare idle_w and busy_w to have energy estimated"
+    return (
+        None,
+        f"{denied}declare idle_w and busy_w ([energy] of a recipe) to have energy estimated",
+    )
 
 
 def _rapl_zones(root: Path) -> list[Path]:

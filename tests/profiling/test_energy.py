@@ -133,7 +133,8 @@ def test_with_nothing_to_go_by_it_says_what_to_do(tmp_path: Path) -> None:
         pass
     reading = meter.read()
     assert (reading.joules, reading.source, meter.source) == (None, "none", "none")
-    assert reading.detail == "declare idle_w and busy_w to have energy estimated"
+    declare = "declare idle_w and busy_w ([energy] of a recipe) to have energy estimated"
+    assert reading.detail == declare
 
 
 def test_counters_that_may_not_be_read_give_way_to_the_model(tmp_path: Path) -> None:
