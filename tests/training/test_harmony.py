@@ -414,9 +414,9 @@ def test_view_from_a_depth_where_nothing_is_cut_is_refused() -> None:
     [
         ({"align_weight": -1.0}, "align_weight: expected a number from 0 up"),
         ({"margin": float("nan")}, "margin: expected a number from 0 up"),
-        ({"adapt_steps": 1.5}, "meta: steps"),
+        ({"adapt_steps": 1.5}, "adapt_steps: expected a whole number"),
         ({"exit_share": 2}, "exit_share: expected 0 to 1"),
-        ({"head": "both"}, "meta: head"),
+        ({"head": "both"}, "head: expected one of server, client"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(numbers: dict[str, Any], message: str) -> None:
