@@ -111,7 +111,7 @@ def test_the_same_seed_deals_alike_and_another_does_not(world: World) -> None:
 
 
 def test_a_split_there_is_none_of_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="split: expected global or local, got 'own'"):
+    with pytest.raises(ConfigurationError, match="split: expected one of global, local, got 'own'"):
         recipe_of(split="own")
 
 
