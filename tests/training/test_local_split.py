@@ -95,7 +95,7 @@ def test_own_tests_are_of_the_client_s_classes_and_drift_is_of_the_others(world:
         assert own > 0.95 > drifted
 
 
-@pytest.mark.parametrize(("rho", "share"), [(0.0, 0.0), (0.5, 0.5), (1.0, 1.0), (3.0, 1.0)])
+@pytest.mark.parametrize(("rho", "share"), [(0.0, 0.0), (0.5, 0.5), (1.0, 1.0)])
 def test_rho_is_the_share_of_drift(rho: float, share: float) -> None:
     found = build_world(recipe_of(rho=rho))
     for client in Evaluator(found).clients(supervised=True):
