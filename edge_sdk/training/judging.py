@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
 from edge_sdk.training.halves.auxiliary import auxiliary_of
+from edge_sdk.training.halves.half import start_of
 from edge_sdk.training.halves.u_shape import back_of
-from edge_sdk.training.messages import Evaluate, Scores, Weights
+from edge_sdk.training.messages import Evaluate, Scores
 from edge_sdk.training.plan import network_of
-from edge_sdk.training.weights import load_weights
+from edge_sdk.training.weights import load_weights, parted
 
 if TYPE_CHECKING:
     from edge_sdk.training.client import TrainingClient
@@ -56,35 +57,22 @@ def _models(client: TrainingClient, message: Evaluate) -> tuple[nn.Module, nn.Mo
     """The whole network as this client uses it, and what answers without the server, if any."""
     plan, part, personal = message.plan, message.plan.part, client.personal
     net = deepcopy(network_of(plan))
-    load_weights(net.segment(0, None), _unmarked(message.weights, ""))
+    stages, head = parted(start_of(plan, message.weights, personal), plan.depth)
+    load_weights(net.segment(0, None), stages)
     if part.whole:
         return net, None
     prefix = net.prefix(plan.depth)
-    if part.personal_share:
-        with torch.no_grad():
-            for name, tensor in prefix.state_dict().items():
-                if name in personal:
-                    tensor.lerp_(personal[name].to(tensor.device), part.personal_share)
     suffix: nn.Module = net.suffix(plan.depth)
-    if part.back is not None or (part.meta is not None and part.meta.head == "client"):
+    if part.own_back:
         suffix = nn.Sequential(net.suffix(plan.depth).neck, back_of(plan, personal))
     whole = nn.Sequential(prefix, suffix)
     if part.distil is not None:
         auxiliary = auxiliary_of(plan)
         return whole, auxiliary if auxiliary.load(personal) else None
-    mark = f"exit{plan.depth}."
-    head = _unmarked(message.weights, mark) or _unmarked(personal, mark)
     if not part.exit_head or not head:
         return whole, None
     load_weights(net.exit_head(plan.depth), head)
     return whole, nn.Sequential(prefix, net.exit_head(plan.depth))
-
-
-def _unmarked(weights: Weights, mark: str) -> Weights:
-    """Those of a mark, without it; all that is of no exit where the mark is empty."""
-    if not mark:
-        return {name: tensor for name, tensor in weights.items() if not name.startswith("exit")}
-    return {name.removeprefix(mark): t for name, t in weights.items() if name.startswith(mark)}
 
 
 def _right(model: nn.Module, x: Tensor, labels: Tensor) -> int:

@@ -195,6 +195,11 @@ class ClientPart:
     noise: Noise | None = None
     meta: MetaAdaptation | None = None
 
+    @property
+    def own_back(self) -> bool:
+        """Whether the network's last layer is the client's own."""
+        return self.back is not None or (self.meta is not None and self.meta.head == "client")
+
     def __post_init__(self) -> None:
         for name in ("whole", "exit_head"):
             value = getattr(self, name)

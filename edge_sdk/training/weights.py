@@ -30,6 +30,13 @@ def read_weights(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in own_weights(module).items()}
 
 
+def parted(weights: dict[str, Tensor], depth: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Those of no exit, and by their names in the module those of the exit head at `depth`."""
+    mark = f"exit{depth}."
+    rest = {name: tensor for name, tensor in weights.items() if not name.startswith("exit")}
+    return rest, {n.removeprefix(mark): t for n, t in weights.items() if n.startswith(mark)}
+
+
 def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
     """Set the tensors of `module` in place.
 

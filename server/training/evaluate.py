@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edge_sdk.training.datasets import Array
+from edge_sdk.training.halves.half import start_of
 from edge_sdk.training.halves.u_shape import back_of
-from edge_sdk.training.messages import Weights
-from edge_sdk.training.weights import load_weights
+from edge_sdk.training.weights import load_weights, parted
 from server.training.metrics import Score
 from server.training.partition import RhoTest, rho_tests
 from server.training.world import World
@@ -85,7 +85,7 @@ class Evaluator:
         method = self._world.method
         if method.server_step is not None and method.client.exit_head and not supervised:
             return "exits"
-        return "backs" if self._own_backs else "full"
+        return "backs" if self._world.method.client.own_back else "full"
 
     def answers(self, *, supervised: bool) -> Path:
         """How clients get their answers."""
@@ -175,17 +175,11 @@ class Evaluator:
             float(exits.mean()),
         )
 
-    @property
-    def _own_backs(self) -> bool:
-        """Whether the last layer is each client's own."""
-        part = self._world.method.client
-        return part.back is not None or (part.meta is not None and part.meta.head == "client")
-
     def _suffix(self, name: str) -> nn.Module:
         """What answers where this client's exit does not: the server, or its own last layer."""
         world, plan = self._world, self._world.plans[name]
         suffix = world.state.trunk.suffix(plan.depth)
-        if not self._own_backs:
+        if not self._world.method.client.own_back:
             return suffix
         back = back_of(plan, world.clients[name].personal).to(world.device)
         return nn.Sequential(suffix.neck, back)
@@ -218,15 +212,11 @@ class Evaluator:
         world = self._world
         client, plan, net = world.clients[name], world.plans[name], world.state.net
         prefix, head = deepcopy(net.prefix(plan.depth)), deepcopy(net.exit_head(plan.depth))
-        weights = world.state.weights(plan.depth, whole=False, exit_head=True)
-        mark = f"exit{plan.depth}."
-        for key, own in client.personal.items():
-            if key.startswith(mark) and not world.method.share_exits:
-                weights[key] = own
-            elif plan.part.personal_share and key in weights:
-                weights[key] = torch.lerp(weights[key], own, plan.part.personal_share)
-        load_weights(prefix, {k: v for k, v in weights.items() if not k.startswith("exit")})
-        load_weights(head, _unmarked(weights, mark))
+        sent = world.state.weights(plan.depth, whole=False, exit_head=world.method.share_exits)
+        stages, own = parted(start_of(plan, sent, client.personal), plan.depth)
+        load_weights(prefix, stages)
+        if own:
+            load_weights(head, own)
         return prefix, head
 
     def _right_of_wholes(self) -> dict[str, Right]:
@@ -346,10 +336,6 @@ def _entropy(logits: Tensor) -> Tensor:
 
 def _score(right: Right) -> Score:
     return Score(int(right.sum()), len(right))
-
-
-def _unmarked(weights: Weights, mark: str) -> Weights:
-    return {key.removeprefix(mark): t for key, t in weights.items() if key.startswith(mark)}
 
 
 @contextmanager

@@ -108,6 +108,19 @@ def test_prefix_is_mixed_with_the_personal_one_as_a_round_would(other: Any) -> N
     assert scores.right == right(nn.Sequential(own, other.suffix(2)))
 
 
+def test_exit_head_is_mixed_with_the_personal_one_too(other: Any) -> None:
+    own = network_of(replace(plan_with(ClientPart()), seed=8))
+    marked = {f"exit2.{name}": t for name, t in own_weights(own.exit_head(2)).items()}
+    device = client()
+    device.personal = read_weights(own.prefix(2)) | marked
+    part = ClientPart(exit_head=True, fusion="fixed", personal_share=1.0)
+    shared = {f"exit2.{name}": t for name, t in own_weights(other.exit_head(2)).items()}
+    sent = read_weights(other.segment(0, None)) | shared
+    reply = device.handle(Evaluate(1, plan_with(part), sent))
+    assert isinstance(reply, Scores)
+    assert reply.right_exit == right(nn.Sequential(own.prefix(2), own.exit_head(2)))
+
+
 def test_device_without_held_out_samples_says_so_and_a_round_under_way_goes_on(other: Any) -> None:
     device = TrainingClient("pi", DATA.x_train[:96], DATA.y_train[:96])
     assert scores_of(device, ClientPart(), other.segment(0, None)) == Scores(1, 0, 0, None)

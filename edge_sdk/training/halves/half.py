@@ -40,7 +40,7 @@ from edge_sdk.training.messages import (
 from edge_sdk.training.noise import Key, clip_samples, noised_features
 from edge_sdk.training.plan import Plan, network_of
 from edge_sdk.training.sgd import Sgd
-from edge_sdk.training.weights import load_weights, read_weights
+from edge_sdk.training.weights import load_weights, parted, read_weights
 
 if TYPE_CHECKING:
     from edge_sdk.training.client import TrainingClient
@@ -190,20 +190,12 @@ class Half:
         )
 
     def _take(self, weights: Weights) -> None:
-        """Start from the average, from what is personal, or from a mixture of the two."""
-        share, own = self.plan.part.personal_share, self.client.personal
-        mixed = {
-            key: torch.lerp(value, own[key], share) if share and key in own else value
-            for key, value in weights.items()
-        }
-        head = f"exit{self.plan.depth}."
-        load_weights(self.prefix, {k: v for k, v in mixed.items() if not k.startswith("exit")})
-        if self.head is not None:
-            # a head the server does not send is the client's own, or fresh in its first round
-            source = mixed if any(key.startswith(head) for key in mixed) else own
-            found = {k.removeprefix(head): v for k, v in source.items() if k.startswith(head)}
-            if found:
-                load_weights(self.head, found)
+        """Start the prefix and the head; in the first round a head is as its seed makes it."""
+        start = start_of(self.plan, weights, self.client.personal)
+        prefix, head = parted(start, self.plan.depth)
+        load_weights(self.prefix, prefix)
+        if self.head is not None and head:
+            load_weights(self.head, head)
 
     def _batch(self, step: int, size: int | None = None) -> tuple[Tensor, Tensor]:
         return self._at(self.samples.rows(step, size))
@@ -325,6 +317,25 @@ def apply_step(
 ) -> None:
     """One step of the optimiser by these gradients, which are not kept."""
     optimiser.step(gradients, parameters)
+
+
+def start_of(plan: Plan, sent: Weights, personal: Weights) -> Weights:
+    """What a client starts from: the average, what is personal, or a mixture of the two.
+
+    Args:
+        sent: what the server sends. personal: what the client keeps to itself.
+    Returns: as `sent`, and the client's own exit head where the server sends none; without a head
+        where there is neither.
+    """
+    share = plan.part.personal_share
+    start = {
+        key: torch.lerp(value, personal[key], share) if share and key in personal else value
+        for key, value in sent.items()
+    }
+    head = f"exit{plan.depth}."
+    if not any(key.startswith(head) for key in sent):
+        start |= {key: value for key, value in personal.items() if key.startswith(head)}
+    return start
 
 
 class _Samples:
