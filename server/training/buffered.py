@@ -30,8 +30,9 @@ from torch import Tensor
 from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.training.messages import Update
 from edge_sdk.training.plan import Plan
-from server.training.engine import Engine, RoundResult, RoundSettings, RoundUnderWay
+from server.training.engine import Engine
 from server.training.method import Method
+from server.training.rounds import RoundResult, RoundSettings, RoundUnderWay
 from server.training.server_steps import copies, one_model
 from server.training.stale import by_round, named, rebased
 from server.training.state import ServerState

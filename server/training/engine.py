@@ -19,12 +19,11 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -56,9 +55,16 @@ from server.training.admission import (
     update_fault,
 )
 from server.training.aggregation import Contribution, merge
-from server.training.ledger import Ledger
 from server.training.method import Method
 from server.training.robust import capped, change_ratios, suspects, trimmed_merge
+from server.training.rounds import (
+    RoundResult,
+    RoundSettings,
+    RoundUnderWay,
+    coding_of,
+    mean_coding,
+    mean_loss,
+)
 from server.training.server_steps import Arrival
 from server.training.spool import Spool
 from server.training.stale import by_round, named, rebased
@@ -68,175 +74,11 @@ from server.training.view import RoundView
 
 logger = logging.getLogger(__name__)
 
-# More than any device of ours holds; a recipe for one that does says so.
-DEVICE_SAMPLES_MAX: Final = 1_000_000
 # Steps in a row that nobody answered, after which nobody is asked for more. A single one may be a
 # batch that its device declines, or a link that was gone for seconds.
 SILENT_STEPS: Final = 3
 
-Robust = Literal["none", "trimmed"]
 R = TypeVar("R", Ready, Features, OutputGradient, Update)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundSettings:
-    """How rounds are run.
-
-    Attributes:
-        participation: share of the clients asked to each round, above 0; at least one is.
-        availability: share of rounds in which the server supervises; in the others clients train
-            by themselves and the server only merges.
-        cohort: clients that advance together; None for all participants.
-        quorum: share of the participants whose updates must come for the round to count; below it
-            the server's weights stay as they were before the round.
-        step_deadline_s, round_deadline_s: what a client may take for one message.
-        steps_deadline_s: what all steps of a round may take together; who has batches left then
-            ends without them. None for any time in a simulation, round_deadline_s with real
-            devices.
-        norm_bound: largest L2 norm of an update's change; None for no bound.
-        samples_max: most samples a client may say it has, which weigh its update and say how many
-            batches it sends. None for any number in a simulation, DEVICE_SAMPLES_MAX with real
-            devices.
-        staleness_max: rounds by which an update may be late and still count; 0 drops late ones. A
-            recipe with `buffer` that leaves it out has server.training.recipe.BUFFERED_STALENESS.
-        buffer: K; merge as soon as K results are there, whoever is still at work
-            (server.training.buffered). None for rounds that all begin together.
-        staleness_power: a; of a result s rounds late (1 + s)^-a of the change counts.
-        robust: how updates are merged: `none` by the method's weights alone, `trimmed` so that a
-            few bad clients cannot bend it (server.training.robust). None is `none` in a simulation
-            and `trimmed` with real devices.
-        clip_factor, trim, weight_cap: numbers of `trimmed`.
-    """
-
-    participation: float = 1.0
-    availability: float = 1.0
-    cohort: int | None = None
-    quorum: float = 0.5
-    step_deadline_s: float = 5.0
-    round_deadline_s: float = 600.0
-    steps_deadline_s: float | None = None
-    norm_bound: float | None = None
-    samples_max: int | None = None
-    staleness_max: int = 0
-    buffer: int | None = None
-    staleness_power: float = 0.5
-    robust: Robust | None = None
-    clip_factor: float = 3.0
-    trim: float = 0.2
-    weight_cap: float = 10.0
-
-    def __post_init__(self) -> None:
-        for name in ("participation", "availability", "quorum"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ConfigurationError(f"{name}: expected 0 to 1, got {value}")
-        if not self.participation:
-            raise ConfigurationError("participation: expected above 0, got 0: nobody would train")
-        if self.cohort is not None and self.cohort < 1:
-            raise ConfigurationError(f"cohort: expected at least 1, got {self.cohort}")
-        for name in ("step_deadline_s", "round_deadline_s", "steps_deadline_s", "norm_bound"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigurationError(f"{name}: expected more than 0, got {value}")
-        if self.samples_max is not None and self.samples_max < 1:
-            raise ConfigurationError(f"samples_max: expected at least 1, got {self.samples_max}")
-        self._check_late()
-        self._check_robust()
-
-    def _check_late(self) -> None:
-        if self.staleness_max < 0:
-            raise ConfigurationError(f"staleness_max: expected 0 or more, got {self.staleness_max}")
-        if self.buffer is not None and self.buffer < 1:
-            raise ConfigurationError(f"buffer: expected at least 1, got {self.buffer}")
-        if not 0 <= self.staleness_power < math.inf:
-            raise ConfigurationError(
-                f"staleness_power: expected a number from 0 up, got {self.staleness_power}"
-            )
-
-    def _check_robust(self) -> None:
-        if self.robust not in {None, *get_args(Robust)}:
-            raise ConfigurationError(f"robust: expected none or trimmed, got {self.robust!r}")
-        if not 0 <= self.trim < 0.5:
-            raise ConfigurationError(f"trim: expected 0 to below 0.5, got {self.trim}")
-        for name in ("clip_factor", "weight_cap"):
-            if not getattr(self, name) >= 1:
-                raise ConfigurationError(f"{name}: expected 1 or more, got {getattr(self, name)}")
-
-    def with_devices(self) -> RoundSettings:
-        """The same where clients are real devices, which nobody vouches for."""
-        return replace(
-            self,
-            robust=self.robust or "trimmed",
-            samples_max=self.samples_max or DEVICE_SAMPLES_MAX,
-            steps_deadline_s=self.steps_deadline_s or self.round_deadline_s,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """One round, as the report has it.
-
-    Attributes:
-        loss: mean of the participants' losses by samples; None where nobody took part.
-        participants: those whose update was sound, and merged if the round counts;
-            missing: those asked in vain; refused: reasons by client.
-        merged: whether the quorum was reached, so that the round counts.
-        missed_steps: batches asked for in vain, by client.
-        stale: updates of earlier rounds that count in this one: rounds late, by client.
-        weights: what each participant counted in the merge; empty where the round does not count.
-        suspects: whose update was clipped, and why.
-        simulated_s: what it took by the simulated clock; None where there is none.
-        coding: of the updates' codec: mean relative error and cosine, bytes as sent and bytes as
-            fp32 would be; empty where updates travel as they are.
-        samples: n_k of those who began the round.
-    """
-
-    round: int
-    loss: float | None
-    participants: tuple[str, ...]
-    missing: tuple[str, ...]
-    refused: Mapping[str, str]
-    merged: bool
-    bytes_up: int
-    bytes_down: int
-    seconds: float
-    bytes_by_kind: Mapping[str, int] = field(default_factory=dict)
-    missed_steps: Mapping[str, int] = field(default_factory=dict)
-    stale: Mapping[str, int] = field(default_factory=dict)
-    weights: Mapping[str, float] = field(default_factory=dict)
-    suspects: Mapping[str, str] = field(default_factory=dict)
-    simulated_s: float | None = None
-    coding: Mapping[str, float] = field(default_factory=dict)
-    samples: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class RoundUnderWay:
-    """One round under way.
-
-    view: what the method's parts may know of it.
-    momentum: the server's as the round began, should it not count.
-    spool: where contributions wait; None for memory.
-    """
-
-    number: int
-    supervised: bool
-    view: RoundView
-    momentum: Mapping[tuple[int, int], Tensor]
-    started: float = field(default_factory=time.perf_counter)
-    ledger: Ledger = field(default_factory=Ledger)
-    samples: dict[str, int] = field(default_factory=dict)
-    label_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    contributions: dict[str, Contribution] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    codings: list[dict[str, float]] = field(default_factory=list)
-    missed: Counter[str] = field(default_factory=Counter)
-    spool: Spool | None = None
-    suspects: dict[str, str] = field(default_factory=dict)
-
-    def refuse(self, client: str, reason: str) -> None:
-        self.refused[client] = reason
-        logger.warning("round=%d client=%s refused: %s", self.number, client, reason)
 
 
 class Engine:
@@ -341,7 +183,7 @@ class Engine:
         return RoundResult(
             round=now.number,
             # noise covers no loss, so clients keep theirs to themselves
-            loss=_mean_loss(now.contributions) if self._method.client.noise is None else None,
+            loss=mean_loss(now.contributions) if self._method.client.noise is None else None,
             participants=tuple(now.contributions),
             missing=tuple(name for name in asked if name not in heard),
             refused=now.refused,
@@ -354,7 +196,7 @@ class Engine:
             stale=stale,
             weights=weights,
             suspects=now.suspects,
-            coding=_mean_coding(now.codings),
+            coding=mean_coding(now.codings),
             samples=now.samples,
         )
 
@@ -560,7 +402,7 @@ class Engine:
             if fault is not None:
                 now.refuse(name, fault)
             elif update.steps:
-                if coding := _coding(arrived, update):
+                if coding := coding_of(arrived, update):
                     now.codings.append(coding)
                 copy = {} if update.round < now.number else self._state.take_copy(name)
                 brought = Contribution(plan.depth, self._merged_part(update), copy)
@@ -669,30 +511,3 @@ def _part(weights: Weights, plan: Plan, *, exit_head: bool) -> Weights:
     if exit_head:
         starts.append(f"exit{plan.depth}.")
     return {name: t for name, t in weights.items() if name.startswith(tuple(starts))}
-
-
-def _coding(arrived: Update, update: Update) -> dict[str, float]:
-    """What an update's codec lost, as its sender measured it, and what it saved."""
-    if arrived.error is None or arrived.cosine is None:
-        return {}
-    return {
-        "error": arrived.error,
-        "cosine": arrived.cosine,
-        "bytes": sum(tensor.nbytes for tensor in arrived.weights.values()),
-        "raw_bytes": sum(tensor.nbytes for tensor in update.weights.values()),
-    }
-
-
-def _mean_coding(codings: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over the updates, but of bytes the sums."""
-    if not codings:
-        return {}
-    sums = {key: sum(coding[key] for coding in codings) for key in codings[0]}
-    return {k: v if k.endswith("bytes") else v / len(codings) for k, v in sums.items()}
-
-
-def _mean_loss(contributions: Mapping[str, Contribution]) -> float | None:
-    samples = sum(c.update.samples for c in contributions.values())
-    if not samples:
-        return None
-    return sum(c.update.loss * c.update.samples for c in contributions.values()) / samples

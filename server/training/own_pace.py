@@ -29,8 +29,9 @@ from edge_sdk.training.plan import Plan
 from server.training.admission import samples_fault
 from server.training.aggregation import Contribution
 from server.training.buffered import buffer_of
-from server.training.engine import Engine, RoundResult, RoundSettings, RoundUnderWay
+from server.training.engine import Engine
 from server.training.method import Method
+from server.training.rounds import RoundResult, RoundSettings, RoundUnderWay
 from server.training.stale import by_round, named, rebased
 from server.training.state import ServerState
 from server.training.transports import Transport

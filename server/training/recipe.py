@@ -35,11 +35,11 @@ from edge_sdk.training.update_codecs import UpdateCodec, UpdateCoding
 from profiles.energy import PowerModel
 from profiles.errors import InvalidProfileError
 from server.training.combine import combine
-from server.training.engine import RoundSettings
 from server.training.kinds import check_kinds
 from server.training.method import Method
 from server.training.methods import besplit, fedavg, harmony, scala, splitfed, splitlpf, supersfl
 from server.training.privacy import PrivacySettings, guarded
+from server.training.rounds import RoundSettings
 
 T = TypeVar("T")
 

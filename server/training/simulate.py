@@ -28,13 +28,13 @@ from server.training.checkpoint import (
     save_checkpoint,
 )
 from server.training.cost import answer_latency, energy_report, training_cost
-from server.training.engine import RoundResult
 from server.training.evaluate import ClientScore, Evaluator
 from server.training.evaluate_answers import auxiliary_report, benign_rate_of
 from server.training.metrics import summarise_clients
 from server.training.plots import plot_rounds
 from server.training.privacy import privacy_of
 from server.training.recipe import Recipe
+from server.training.rounds import RoundResult
 from server.training.world import World, build_world
 
 logger = logging.getLogger(__name__)

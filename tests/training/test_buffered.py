@@ -19,9 +19,10 @@ from edge_sdk.training.plan import ClientPart, Plan
 from server.training.aggregation import Contribution
 from server.training.buffered import BufferedEngine
 from server.training.checkpoint import latest_checkpoint, save_checkpoint
-from server.training.engine import Engine, RoundResult, RoundSettings
+from server.training.engine import Engine
 from server.training.methods.fedavg import fedavg
 from server.training.recipe import read_recipe
+from server.training.rounds import RoundResult, RoundSettings
 from server.training.simulate import run_rounds, simulate
 from server.training.stale import rebased
 from server.training.state import ServerState, ServerTraining

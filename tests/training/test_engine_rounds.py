@@ -30,7 +30,7 @@ from edge_sdk.training.messages import (
 )
 from edge_sdk.training.plan import Plan
 from server.training.admission import update_fault
-from server.training.engine import Engine, RoundResult, RoundSettings
+from server.training.engine import Engine
 from server.training.method import Method
 from server.training.methods.fedavg import fedavg, fedprox
 from server.training.methods.harmony import harmony
@@ -44,6 +44,7 @@ from server.training.methods.splitfed import (
 )
 from server.training.methods.splitlpf import splitlpf
 from server.training.methods.supersfl import supersfl
+from server.training.rounds import RoundResult, RoundSettings
 from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport, Transport
 

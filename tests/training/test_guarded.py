@@ -20,9 +20,10 @@ from edge_sdk.training.likeness import ssim
 from edge_sdk.training.messages import EndRound, Features, Feedback, StartRound, Step, Update
 from edge_sdk.training.plan import ClientPart, Inversion, Plan, network_of
 from edge_sdk.training.weights import read_weights
-from server.training.engine import Engine, RoundSettings
+from server.training.engine import Engine
 from server.training.methods.scala import scala
 from server.training.recipe import read_recipe
+from server.training.rounds import RoundSettings
 from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport, Transport
 from server.training.world import build_network, build_world, load_data

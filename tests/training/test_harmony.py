@@ -40,11 +40,12 @@ from server.training.attacks.labels import (
     candidate_gradients,
     guessing_rate,
 )
-from server.training.engine import Engine, RoundResult, RoundSettings
+from server.training.engine import Engine
 from server.training.method import Method
 from server.training.methods.harmony import harmony
 from server.training.methods.splitfed import multi_exit, splitfed_v1
 from server.training.recipe import read_recipe
+from server.training.rounds import RoundResult, RoundSettings
 from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport
 

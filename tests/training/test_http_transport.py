@@ -43,10 +43,11 @@ from edge_sdk.training.messages import (
 from edge_sdk.training.personal import load_personal, save_personal
 from edge_sdk.training.plan import ClientPart, Plan, network_of
 from server.settings import Address
-from server.training.engine import Engine, RoundSettings
+from server.training.engine import Engine
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.supersfl import supersfl
 from server.training.remote import TrainerSettings
+from server.training.rounds import RoundSettings
 from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport
 

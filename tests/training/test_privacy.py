@@ -31,13 +31,14 @@ from edge_sdk.training.messages import (
 from edge_sdk.training.noise import clip_samples, noise_key, noised_features, noised_update
 from edge_sdk.training.plan import ClientPart, MetaAdaptation, Noise, Plan
 from edge_sdk.training.weights import read_weights
-from server.training.engine import Engine, RoundResult, RoundSettings
+from server.training.engine import Engine
 from server.training.method import Method
 from server.training.methods.fedavg import fedavg
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.splitlpf import splitlpf
 from server.training.privacy import NOISED, Mechanism, PrivacySettings, epsilon, guarded
 from server.training.recipe import METHODS, read_recipe
+from server.training.rounds import RoundResult, RoundSettings
 from server.training.simulate import report_of, run_rounds
 from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport

@@ -11,8 +11,8 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.plan import ClientPart
 from profiles.energy import PowerModel
 from server.training.aggregation import Contribution, by_depth_and_loss, by_samples
-from server.training.engine import RoundSettings
 from server.training.recipe import METHODS, Recipe, load_recipe, read_recipe
+from server.training.rounds import RoundSettings
 from server.training.server_steps import concatenated, copies, one_model
 from server.training.view import RoundView
 

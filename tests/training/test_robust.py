@@ -16,9 +16,10 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.messages import Ready, Reply, Request, Update, Weights
 from server.training import robust
 from server.training.aggregation import Contribution, merge
-from server.training.engine import Engine, RoundResult, RoundSettings
+from server.training.engine import Engine
 from server.training.recipe import read_recipe
 from server.training.robust import capped, change_ratios, suspects, trimmed_merge
+from server.training.rounds import RoundResult, RoundSettings
 from server.training.spool import Spool
 from server.training.transports import LocalTransport, Transport
 from server.training.world import World, build_world

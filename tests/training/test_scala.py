@@ -29,11 +29,12 @@ from edge_sdk.training.messages import (
 )
 from edge_sdk.training.plan import Plan
 from server.training.checkpoint import latest_checkpoint, save_checkpoint
-from server.training.engine import Engine, RoundResult, RoundSettings
+from server.training.engine import Engine
 from server.training.method import Method
 from server.training.methods.scala import scala
 from server.training.methods.splitfed import minibatch, splitfed_v1, splitfed_v2
 from server.training.recipe import load_recipe, read_recipe
+from server.training.rounds import RoundResult, RoundSettings
 from server.training.server_steps import Arrival
 from server.training.simulate import run_rounds
 from server.training.state import ServerState, ServerTraining

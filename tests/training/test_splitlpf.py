@@ -32,10 +32,11 @@ from edge_sdk.training.plan import ClientPart, PersonalBack, Plan
 from edge_sdk.training.weights import read_weights
 from server.training.aggregation import Contribution, by_samples
 from server.training.checkpoint import latest_checkpoint
-from server.training.engine import Engine, RoundResult, RoundSettings
+from server.training.engine import Engine
 from server.training.method import Method
 from server.training.methods.splitlpf import by_contribution, splitlpf
 from server.training.recipe import read_recipe
+from server.training.rounds import RoundResult, RoundSettings
 from server.training.simulate import simulate
 from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport

@@ -26,7 +26,7 @@ from edge_sdk.training.messages import (
     Update,
 )
 from edge_sdk.training.plan import Plan, network_of
-from server.training.engine import Engine, RoundSettings
+from server.training.engine import Engine
 from server.training.method import Method
 from server.training.methods.besplit import besplit
 from server.training.methods.harmony import harmony
@@ -34,6 +34,7 @@ from server.training.methods.scala import scala
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.splitlpf import splitlpf
 from server.training.methods.supersfl import supersfl
+from server.training.rounds import RoundSettings
 from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport, Transport
 

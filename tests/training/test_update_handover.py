@@ -17,13 +17,14 @@ from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.messages import Reply, Request, Update, from_bytes, to_bytes
 from edge_sdk.training.plan import Plan
 from edge_sdk.training.update_codecs import UpdateCodec, UpdateCoding
-from server.training.engine import Engine, RoundResult, RoundSettings
+from server.training.engine import Engine
 from server.training.method import Method
 from server.training.methods.fedavg import fedavg
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.splitlpf import splitlpf
 from server.training.methods.supersfl import supersfl
 from server.training.recipe import read_recipe
+from server.training.rounds import RoundResult, RoundSettings
 from server.training.simulate import run_rounds
 from server.training.state import ServerState, ServerTraining
 from server.training.transports import LocalTransport
