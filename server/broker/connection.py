@@ -18,6 +18,7 @@ from server.broker.policy import Principal
 PAYLOAD_BYTES: Final = 2_000_000
 
 _CHUNK_BYTES: Final = 65_536
+_TURNS: Final = 8  # of the event loop, more than taking a message and acknowledging it
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,12 @@ class Window:
 
 
 class Connection:
-    """One client that logged in: its socket, who it is, and what is under way."""
+    """One client that logged in: its socket, who it is, and what is under way.
+
+    Attributes:
+        left: it said DISCONNECT, so its will is void (3.1.2.5).
+        ended: the broker is done with it.
+    """
 
     def __init__(
         self,
@@ -111,6 +117,7 @@ class Connection:
     ) -> None:
         self.principal = principal
         self.client_id = connect.client_id
+        self.left = False
         self.ended = asyncio.Event()
         # a backend speaks to many devices: one that does not read must not stop it
         self.said = (
@@ -207,9 +214,9 @@ class PacketReader:
         self._eof = True
 
     async def _next(self) -> bytes:
-        if self._eof:
-            return b""
         said = self._connection.said
+        if self._eof or self._connection.left:
+            return await self._over()
         try:
             await self._connection.ready()
             first, head, body = await read_packet(
@@ -218,12 +225,20 @@ class PacketReader:
             kind = packets.check_packet(first, body)
         except FrameError as err:
             self._connection.cut(str(err))
-            return b""
+            return await self._over()
         except (asyncio.IncompleteReadError, OSError):
-            return b""
+            return await self._over()
         if kind is PacketType.PUBLISH and said is not None:
             said.take(len(body))
+        self._connection.left = kind is PacketType.DISCONNECT
         return head + body
+
+    @staticmethod
+    async def _over() -> bytes:
+        """Nothing more; but first amqtt handles what came before, for it drops the rest."""
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        return b""
 
 
 async def read_packet(

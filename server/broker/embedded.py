@@ -21,7 +21,6 @@ from amqtt.adapters import StreamWriterAdapter
 from amqtt.broker import Broker
 from amqtt.contexts import Action
 from amqtt.errors import AMQTTError, ProtocolHandlerError
-from amqtt.mqtt.disconnect import DisconnectPacket
 
 from edge_sdk.errors import ConfigurationError
 from server.broker import policy
@@ -137,14 +136,18 @@ class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
     async def _client_message_loop(self, session: Any, handler: Any) -> None:
         """Serve a client until it ends; then route what it said last, and then its will.
 
-        amqtt's sends the will first and drops what came just before a disconnection.
+        amqtt's sends the will first and drops what came just before a disconnection. Its waiter
+        for the end is made anew once the reader has begun: a client that left by then was never
+        gone. The end of the reader tells it whenever it comes.
         """
+        connection = self._live[session.client_id]
         serving = [
             asyncio.create_task(self._follow_subscriptions(session, handler)),
             asyncio.create_task(self._follow_unsubscriptions(session, handler)),
             asyncio.create_task(self._follow_messages(session)),
         ]
-        ended = asyncio.create_task(handler.wait_disconnect())
+        stopped = handler._reader_stopped  # noqa: SLF001 - says what no public name does
+        ended = asyncio.create_task(stopped.wait())
         try:
             await asyncio.wait([ended, *serving], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -156,7 +159,7 @@ class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
                 logger.error("client=%s failed", session.client_id, exc_info=failure)
         while not session.delivered_message_queue.empty():
             await self._route(session, session.delivered_message_queue.get_nowait())
-        if session.will_flag and not isinstance(results[0], DisconnectPacket):
+        if session.will_flag and not connection.left:
             will = session.will_topic, session.will_message, session.will_qos
             await self._broadcast_message(session, *will)
             if session.will_retain:

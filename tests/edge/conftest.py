@@ -524,7 +524,8 @@ class FaultProxy:
     async def _abort(self) -> None:
         for writer in self._writers:
             sock = writer.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if sock.fileno() >= 0:  # one side may have closed a moment ago
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
 
     async def _shut(self) -> None:

@@ -411,6 +411,7 @@ def test_running_agent_trains_when_it_is_invited(
         ) as run,
         ExitStack() as stack,
     ):
+        stack.callback(lambda: print(log.read_text()))
         stack.callback(run.kill)  # or leaving would wait for it, and hide what failed
         assert run.stdout is not None
         assert "pi-1 runs bench-tiny/1/d2" in run.stdout.readline()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import random
 import secrets
 import socket
 import ssl
@@ -128,17 +129,25 @@ def logged_in(
 ) -> socket.socket:
     """A bare socket after its login, which then does nothing by itself."""
     sock = raw(port)
-    body = b"\x00\x04MQTT\x04\xc2" + keep_alive_s.to_bytes(2, "big")
-    body += text(client_id) + text(username or client_id) + text(SECRET)
-    sock.sendall(bytes((0x10, len(body))) + body)
+    sock.sendall(connect_packet(client_id, username or client_id, keep_alive_s))
     assert sock.recv(4) == b"\x20\x02\x00\x00"
     return sock
 
 
+def connect_packet(client_id: str, username: str, keep_alive_s: int = 60) -> bytes:
+    body = b"\x00\x04MQTT\x04\xc2" + keep_alive_s.to_bytes(2, "big")
+    body += text(client_id) + text(username) + text(SECRET)
+    return bytes((0x10, len(body))) + body
+
+
 def subscribed(sock: socket.socket, topic: str) -> None:
-    body = b"\x00\x01" + text(topic) + b"\x01"
-    sock.sendall(bytes((0x82, len(body))) + body)
+    sock.sendall(subscribe_packet(topic))
     assert sock.recv(5) == b"\x90\x03\x00\x01\x01"
+
+
+def subscribe_packet(topic: str) -> bytes:
+    body = b"\x00\x01" + text(topic) + b"\x01"
+    return bytes((0x82, len(body))) + body
 
 
 def publish_packet(topic: str, payload: bytes) -> bytes:
@@ -311,6 +320,25 @@ def test_backend_that_is_stuck_stops_its_senders_and_not_the_memory(child: Broke
                 sent += flooder.send(packet)
         assert sent < 50_000_000
         assert memory_mb(child) - before < 20
+
+
+def test_client_that_leaves_at_any_moment_may_come_back(child: BrokerChild) -> None:
+    """One that left while its login was under way was held to be there for good."""
+    draw = random.Random(0)
+    words = [
+        connect_packet("pi-1", "pi-1"),
+        subscribe_packet("splitedge/v1/lab/pi-1/command"),
+        publish_packet("splitedge/v1/lab/pi-1/query", bytes(200)),
+    ]
+    for _ in range(300):
+        with raw(child.port) as sock:
+            for word in (*words[: draw.randint(1, 3)], *[b"\xe0\x00"] * draw.randint(0, 1)):
+                sock.sendall(word)
+                time.sleep(draw.choice((0, 0, 0.0003, 0.001)))
+        with raw(child.port) as again:
+            again.settimeout(5)
+            again.sendall(words[0])
+            assert again.recv(4) == b"\x20\x02\x00\x00"
 
 
 def test_quality_of_service_2_is_cut(child: BrokerChild) -> None:
