@@ -184,17 +184,20 @@ _BESPLIT: Final = Table(
         ),
         Row("SplitFed", {"method": "splitfed-v1"}, {"accuracy": 71.80}),
         Row("FedAvg", {"method": "fedavg"}, {"accuracy": 71.10}),
+        Row("SplitFed, half the rate", {"method": "splitfed-v1", "train": {"learning_rate": 0.05}}),
+        Row("FedAvg, half the rate", {"method": "fedavg", "train": {"learning_rate": 0.05}}),
     ],
     {
         "smoke": _smoke(data=_DIRICHLET),
+        # at the start the evidential loss has 0.4 of cross-entropy's gradient: the others get both
         "cpu": _cpu(
             data={
-                "clients": 10,
-                "train_max": 4_000,
+                "clients": 20,
+                "train_max": 5_000,
                 "partition": "dirichlet",
                 "numbers": {"concentration": 0.1},
             },
-            train={"rounds": 12},
+            train={"rounds": 12, "learning_rate": 0.1},
         ),
         "full": {
             "data": {
@@ -279,7 +282,7 @@ _HARMONY: Final = Table(
     "HARMONY against SplitGP, in and out of distribution",
     "HARMONY, Fig. 2(b)",
     "F-MNIST, 50 clients, Shard-2, cnn8",
-    ["rho 0", "rho 0.8"],
+    ["rho 0", "rho 0.2", "rho 0.4", "rho 0.6", "rho 0.8"],
     [
         Row("HARMONY", {"method": "harmony"}, {"rho 0": 98.10, "rho 0.8": 82.61}),
         Row(
@@ -310,6 +313,10 @@ _HARMONY: Final = Table(
         ),
         Row("no alignment", {"method": "harmony", **_number(align_weight=0.0)}),
         Row("no stochastic depth", {"method": "harmony", **_number(stochastic_depth=False)}),
+        Row(
+            "all at one depth",
+            {"method": "harmony", "train": {"depth": 3, "depths": None}},
+        ),
     ],
     {
         "smoke": _smoke(
@@ -353,6 +360,38 @@ _HARMONY: Final = Table(
 )
 
 
+_SCALA_CUT: Final = Table(
+    "SCALA by where the network is cut",
+    "ours, after SCALA's split points",
+    "nothing: the paper's figures are lost in extraction",
+    ["accuracy"],
+    [
+        Row(f"{name}, cut after stage {depth}", {"method": method, "train": {"depth": depth}})
+        for depth in (1, 2, 3)
+        for name, method in (("SCALA", "scala"), ("SplitFedV1", "splitfed-v1"))
+    ],
+    {
+        "smoke": _SCALA.scales["smoke"],
+        "cpu": over(_SCALA.scales["cpu"], {"train": {"rounds": 20}}),
+        "full": _SCALA.scales["full"],
+    },
+)
+
+
+_SPLITLPF_FULL: Final[Changes] = {
+    "data": {"name": "fashion-mnist", "clients": 10},
+    "train": {
+        "backbone": "cnn6",
+        "depth": 2,
+        "rounds": 100,
+        "epochs": 2,
+        "learning_rate": 0.05,
+        "momentum": 0.9,
+        "batch": 128,
+    },
+}
+
+
 def _splitlpf(name: str, partition: str, figures: Sequence[float]) -> Table:
     names = ("SplitLPF", "SplitGP", "SplitFed", "FedAvg")
     methods: Sequence[Changes] = (
@@ -379,21 +418,34 @@ def _splitlpf(name: str, partition: str, figures: Sequence[float]) -> Table:
                 data={"clients": 10, "train_max": 13_000, "partition": partition},
                 train={"rounds": 10},
             ),
-            "full": {
-                "data": {"name": "fashion-mnist", "clients": 10, "partition": partition},
-                "train": {
-                    "backbone": "cnn6",
-                    "depth": 2,
-                    "rounds": 100,
-                    "epochs": 2,
-                    "learning_rate": 0.05,
-                    "momentum": 0.9,
-                    "batch": 128,
-                },
-            },
+            "full": over(_SPLITLPF_FULL, {"data": {"partition": partition}}),
         },
     )
 
+
+_SPLITLPF_ALPHA: Final = Table(
+    "SplitLPF by alpha: samples against direction, and the cosine's sign",
+    "ours, over the paper's grid",
+    "nothing: the paper prints no figures of its sweep",
+    ["clients", "jain", "std"],
+    [
+        Row(
+            f"alpha {alpha}{'' if signed else ', as printed'}",
+            {"method": "splitlpf", **_number(alpha=alpha, signed=signed)},
+        )
+        for signed in (True, False)
+        for alpha in (0.1, 0.2, 0.4, 0.5, 0.6, 0.8, 0.9)
+    ],
+    {
+        "smoke": _smoke(data={"clients": 10, "train_max": 1_000, "partition": "udd"}),
+        "cpu": _smoke(
+            data={"clients": 10, "train_max": 1_437, "test_max": 360, "partition": "udd"},
+            train={"rounds": 20},
+            evaluate={"every": 20},
+        ),
+        "full": over(_SPLITLPF_FULL, {"data": {"partition": "udd"}}),
+    },
+)
 
 _PART_OF_DEFAULT: Final = {
     "method": "scala",
@@ -470,7 +522,9 @@ TABLES: Final[Mapping[str, Table]] = {
     "supersfl-fusion": _SUPERSFL_FUSION,
     "besplit": _BESPLIT,
     "scala": _SCALA,
+    "scala-cut": _SCALA_CUT,
     "harmony": _HARMONY,
+    "splitlpf-alpha": _SPLITLPF_ALPHA,
     "splitlpf-udd": _splitlpf("UDD", "udd", (87.28, 86.30, 85.67, 86.14)),
     "splitlpf-uds": _splitlpf("UDS", "uds", (82.95, 82.13, 78.77, 80.69)),
     "splitlpf-udds": _splitlpf("UDDS", "udds", (92.85, 91.93, 88.44, 91.71)),
