@@ -1,8 +1,7 @@
 """The papers' tables as recipes: what is trained at each scale, and what the paper prints.
 
 `smoke` shows that a table runs, on the digits; `cpu` is for two cores and shows orderings, on
-Fashion-MNIST; `full` has the paper's own numbers, as far as it states them (METHODS.md says what is
-inferred), and is for a GPU.
+Fashion-MNIST; `full` has the paper's own numbers, as far as it states them, and is for a GPU.
 """
 
 from __future__ import annotations

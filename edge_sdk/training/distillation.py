@@ -1,4 +1,4 @@
-"""What a small model on the device learns from two teachers.    BESplit, 4.3 (papers/000)
+"""What a small model on the device learns from two teachers.    BESplit, 4.3
 
     L = L_evid + lam_C * KD_C + lam_G * KD_G    Eq. 18
 

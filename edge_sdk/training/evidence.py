@@ -1,5 +1,5 @@
 """What a network's logits say as evidence: a Dirichlet, its uncertainties, and the loss that
-teaches it.    BESplit, 3.2 (papers/000), after Sensoy et al. 2018
+teaches it.    BESplit, 3.2, after Sensoy et al. 2018
 
     e = softplus(logits)    alpha = e + 1    S = sum alpha    p = alpha / S    u = N / S
 

@@ -1,6 +1,6 @@
 """What a run is judged by: accuracy, fairness, cost to a target, modelled latency.
 
-METHODS.md, "Data, tests, metrics", "HARMONY" (Eq. 12) and "SplitLPF" (fairness). Accuracies are
+docs/methods.md, "Data and measures", "HARMONY" (Eq. 12) and "SplitLPF" (fairness). Accuracies are
 shares of 1. A figure that is not defined (no samples, no spread) is NaN, which JSON writes as null.
 """
 

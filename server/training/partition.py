@@ -4,7 +4,7 @@ Every function takes the labels and a seed and returns one array of indices a cl
 arguments give the same parts on every machine; parts never share a sample, and together they hold
 all samples unless the function says otherwise.
 
-METHODS.md, "Data, tests, metrics"; for UDD, UDS and UDDS also "SplitLPF".
+docs/methods.md, "Data and measures"; for UDD, UDS and UDDS also "SplitLPF".
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def dirichlet(
     """Split each class over the clients by a draw from Dir(concentration).
 
     BESplit, E.2 (its kappa); SuperSFL uses 0.5. Redrawn until every client has `least` samples
-    (METHODS.md: 10).
+    (docs/methods.md: 10).
     """
     _check("dirichlet", y, clients)
     _positive("dirichlet", concentration)
@@ -143,7 +143,7 @@ def dirichlet_client(
 def dirichlet_equal(y: Labels, clients: int, seed: int, *, concentration: float = 0.1) -> Parts:
     """Clients of one size, floor(n / clients), each with its own Dir(concentration) over classes.
 
-    HARMONY, Table 5 (its alpha_D), as METHODS.md infers it. All clients fill up at the same time;
+    HARMONY, Table 5 (its alpha_D), as is inferred. All clients fill up at the same time;
     where more is asked of a class than is left, what is left is drawn lots for, and who went short
     asks again among the classes that still have some. The n mod clients samples left are nobody's.
     """
@@ -195,7 +195,7 @@ def quantity(y: Labels, clients: int, seed: int, *, per_client: int = 2) -> Part
 def udd(y: Labels, clients: int, seed: int) -> Parts:
     """Unbalanced data distribution: client k of K holds ceil(k * classes / K) classes.
 
-    SplitLPF, 4.1; ours (METHODS.md): client k holds k classes, which this is for as many clients
+    SplitLPF, 4.1; ours (docs/methods.md): client k holds k classes, as this is for as many clients
     as classes. Which classes is drawn; those who hold a class share it equally. Weakest first.
     """
     _check("udd", y, clients)

@@ -35,7 +35,7 @@ def recipe_of(method: str, depth: int = 2, **numbers: Any) -> Recipe:
 
 
 def test_latency_is_harmonys_model_of_the_parameters_on_each_side() -> None:
-    """`tiny` cut at 2: prefix 1,248, head 650, 16 channels, 34,282 - 1,248 behind (METHODS.md)."""
+    """`tiny` cut at 2: prefix 1,248, head 650, 16 channels, 34,282 - 1,248 behind (docs)."""
     world = build_world(recipe_of("splitgp"))
     first, second = world.plans
     said = answer_latency(world, {first: 100, second: 50}, {first: 1.0, second: 0.25})

@@ -1,4 +1,4 @@
-"""A client that also teaches a small model of its own: BESplit's half.    BESplit, 4.3 (papers/000)
+"""A client that also teaches a small model of its own: BESplit's half.    BESplit, 4.3
 
 The auxiliary model W_A answers on the device. It is an extractor built as the client's prefix W_C
 is, and a head; personal, never averaged, and never sent. Each batch teaches it once the server's

@@ -1,6 +1,6 @@
 """A client that learns to be personalised: a few steps ahead in two directions, and back again.
 
-One batch of HARMONY's local step (papers/003, 3.3-3.5), with B1 = (x1, y1) and B2 = (x2, y2):
+One batch of HARMONY's local step (3.3-3.5), with B1 = (x1, y1) and B2 = (x2, y2):
 
     adapt      (f1, h1) = M plain SGD steps on Lc from (f, h) on B1;  (f2, h2) on B2      Eq. 3
     views      z1 = first K stages of f1 on x2, K drawn;  z2 = f2(x1)                     Eq. 4

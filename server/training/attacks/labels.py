@@ -2,7 +2,7 @@
 
 The gradient of cross-entropy by logits is (softmax - onehot) / B: negative at the label alone, so
 labels that are never sent are known all the same. These attacks measure that, with and without
-counter-measures; nothing is called private before they fail (METHODS.md, HARMONY, "Labels").
+counter-measures; nothing is called private before they fail (docs/methods.md, HARMONY).
 
     by_sign         logit gradients, nothing else known            Li et al. 2022, arXiv:2102.08504
     by_likelihood   noise about the gradient each label would give   maximum likelihood

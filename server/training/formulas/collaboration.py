@@ -1,5 +1,5 @@
 """Bias-compensated collaboration: who is biased, who makes up for whom, and by how many samples.
-BESplit, 4.2 and D.2 (papers/000).
+BESplit, 4.2 and D.2.
 
 All of it is arithmetic on label shares P (N,) float64; what moves is the server step's business.
 """

@@ -1,5 +1,5 @@
 """Client State Records: what the server remembers of each client's evidence, class by class, and
-what a client's vote is worth by it.    BESplit, 4.1 (papers/000)
+what a client's vote is worth by it.    BESplit, 4.1
 
 A record is one tensor, as it is kept in the method's memory and in checkpoints:
 

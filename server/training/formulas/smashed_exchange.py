@@ -1,5 +1,5 @@
 """Server-side batches that may hold samples of two clients. Each is trained on by one client's copy
-of the suffix; gradients go back to the client a sample came from.    BESplit, 4.2 (papers/000)
+of the suffix; gradients go back to the client a sample came from.    BESplit, 4.2
 
     pair i, j     i's batch: own rows that stay, then those moved in from j; j's likewise
     step          each batch through its host's copy, evidential loss, backward to both clients

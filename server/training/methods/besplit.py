@@ -1,5 +1,5 @@
 """BESplit: votes by evidence, biased clients that make up for each other, an auxiliary model taught
-by two teachers. METHODS.md, BESplit; papers/000.
+by two teachers. docs/methods.md, BESplit.
 
     client, forward      z = W_C(x), to the server with its labels
     server
