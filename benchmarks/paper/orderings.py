@@ -1,0 +1,127 @@
+"""Which orderings that the papers claim our reports show: differences between rows, seed by seed.
+
+    python -m benchmarks.paper.orderings --scale cpu
+
+Reads NAME-SCALE.json of `python -m benchmarks.paper` and writes orderings-SCALE.md beside them.
+Rows of one seed have the same data on the same clients, so they are compared in pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import orjson
+import typer
+
+from benchmarks.paper.__main__ import RESULTS
+from benchmarks.paper.measures import shown
+from benchmarks.paper.tables import TABLES, Scale
+from edge_sdk.durable import write_atomic
+from server.training.metrics import Interval, mean_interval
+
+app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The row `above` has more of a measure than every row of `below`."""
+
+    table: str
+    measure: str
+    above: str
+    below: Sequence[str]
+
+
+_ABLATED: Final = [row.name for row in TABLES["besplit"].rows if row.name.startswith("no ")]
+
+CLAIMS: Final[Sequence[Claim]] = (
+    Claim(
+        "supersfl-fusion",
+        "accuracy",
+        "depth and loss",
+        ["no loss", "no depth", "equal"],
+    ),
+    Claim("besplit", "accuracy", "BESplit", [*_ABLATED, "SplitFed", "FedAvg"]),
+    Claim("scala", "accuracy", "SCALA", ["Minibatch-SFL"]),
+    Claim("scala", "accuracy", "Minibatch-SFL", ["SplitFedV1"]),
+    Claim(
+        "harmony",
+        "rho 0.8",
+        "HARMONY",
+        ["SplitGP, lambda 0.2", "SplitGP, lambda 0.9", "no alignment", "no stochastic depth"],
+    ),
+    Claim("harmony", "rho 0", "HARMONY", ["SplitGP, lambda 0.2", "SplitGP, lambda 0.9"]),
+    *(
+        Claim(f"splitlpf-{kind}", measure, "SplitLPF", ["SplitGP", "SplitFed", "FedAvg"])
+        for kind in ("udd", "uds", "udds")
+        for measure in ("jain", "clients")
+    ),
+    Claim(
+        "default",
+        "accuracy",
+        "default",
+        ["SuperSFL", "BESplit", "SCALA", "HARMONY", "SplitLPF"],
+    ),
+    Claim("default", "ood", "default", ["SuperSFL", "BESplit", "SCALA", "HARMONY", "SplitLPF"]),
+)
+
+
+@app.command(epilog="Example: python -m benchmarks.paper.orderings --scale cpu")
+def orderings(
+    scale: Annotated[Scale, typer.Option(help="Of the reports.")] = "cpu",
+    results: Annotated[Path, typer.Option(help="Where reports are.")] = RESULTS,
+) -> None:
+    """Say of each ordering whether the reports that are there show it."""
+    about = (
+        f"Scale `{scale}`. Difference: the first row less the second, in points, mean ± half width"
+        " of the 95 % interval over seeds, each seed compared with itself. An ordering is shown"
+        " where the interval lies above 0, reversed where below, and open where 0 is in it."
+    )
+    head = (
+        "| table | measure | above | below | difference | seeds above | |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |"
+    )
+    rows = []
+    for claim in CLAIMS:
+        path = results / f"{claim.table}-{scale}.json"
+        if not path.is_file():
+            typer.echo(f"{path.name} is not there: left out", err=True)
+            continue
+        report = orjson.loads(path.read_bytes())
+        rows += [_line(claim, report, below) for below in claim.below]
+    lines = "\n".join([head, *rows])
+    text = f"# Orderings that the papers claim\n\n{about}\n\n{lines}\n"
+    write_atomic(results / f"orderings-{scale}.md", text.encode())
+    typer.echo(text)
+
+
+def differences(report: Mapping[str, Any], measure: str, above: str, below: str) -> list[float]:
+    """Of every seed that has both rows, `above` less `below`."""
+    found = {(run["row"], run["seed"]): run["measures"].get(measure) for run in report["runs"]}
+    pairs = [(found.get((above, seed)), found.get((below, seed))) for seed in report["seeds"]]
+    return [one - other for one, other in pairs if one is not None and other is not None]
+
+
+def verdict(found: Interval) -> str:
+    """`shown`, `reversed`, or `open` where 0 is in the interval or there is one seed only."""
+    if math.isnan(found.half_width) or abs(found.mean) <= found.half_width:
+        return "open"
+    return "shown" if found.mean > 0 else "reversed"
+
+
+def _line(claim: Claim, report: Mapping[str, Any], below: str) -> str:
+    apart = differences(report, claim.measure, claim.above, below)
+    head = f"| {claim.table} | {shown(claim.measure)} | {claim.above} | {below} |"
+    if not apart:
+        return f"{head} - | - | not run |"
+    found = mean_interval(apart)
+    above = sum(each > 0 for each in apart)
+    return f"{head} {found} | {above} of {len(apart)} | {verdict(found)} |"
+
+
+if __name__ == "__main__":
+    app()
