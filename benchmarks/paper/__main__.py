@@ -172,8 +172,10 @@ def _write(
     }
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     write_atomic(path.with_suffix(".json"), orjson.dumps(report, option=options))
+    printed = any(row.paper for row in rows)
+    beside = f"the paper's figures are of {table.data}" if printed else table.data
     whose = (
-        f"{table.source}; the paper's figures are of {table.data}. Ours: scale `{how['scale']}`,"
+        f"{table.source}; {beside}. Ours: scale `{how['scale']}`,"
         f" seeds {', '.join(map(str, seeds))}, mean ± half width of the 95 % interval, in %."
     )
     ran = f"`{about['command']}`; splitedge {__version__}, torch {torch.__version__}"

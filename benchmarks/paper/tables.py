@@ -362,7 +362,7 @@ _HARMONY: Final = Table(
 _SCALA_CUT: Final = Table(
     "SCALA by where the network is cut",
     "ours, after SCALA's split points",
-    "nothing: the paper's figures are lost in extraction",
+    "the paper's figures are lost in extraction",
     ["accuracy"],
     [
         Row(f"{name}, cut after stage {depth}", {"method": method, "train": {"depth": depth}})
@@ -425,7 +425,7 @@ def _splitlpf(name: str, partition: str, figures: Sequence[float]) -> Table:
 _SPLITLPF_ALPHA: Final = Table(
     "SplitLPF by alpha: samples against direction, and the cosine's sign",
     "ours, over the paper's grid",
-    "nothing: the paper prints no figures of its sweep",
+    "the paper prints no figures of its sweep",
     ["clients", "jain", "std"],
     [
         Row(
@@ -459,7 +459,7 @@ _PART_OF_DEFAULT: Final = {
 _DEFAULT: Final = Table(
     "The default recipe against each paper's",
     "ours",
-    "nothing: no paper has them side by side",
+    "no paper has them side by side",
     ["accuracy", "ood", "MB to 80"],
     [
         Row(
