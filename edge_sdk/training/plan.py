@@ -16,6 +16,7 @@ from edge_sdk.training.update_codecs import UpdateCoding
 
 Fusion = Literal["server", "tpgf", "no_loss", "no_depth", "equal", "fixed"]
 FUSIONS: Final = get_args(Fusion)
+Judged = Literal["logits", "embeddings"]
 T = TypeVar("T")
 
 
@@ -106,7 +107,6 @@ class MetaAdaptation:
 
     Attributes:
         steps: M, plain SGD steps of the adaptation. rate: their learning rate.
-        views: whether a second view of other samples travels too, for contrastive alignment.
         early: whether the second view's depth is drawn anew for each batch; else it is the cut.
         head: where the last linear layer is: at the server, or with the client, which shares it
             with nobody.
@@ -116,7 +116,6 @@ class MetaAdaptation:
 
     steps: int = 3
     rate: float = 0.01
-    views: bool = True
     early: bool = True
     head: Literal["server", "client"] = "server"
     noise: float = 0.0
@@ -125,9 +124,8 @@ class MetaAdaptation:
         steps, rate, noise = self.steps, self.rate, self.noise
         _need(_is_whole(steps) and steps >= 0, "meta: steps", "a whole number from 0 up", steps)
         _need(_is_number(rate) and rate > 0, "meta: rate", "more than 0", rate)
-        for name in ("views", "early"):
-            value = getattr(self, name)
-            _need(isinstance(value, bool), f"meta: {name}", "true or false", value)
+        early = self.early
+        _need(isinstance(early, bool), "meta: early", "true or false", early)
         _need(self.head in ("server", "client"), "meta: head", "server or client", self.head)
         _need(_is_number(noise) and noise >= 0, "meta: noise", "at least 0", noise)
 
@@ -179,6 +177,11 @@ class ClientPart:
         back: the last layer, where it is the client's own; the server's step asks for its loss.
         noise: on what leaves the client; None for none.
         meta: adaptation before the learning of each batch; the server's step asks for its loss.
+        views: whether a second view of other samples travels too, for contrastive alignment
+            (edge_sdk.training.halves.second_view).
+        evidence_rounds: T, rounds until evidence for wrong classes counts in full, where the exit
+            head learns evidence, by which a gate goes by vacuity (BESplit, Eq. 5); None where it
+            learns by cross-entropy.
     """
 
     whole: bool = False
@@ -194,6 +197,15 @@ class ClientPart:
     back: PersonalBack | None = None
     noise: Noise | None = None
     meta: MetaAdaptation | None = None
+    views: bool = False
+    evidence_rounds: int | None = None
+
+    @property
+    def judges(self) -> Judged | None:
+        """Which of the server's outputs the client can judge by its labels, if any."""
+        if self.own_back:
+            return "embeddings"
+        return None if self.meta is None else "logits"
 
     @property
     def own_back(self) -> bool:
@@ -201,7 +213,7 @@ class ClientPart:
         return self.back is not None or (self.meta is not None and self.meta.head == "client")
 
     def __post_init__(self) -> None:
-        for name in ("whole", "exit_head"):
+        for name in ("whole", "exit_head", "views"):
             value = getattr(self, name)
             _need(isinstance(value, bool), name, "true or false", value)
         for name in ("exit_share", "personal_share"):
@@ -235,7 +247,7 @@ class ClientPart:
             self.back,
         )
         _need(
-            self.noise is None or (self.meta is None and self.inversion is None),
+            self.noise is None or (self.meta is None and self.inversion is None and not self.views),
             "noise",
             "none where a second view or a guard against inversion leaves the client too",
             "noise",
@@ -244,12 +256,19 @@ class ClientPart:
         _need(
             narrow is None or (_is_whole(narrow) and narrow >= 1), "bottleneck", "channels", narrow
         )
-        uncut = self.whole and (narrow is not None or self.inversion is not None)
+        uncut = self.whole and (narrow is not None or self.inversion is not None or self.views)
         _need(
             not uncut,
-            "bottleneck, inversion",
+            "bottleneck, inversion, views",
             "none where nothing is cut: the client trains the whole network",
-            (narrow, self.inversion),
+            (narrow, self.inversion, self.views),
+        )
+        rounds = self.evidence_rounds
+        _need(
+            rounds is None or (self.exit_head and _is_whole(rounds) and rounds >= 1),
+            "evidence_rounds",
+            "a whole number from 1 up, and an exit head that learns evidence",
+            rounds,
         )
         _need(
             not (self.whole and self.distil),

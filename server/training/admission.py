@@ -63,6 +63,8 @@ def shapes_fault(
     if z.shape[1:] != shape or not 1 <= size <= most:
         want = f"(1..{most}, {', '.join(map(str, shape))})"
         return f"features: expected shape {want}, got {tuple(z.shape)}"
+    if features.view is not None and not plan.part.views:
+        return "view: expected none, nothing is aligned by it"
     for name, values, ranges in (
         ("features", z, features.ranges),
         ("view", features.view, features.view_ranges),
@@ -111,8 +113,10 @@ def _view_fault(
     view, entry, same = features.view, features.entry, features.same
     if view is None:
         return None if entry is None and same is None else "view: expected features with its depth"
-    if entry is None or not 1 <= entry <= plan.depth:
-        return f"view: expected an entry depth of 1 to {plan.depth}, got {entry}"
+    # the server's stages begin at the cut, unless it has some of its own for every depth
+    least = 1 if plan.part.meta is not None and plan.part.meta.early else plan.depth
+    if entry is None or not least <= entry <= plan.depth:
+        return f"view: expected an entry depth of {least} to {plan.depth}, got {entry}"
     size = len(features.features)
     try:
         want = (size, *shape_at(entry))

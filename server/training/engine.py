@@ -350,7 +350,10 @@ class Engine:
         if self._method.server_step is None or not features:
             return {}
         now.view.step = step
-        arrivals = {name: Arrival(self._plans[name].depth, f) for name, f in features.items()}
+        arrivals = {
+            name: Arrival(self._plans[name].depth, f, self._method.align)
+            for name, f in features.items()
+        }
         with self._using_state:
             answer = self._method.server_step(self._state, arrivals, now.view)
         if not isinstance(answer, Generator):

@@ -2,8 +2,8 @@
 
     full     the whole network: what most methods are judged by
     exits    every client's prefix and exit head: all there is where the server never supervised
-    gated    the exit head where its entropy is below a threshold, else the server: methods that
-             train and share their exits together with the rest (multi-exit, SplitGP)
+    gated    the exit head where its uncertainty is below a threshold, else the server: methods
+             that train and share their exits together with the rest (multi-exit, SplitGP)
     backs    the whole network with each client's own last layer: SplitLPF
 
 METHODS.md, "Data, tests, metrics", "Evaluated".
@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edge_sdk.training.datasets import Array
-from edge_sdk.training.halves.half import start_of
+from edge_sdk.training.evidence import concentration
+from edge_sdk.training.halves.half import exit_loss, start_of
 from edge_sdk.training.halves.u_shape import back_of
 from edge_sdk.training.weights import load_weights, parted
 from server.training.metrics import Score
@@ -35,7 +36,8 @@ from server.training.world import World
 Path = Literal["full", "exits", "gated", "backs"]
 Right = NDArray[np.bool_]
 
-# nats, for 10 classes, from which the best is taken for each client (HARMONY's oracle choice)
+# nats, for 10 classes, from which the best is taken for each client (HARMONY's oracle choice); for
+# other numbers of classes and other gates the same shares of the largest uncertainty
 THRESHOLDS: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.3)
 BATCH: Final = 128  # 512 took 120 MiB more on cnn6 and was no faster
 _FINETUNE: Final = 0x66696E65  # apart from every stream of training
@@ -47,7 +49,8 @@ class ClientScore:
 
     Attributes:
         samples: those it trained on.
-        threshold: nats; exit_rate: on all its test samples. None unless gated.
+        threshold: in the unit of the method's gate, nats for entropy; exit_rate: on all its test
+            samples. None unless gated.
     """
 
     client: str
@@ -149,21 +152,22 @@ class Evaluator:
         rows = np.concatenate([test.id, test.ood])
         labels = torch.from_numpy(world.y_test[rows])
         prefix, head = self._personalised(name)
-        entropies, locally, remotely = [], [], []
+        unsure, locally, remotely = [], [], []
+        entropy = world.method.gate == "entropy"
         suffix = self._suffix(name)
         with _evaluating(suffix), _evaluating(prefix), _evaluating(head):
             for x in self._batches(rows):
                 z = prefix(x)
                 logits = head(z)
-                entropies.append(_entropy(logits).cpu())
+                unsure.append((_entropy if entropy else _vacuity)(logits).cpu())
                 locally.append(logits.argmax(1).cpu())
                 remotely.append(suffix(z).argmax(1).cpu())
         own, servers = (torch.cat(labelled) == labels for labelled in (locally, remotely))
         threshold, exits, right = _best_gate(
-            torch.cat(entropies).numpy(),
+            torch.cat(unsure).numpy(),
             own.numpy(),
             servers.numpy(),
-            math.log(world.state.net.classes) / math.log(10),
+            (math.log(world.state.net.classes) if entropy else 1.0) / math.log(10),
         )
         return ClientScore(
             name,
@@ -202,7 +206,7 @@ class Evaluator:
             x = torch.from_numpy(np.ascontiguousarray(client.x[rows])).to(world.device)
             y = torch.from_numpy(client.y[rows]).to(world.device)
             optimiser.zero_grad(set_to_none=True)
-            loss = nn.functional.cross_entropy(head(prefix(x)), y)
+            loss = exit_loss(plan, world.recipe.train.rounds, head(prefix(x)), y)
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             optimiser.step()
         return prefix, head
@@ -312,7 +316,7 @@ def _tests(world: World) -> dict[str, RhoTest]:
 
 
 def _best_gate(
-    entropy: NDArray[np.float64], own: Right, servers: Right, scale: float
+    uncertainty: NDArray[np.float64], own: Right, servers: Right, scale: float
 ) -> tuple[float, Right, Right]:
     """The threshold of the grid with most right answers, the loosest of equals.
 
@@ -320,7 +324,7 @@ def _best_gate(
     """
     best: tuple[float, Right, Right] | None = None
     for point in THRESHOLDS:
-        exits: Right = entropy < point * scale
+        exits: Right = uncertainty < point * scale
         right: Right = np.where(exits, own, servers)
         if best is None or right.sum() >= best[2].sum():
             best = (point * scale, exits, right)
@@ -332,6 +336,11 @@ def _entropy(logits: Tensor) -> Tensor:
     """Shannon entropy of the softmax in nats, (B,)."""
     logs = torch.log_softmax(logits.double(), 1)
     return -(logs.exp() * logs).sum(1)
+
+
+def _vacuity(logits: Tensor) -> Tensor:
+    """N / S of the Dirichlet that the logits stand for, (B,)."""
+    return logits.shape[1] / concentration(logits).sum(1)
 
 
 def _score(right: Right) -> Score:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.training.plan import ClientPart
+from edge_sdk.manifest import GatePolicy
+from edge_sdk.training.plan import ClientPart, Judged
 from server.training.aggregation import WeightRule, by_samples
+from server.training.formulas.contrastive import Alignment
 from server.training.server_steps import ServerStep, copies, needs_labels
 from server.training.state import Trunk
 
@@ -40,6 +42,10 @@ class Method:
         gives_outputs: whether the server step returns its logits with the gradients.
         keeps_records, reads_records: whether the server step keeps the records of clients in the
             round's memory that the weights are made from.
+        align: how the server's stages learn from second views of the clients', if they do.
+        evidence_rounds: T of the loss by which exit heads learn evidence, where that is what exits
+            are gated by (vacuity); None where they learn by cross-entropy (entropy).
+        asks: which of its outputs the server step can have its clients judge.
         finetune_steps: SGD steps of each client on its own data after training.
         finetune_rate: their learning rate; None for the client's own.
     """
@@ -58,6 +64,14 @@ class Method:
     gives_outputs: bool = False
     keeps_records: bool = False
     reads_records: bool = False
+    align: Alignment | None = None
+    evidence_rounds: int | None = None
+    asks: tuple[Judged, ...] = ()
+
+    @property
+    def gate(self) -> GatePolicy:
+        """By what the answers of clients' exits are judged."""
+        return "entropy" if self.evidence_rounds is None else "vacuity"
 
     def __post_init__(self) -> None:
         step = self.server_step

@@ -119,7 +119,7 @@ def _unaccountable(method: Method, noise: Noise) -> str | None:
     part = method.client
     if unwrap(method.weigh) is by_depth_and_loss:
         return "weighs clients by their losses, and noise covers no loss"
-    if part.meta is not None or part.inversion is not None:
+    if part.meta is not None or part.inversion is not None or part.views:
         return "sends a second view or trains a guard against inversion, which noise does not cover"
     if noise.update_clip is not None and part.exit_head and not method.share_exits:
         return (

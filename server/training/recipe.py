@@ -223,7 +223,7 @@ class Recipe:
     Attributes:
         method_numbers: what the method's own function takes.
         parts: what is taken from other methods (server.training.combine): a method's name, or a
-            table of `method` and `numbers`, by `client`, `server` or `weigh`.
+            table of `method` and `numbers`, by `client`, `gate`, `server`, `align` or `weigh`.
     """
 
     method: str

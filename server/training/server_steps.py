@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
-from edge_sdk.nets.supernet import Supernet
+from edge_sdk.nets.supernet import Supernet, View
 from edge_sdk.training.fusion import clip_l2
 from edge_sdk.training.messages import Features, Feedback, OutputGradient
+from server.training.formulas.contrastive import Alignment, added
 from server.training.state import ServerState, Statistics, Suffix
 from server.training.view import RoundView
 
@@ -31,11 +32,37 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Pairs:
+    """Other samples of a participant's, each paired with one of its features.
+
+    z: (B, ...) at the depth `entry`. same: (B,) bool, where the labels of a pair are equal.
+    """
+
+    align: Alignment
+    z: Tensor
+    entry: int
+    same: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Arrival:
-    """One participant's features of the step, decoded, and the depth they come from."""
+    """One participant's features of the step, decoded, and the depth they come from.
+
+    align: how the server's stages learn from its second view, beside the step's own loss.
+    """
 
     depth: int
     features: Features
+    align: Alignment | None = None
+
+    @property
+    def pairs(self) -> Pairs | None:
+        """What the server's stages align by; None where they do not."""
+        features, align = self.features, self.align
+        view, entry, same = features.view, features.entry, features.same
+        if align is None or not align.weight or view is None or entry is None or same is None:
+            return None
+        return Pairs(align, view, entry, same.bool())
 
     @property
     def labels(self) -> Tensor:
@@ -133,6 +160,7 @@ def joint_step(state: ServerState, arrivals: Arrivals, losses: JointLosses) -> A
     The server's loss is the mean over all samples. A client's gradient is that of the mean over
     its own samples, so it does not shrink with the number of participants; behind BatchNorm, which
     mixes samples, the others' means are in it too. Both are of the forward pass before the step.
+    Where second views are aligned by, it is by the mean over all pairs.
 
     Args:
         losses: of every sample, as the clients' gradients and as the server's step have it.
@@ -140,21 +168,36 @@ def joint_step(state: ServerState, arrivals: Arrivals, losses: JointLosses) -> A
     order = sorted(arrivals, key=lambda client: arrivals[client].depth)
     inputs = [_input(arrivals[client]) for client in order]
     sizes = [len(z) for z in inputs]
-    suffix = state.suffix(arrivals[order[0]].depth)
+    depths = [arrivals[client].depth for client in order]
+    suffix = state.suffix(depths[0])
+    body, classifier = _head_of(suffix.module)
+    paired = [(client, pairs) for client in order if (pairs := arrivals[client].pairs) is not None]
+    first: Tensor | None = None
     statistics = Statistics(suffix.module)
     try:
-        logits = _climb(state.trunk, inputs, [arrivals[client].depth for client in order])
+        second = _climb(state.trunk, inputs, depths, body)
+        if paired:
+            views = [pairs.z for _, pairs in paired]
+            entries = [pairs.entry for _, pairs in paired]
+            first = _climb(state.trunk, views, entries, body)
     except ValueError as err:
         statistics.put_back()
         logger.warning("clients=%s get no feedback: %s", ",".join(order), err)
         return {}
     labels = torch.cat([arrivals[client].labels for client in order])
+    logits = classifier(second)
     of_clients, of_server = losses(Joint(tuple(order), tuple(sizes), logits, labels))
     means = torch.stack([loss.mean() for loss in torch.split(of_clients, sizes)])
     # the clients' gradients first: the graph is kept for the server's
     gradients = torch.autograd.grad(means.sum(), inputs, retain_graph=True)
-    own = torch.autograd.grad(of_server.mean(), suffix.parameters)
-    if not _finite(means, *gradients) or not statistics.sound:
+    own = list(torch.autograd.grad(of_server.mean(), suffix.parameters, retain_graph=bool(paired)))
+    if first is not None:
+        parts = dict(zip(order, torch.split(second, sizes), strict=True))
+        others = torch.cat([parts[client] for client, _ in paired])
+        same = torch.cat([pairs.same for _, pairs in paired])
+        align = paired[0][1].align
+        own = added(own, align.gradients(first, others, same, suffix.parameters))
+    if not _finite(means, *gradients, *(own if paired else ())) or not statistics.sound:
         statistics.put_back()
         logger.warning("clients=%s get no feedback: a loss is not finite", ",".join(order))
         return {}
@@ -163,6 +206,12 @@ def joint_step(state: ServerState, arrivals: Arrivals, losses: JointLosses) -> A
         client: Feedback(gradient.contiguous(), loss)
         for client, gradient, loss in zip(order, gradients, means.tolist(), strict=True)
     }
+
+
+def neck_of(module: nn.Module) -> tuple[nn.Module, nn.Linear]:
+    """A suffix up to its embeddings, and the layer behind them."""
+    assert isinstance(module, View), "a suffix is a view of the network"
+    return module.neck, module.classifier
 
 
 def _plain_loss(_client: str, logits: Tensor, labels: Tensor) -> Tensor:
@@ -174,12 +223,14 @@ def _plain_losses(joint: Joint) -> tuple[Tensor, Tensor]:
     return losses, losses
 
 
-def _climb(net: Supernet, inputs: Sequence[Tensor], depths: Sequence[int]) -> Tensor:
-    """Logits of all inputs, which join at their depths; ascending, in the order given."""
+def _climb(
+    net: Supernet, inputs: Sequence[Tensor], depths: Sequence[int], body: nn.Module
+) -> Tensor:
+    """Embeddings of all inputs, which join at their depths; ascending, in the order given."""
     together: list[Tensor] = []
     for stage in range(depths[0], net.L + 1):
         together += [z for z, depth in zip(inputs, depths, strict=True) if depth == stage]
-        part = net.head if stage == net.L else net.stages[stage]
+        part = body if stage == net.L else net.stages[stage]
         together = [part(torch.cat(together))]
     return together[0]
 
@@ -197,21 +248,35 @@ def _supervise(
     statistics are put back.
     """
     z = _input(arrival)
+    pairs = arrival.pairs
+    first: Tensor | None = None
     statistics = Statistics(suffix.module)
+    neck, classifier = neck_of(suffix.module)
     try:
-        logits = suffix.module(z)
+        second = neck(z)
+        if pairs is not None:
+            first = neck(pairs.z)
     except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
         statistics.put_back()
         logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
         return None
-    loss = loss_of(client, logits, arrival.labels)
-    gradient, *own = torch.autograd.grad(loss, [z, *suffix.parameters])
-    if not _finite(loss, gradient) or not statistics.sound:
+    loss = loss_of(client, classifier(second), arrival.labels)
+    leaves = [z, *suffix.parameters]
+    gradient, *own = torch.autograd.grad(loss, leaves, retain_graph=first is not None)
+    if pairs is not None and first is not None:
+        own = added(own, pairs.align.gradients(first, second, pairs.same, suffix.parameters))
+    if not _finite(loss, gradient, *(own if pairs else ())) or not statistics.sound:
         statistics.put_back()
         logger.warning("client=%s gets no feedback: its loss is not finite", client)
         return None
     suffix.step(clip_l2(own, state.training.clip))
     return Feedback(gradient.contiguous(), float(loss.detach()))
+
+
+def _head_of(module: nn.Module) -> tuple[nn.Module, nn.Linear]:
+    """A suffix's head up to its embeddings, and the layer behind them."""
+    assert isinstance(module, View), "a suffix is a view of the network"
+    return module.neck[-1], module.classifier
 
 
 def _input(arrival: Arrival) -> Tensor:

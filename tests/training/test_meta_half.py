@@ -35,9 +35,9 @@ SEED, RATE, CLASSES, BATCH = 7, 0.05, 4, 6
 def plan_for(depth: int = 2, gamma: float = 0.5, net: str = "tiny", **numbers: Any) -> Plan:
     fields = {"codec", "momentum", "weight_decay", "batch", "epochs"}
     outer = {name: numbers.pop(name) for name in list(numbers) if name in fields}
-    part = ClientPart(
-        exit_head=True, fusion="fixed", exit_share=gamma, meta=MetaAdaptation(**numbers)
-    )
+    views = numbers.pop("views", True)
+    meta = MetaAdaptation(**numbers)
+    part = ClientPart(exit_head=True, fusion="fixed", exit_share=gamma, meta=meta, views=views)
     shape = {"tiny": (1, 8, 8), "har_cnn": (9, 16)}[net]
     return Plan(
         net,
@@ -423,7 +423,7 @@ def test_noise_cannot_be_drawn_again_from_what_the_server_knows() -> None:
         ({"rate": 0.0}, "meta: rate: expected more than 0"),
         ({"head": "both"}, "meta: head: expected server or client"),
         ({"noise": float("inf")}, "meta: noise: expected at least 0"),
-        ({"views": 1}, "meta: views: expected true or false"),
+        ({"early": 1}, "meta: early: expected true or false"),
     ],
 )
 def test_numbers_that_no_client_can_adapt_by_are_refused(

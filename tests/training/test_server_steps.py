@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from edge_sdk.errors import FrameError
 from edge_sdk.nets import Norm, Supernet, build
 from edge_sdk.training.messages import Features, Feedback
 from edge_sdk.training.weights import read_weights
+from server.training.formulas.contrastive import Alignment
 from server.training.server_steps import Arrival, Arrivals, concatenated, copies, one_model
 from server.training.state import ServerState, ServerTraining
 from server.training.view import RoundView
@@ -225,3 +227,101 @@ def test_momentum_belongs_to_a_stage_whoever_steps_it() -> None:
     }
     assert {stage for stage, _ in first} == {1, 2, 3, 4, 5}
     assert moved == {3, 4, 5}  # stages 4 and 5, and the head
+
+
+# alignment beside any step that judges here
+
+
+def with_view(one: Arrival, weight: float, seed: int = 9, *, margin: float = 30.0) -> Arrival:
+    """A second view from the same cut, of which every other sample is of the same class."""
+    z = one.features.features
+    generator = torch.Generator().manual_seed(seed)
+    view = torch.randn(z.shape, generator=generator)
+    same = (torch.arange(len(z)) % 2 == 0).to(torch.uint8)
+    features = replace(one.features, view=view, entry=one.depth, same=same)
+    return Arrival(one.depth, features, Alignment(weight, margin))
+
+
+def embed(net: Supernet, z: Tensor, depth: int) -> Tensor:
+    """Up to the last layer, one stage after another."""
+    for stage in list(net.stages)[depth:]:
+        z = stage(z)
+    for layer in list(net.head.children())[:-1]:
+        z = layer(z)
+    return z
+
+
+def pulled(net: Supernet, arrivals: Sequence[Arrival], weight: float, margin: float) -> Tensor:
+    """weight * CSA over all pairs, from its formula (HARMONY, Eq. 7)."""
+    costs = []
+    for one in arrivals:
+        assert one.features.view is not None
+        assert one.features.same is not None
+        first = embed(net, one.features.view, one.depth)
+        second = embed(net, one.features.features, one.depth)
+        distance = (first - second).norm(dim=1)
+        pushed = (margin - distance).clamp(min=0) ** 2
+        costs.append(torch.where(one.features.same == 1, distance**2, pushed) / 2)
+    return weight * torch.cat(costs).mean()
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_alignment_joins_the_servers_step_and_no_clients_gradient(
+    step: Step, momentum: float
+) -> None:
+    plain = arrival(SHAPES[2], 2)
+    server, alone = state(momentum=momentum), state(momentum=momentum)
+    by_hand = deepcopy(server.net)
+    one = with_view(plain, 0.7)
+
+    feedback = step(server, {"a": one}, NOW)["a"]
+    expected = step(alone, {"a": plain}, NOW)["a"]
+    assert torch.equal(feedback.gradient, expected.gradient)
+    assert feedback.loss == expected.loss
+
+    suffix = by_hand.suffix(2)
+    optimiser = torch.optim.SGD(suffix.parameters(), RATE, momentum)
+    loss = nn.functional.cross_entropy(suffix(one.features.features), one.labels)
+    total = loss + pulled(by_hand, [one], 0.7, 30.0)
+    total.backward()  # type: ignore[no-untyped-call]  # torch
+    optimiser.step()
+    stepped = server.copies["a"].module if server.copies else server.net.suffix(2)
+    for name, tensor in read_weights(suffix).items():
+        torch.testing.assert_close(read_weights(stepped)[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_joint_alignment_is_by_the_mean_over_all_pairs_of_all_depths() -> None:
+    server = state()
+    by_hand = deepcopy(server.net)
+    arrivals = {
+        "a": with_view(arrival(SHAPES[3], 3, size=2), 0.7),
+        "b": with_view(arrival(SHAPES[1], 1, size=4, seed=1), 0.7, seed=2),
+        "c": arrival(SHAPES[1], 1, size=2, seed=4),  # sent none, which costs it nothing
+    }
+    concatenated(server, arrivals, NOW)
+
+    # views and features meet in BatchNorm-free `tiny`, so each may climb alone
+    each = list(arrivals.values())
+    logits = torch.cat([by_hand.suffix(one.depth)(one.features.features) for one in each])
+    loss = nn.functional.cross_entropy(logits, torch.cat([one.labels for one in each]))
+    total = loss + pulled(by_hand, each[:2], 0.7, 30.0)
+    parameters = list(by_hand.suffix(1).parameters())
+    found = torch.autograd.grad(total, parameters)
+    for now, before, gradient in zip(
+        server.net.suffix(1).parameters(), parameters, found, strict=True
+    ):
+        torch.testing.assert_close(now, before - RATE * gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_alignment_that_overflows_steps_nothing(step: Step) -> None:
+    server = state()
+    before = {name: t.clone() for name, t in server.net.state_dict().items()}
+    one = with_view(arrival(SHAPES[2], 2), 1e38, margin=1e30)
+    assert step(server, {"a": one}, NOW) == {}
+    copies_of_it = [copy.module for copy in server.copies.values()]
+    begun = read_weights(state().net.suffix(2))
+    for module in copies_of_it:
+        assert all(torch.equal(t, begun[name]) for name, t in read_weights(module).items())
+    assert all(torch.equal(t, before[name]) for name, t in server.net.state_dict().items())

@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from edge_sdk.errors import FrameError
 from edge_sdk.nets.copying import copied
 from edge_sdk.training.codec import encode_batch
+from edge_sdk.training.evidence import evidential_losses, kl_weight_at
 from edge_sdk.training.fusion import clip_l2, fuse, own_weight
+from edge_sdk.training.halves.second_view import SecondBatches, SecondView
 from edge_sdk.training.messages import (
     EndRound,
     Features,
@@ -94,6 +96,7 @@ class Half:
         self.samples = _Samples(client, plan, self.number)
         self.open: Open | None = None
         self.opened = 0  # batches up to the last one that was opened
+        self.others = SecondBatches(client.name, client.samples, plan, self.number)
         self.noise_key: Key = ()
         self.given = 0  # batches of features that have left
         self.loss_sum = 0.0
@@ -120,6 +123,8 @@ class Half:
             )
         self._close(message.feedback)
         x, y = self._batch(message.step, message.batch)
+        # before the first view, whose way back needs BatchNorm as it leaves it
+        other = self._second_view(y) if self.plan.part.views else None
         self.open = self._forward(x, y)
         self.opened = message.step + 1
         z, noise = self.open.z.detach(), self.plan.part.noise
@@ -127,7 +132,7 @@ class Half:
             z = noised_features(z, noise, self.noise_key, self.given)
         self.given += 1
         values, ranges = encode_batch(z, self.plan.codec)
-        return Features(
+        features = Features(
             self.number,
             message.step,
             values,
@@ -135,6 +140,7 @@ class Half:
             None if self.head is None else self.open.loss,
             ranges,
         )
+        return features if other is None else other.beside(features)
 
     def answer(self, message: Outputs) -> OutputGradient:  # noqa: ARG002 - for those that can
         """The gradient of the loss with respect to what the server made of the features.
@@ -215,12 +221,26 @@ class Half:
         z = self._run(x)
         own, loss = None, 0.0
         if self.head is not None and self.head_optimiser is not None:
-            own_loss = nn.functional.cross_entropy(self.head(z), y)
+            own_loss = self._exit_loss(self.head(z), y)
             heads = list(self.head.parameters())
             own, *gradients = torch.autograd.grad(own_loss, [z, *heads])
             apply_step(self.head_optimiser, heads, gradients)
             loss = float(own_loss.detach())
         return Open(z, own, loss, len(y))
+
+    def _exit_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Lc of the exit head's answers, ()."""
+        return exit_loss(self.plan, self.number, logits, y)
+
+    def _second_view(self, y: Tensor) -> SecondView | None:
+        """Beside a batch of labels `y`: other samples through the prefix as it stands."""
+        x2, y2 = self._at(self.others.rows(len(y)))
+        statistics = [(buffer, buffer.clone()) for buffer in self.prefix.buffers()]
+        with torch.no_grad():
+            z = self._run(x2)
+            for buffer, before in statistics:  # the first view's are those that count
+                buffer.copy_(before)
+        return SecondView.of(z, self.plan.depth, y == y2, self.plan)
 
     def _close(self, feedback: Feedback | None) -> None:
         """The backward half, with the server's feedback or without it (SuperSFL, Alg. 3).
@@ -305,6 +325,20 @@ class Half:
         self.loss_sum += loss * samples
         self.seen += samples
         self.done += 1
+
+
+def exit_loss(plan: Plan, number: int, logits: Tensor, y: Tensor) -> Tensor:
+    """Of an exit head: cross-entropy or, where a gate goes by its evidence, BESplit's Eq. 5.
+
+    Args:
+        number: of the round. logits: (B, N). y: (B,).
+    Returns: (), the mean over B.
+    """
+    rounds = plan.part.evidence_rounds
+    if rounds is None:
+        return nn.functional.cross_entropy(logits, y)
+    losses = evidential_losses(logits, y, kl_weight_at(number, rounds))
+    return losses.mean().to(logits.dtype)
 
 
 def sgd(parameters: list[nn.Parameter], plan: Plan) -> Sgd:

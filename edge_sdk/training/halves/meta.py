@@ -14,20 +14,18 @@ those before the adaptation. z1 only shows the server another extractor; nothing
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
-from zlib import crc32
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import Parameter
 
 from edge_sdk.errors import FrameError
-from edge_sdk.training.codec import encode_batch
 from edge_sdk.training.gradient_noise import isotropic
 from edge_sdk.training.halves.half import Half, Open, apply_step, sgd
+from edge_sdk.training.halves.second_view import SecondBatches, SecondView
 from edge_sdk.training.halves.u_shape import BACK, back_of
 from edge_sdk.training.messages import (
     EndRound,
@@ -46,18 +44,7 @@ if TYPE_CHECKING:
     from edge_sdk.training.client import TrainingClient
 
 # apart from every other stream of training
-_SECOND: Final = 0x62617463
 _NOISE: Final = 0x6E6F6973
-
-
-@dataclass(frozen=True, slots=True)
-class _View:
-    """z1 as it travels, the depth K it comes from, and where the two views' labels are equal."""
-
-    values: Tensor
-    ranges: Tensor | None
-    depth: int
-    same: Tensor
 
 
 class MetaHalf(Half):
@@ -72,9 +59,7 @@ class MetaHalf(Half):
         self.heads = list(self.head.parameters())
         self.first = Branch(self.prefix, self.head)
         self.second = Branch(self.prefix, self.head)
-        name = crc32(client.name.encode())
-        self.generator = np.random.default_rng([plan.seed, _SECOND, self.number, name])
-        self.left = np.empty(0, np.int64)
+        self.others = SecondBatches(client.name, client.samples, plan, self.number)
         network = network_of(plan)
         self.depths = [depth for depth in network.cuts if depth <= plan.depth]
         self.classifier: nn.Linear | None = None
@@ -85,7 +70,7 @@ class MetaHalf(Half):
         self.answered = True
         self.server_loss = 0.0
         self.head_gradients: list[Tensor] = []
-        self.other: _View | None = None
+        self.other: SecondView | None = None
 
     def step(self, message: Step) -> Features:
         """Close the batch before, and both views of the next.
@@ -94,16 +79,7 @@ class MetaHalf(Half):
         is the label.
         """
         features = replace(super().step(message), loss=None)
-        other = self.other
-        if other is None:
-            return features
-        return replace(
-            features,
-            view=other.values,
-            view_ranges=other.ranges,
-            entry=other.depth,
-            same=other.same,
-        )
+        return features if self.other is None else self.other.beside(features)
 
     def answer(self, message: Outputs) -> OutputGradient:
         """dLs by the server's logits or, where the head is here, by its embeddings.
@@ -149,16 +125,16 @@ class MetaHalf(Half):
 
     def _forward(self, x: Tensor, y: Tensor) -> Open:
         """Both adaptations and both views; of the second the gradients of Lc are kept."""
-        x2, y2 = self._at(self._draw(len(y)))
+        x2, y2 = self._at(self.others.rows(len(y)))
         self.labels, self.answered = y, False
         self.other = None
-        if self.meta.views:
+        if self.plan.part.views:
             self._adapt(self.first, x, y)
-            self.other = self._view(x2, y == y2)
+            self.other = self._early_view(x2, y == y2)
         self._adapt(self.second, x2, y2)
         z = self._run(x, self.second.prefix)
         _copy_buffers(self.second.prefix, self.prefix)  # BatchNorm's statistics
-        loss = nn.functional.cross_entropy(self.second.head(z), y)
+        loss = self._exit_loss(self.second.head(z), y)
         own, *self.head_gradients = torch.autograd.grad(loss, [z, *self.second.heads])
         return Open(z, own, float(loss.detach()), len(y))
 
@@ -182,27 +158,21 @@ class MetaHalf(Half):
         """M steps on Lc from where the client stands."""
         branch.start(self.prefix, self.parameters, self.heads)
         for _ in range(self.meta.steps):
-            loss = nn.functional.cross_entropy(branch.head(self._run(x, branch.prefix)), y)
+            loss = self._exit_loss(branch.head(self._run(x, branch.prefix)), y)
             branch.descend(loss, self.meta.rate)
 
-    def _view(self, x2: Tensor, same: Tensor) -> _View:
+    def _second_view(self, y: Tensor) -> SecondView | None:  # noqa: ARG002 - `_forward` makes it
+        return None
+
+    def _early_view(self, x2: Tensor, same: Tensor) -> SecondView:
         depth = self.plan.depth
         if self.meta.early:
-            depth = self.depths[int(self.generator.integers(len(self.depths)))]
+            depth = self.depths[int(self.others.generator.integers(len(self.depths)))]
         with torch.no_grad():
             z1 = x2
             for part in list(self.first.prefix.children())[: depth + 1]:  # `normalise` is the first
                 z1 = part(z1)
-        values, ranges = encode_batch(z1, self.plan.codec)
-        return _View(values, ranges, depth, same.to(torch.uint8))
-
-    def _draw(self, size: int) -> NDArray[np.int64]:
-        """B2: as many as B1, of an endless stream of own samples of its own."""
-        while len(self.left) < size:
-            more = self.generator.permutation(self.client.samples)
-            self.left = np.concatenate([self.left, more])
-        rows, self.left = self.left[:size], self.left[size:]
-        return rows
+        return SecondView.of(z1, depth, same, self.plan)
 
 
 class Branch:

@@ -2,8 +2,46 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from edge_sdk.errors import ConfigurationError
+
+# by parameter; None for one that took no part
+Gradients = list[Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """How much the server's stages learn to tell by embeddings who belongs together.
+
+    Attributes:
+        weight: of the loss beside the server's own; 0 for none.
+        margin: up to which embeddings of different classes are pushed apart.
+    """
+
+    weight: float
+    margin: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("align_weight", self.weight), ("margin", self.margin)):
+            if not 0 <= value < math.inf:
+                raise ConfigurationError(f"{name}: expected a number from 0 up, got {value}")
+
+    def gradients(
+        self, first: Tensor, second: Tensor, same: Tensor, parameters: Sequence[nn.Parameter]
+    ) -> Gradients:
+        """Of the weighted loss by these parameters alone: features are where it stops.
+
+        Args:
+            first, second, same: as `alignment_loss` takes them, with the graph that made them.
+        """
+        csa = self.weight * alignment_loss(first, second, same, self.margin)
+        return list(torch.autograd.grad(csa, parameters, allow_unused=True))
 
 
 def alignment_loss(first: Tensor, second: Tensor, same: Tensor, margin: float) -> Tensor:
@@ -25,3 +63,8 @@ def alignment_loss(first: Tensor, second: Tensor, same: Tensor, margin: float) -
     distance = torch.where(apart, squared, 1.0).sqrt() * apart
     push = (margin - distance).clamp(min=0).square()
     return torch.where(same, squared, push).mean() / 2
+
+
+def added(own: Sequence[Tensor], more: Gradients) -> list[Tensor]:
+    """Both gradients of each parameter; the second's are missing where it took no part."""
+    return [one if other is None else one + other for one, other in zip(own, more, strict=True)]

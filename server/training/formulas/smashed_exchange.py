@@ -22,7 +22,8 @@ from torch import Tensor
 
 from edge_sdk.training.evidence import evidential_losses
 from edge_sdk.training.fusion import clip_l2
-from server.training.server_steps import Arrival, Arrivals
+from server.training.formulas.contrastive import added
+from server.training.server_steps import Arrival, Arrivals, Pairs, neck_of
 from server.training.state import ServerState, Statistics, Suffix
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class Lesson:
         z, labels: (B, ...) and (B,) as they came; z is a leaf of its own graph.
         outputs: (B, N) logits. losses: (B,) float64.
         gradient: (B, ...) of the mean losses of the batches they lay in, with respect to z.
+        pairs: what else the copies align each sample by, whichever it goes through; None if
+            nothing.
     """
 
     z: Tensor
@@ -49,13 +52,15 @@ class Lesson:
     outputs: Tensor
     losses: Tensor
     gradient: Tensor
+    pairs: Pairs | None = None
 
     @classmethod
     def of(cls, arrival: Arrival, classes: int) -> Lesson:
         """Nothing learnt yet."""
         z = arrival.features.features.detach().requires_grad_()
         losses = torch.zeros(len(z), dtype=torch.float64, device=z.device)
-        return cls(z, arrival.labels, z.new_zeros(len(z), classes), losses, torch.zeros_like(z))
+        outputs, gradient = z.new_zeros(len(z), classes), torch.zeros_like(z)
+        return cls(z, arrival.labels, outputs, losses, gradient, arrival.pairs)
 
     @property
     def loss(self) -> float:
@@ -119,6 +124,9 @@ def learn(
         ]
         sound = all(lesson.sound for lesson in lessons.values())
         sound = sound and all(statistics.sound for statistics in before)
+        if any(lesson.pairs is not None for lesson in lessons.values()):
+            own = [float(gradient.sum()) for _, gradients in steps for gradient in gradients]
+            sound = sound and all(map(math.isfinite, own))
         reason = "a loss is not finite"
     except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
         sound, reason = False, str(err)
@@ -139,17 +147,27 @@ def _gradients(
     taken = [(lessons[client], which) for client, which in rows.items()]
     z = torch.cat([lesson.z[which] for lesson, which in taken])
     labels = torch.cat([lesson.labels[which] for lesson, which in taken])
-    logits = suffix.module(z)
+    neck, classifier = neck_of(suffix.module)
+    second = neck(z)
+    logits = classifier(second)
     losses = evidential_losses(logits, labels, kl_weight)
     leaves = [lesson.z for lesson, _ in taken]
-    found = torch.autograd.grad(losses.mean(), [*leaves, *suffix.parameters])
+    paired = [(lesson.pairs, which) for lesson, which in taken if lesson.pairs is not None]
+    aligned = len(paired) == len(taken)
+    found = torch.autograd.grad(losses.mean(), [*leaves, *suffix.parameters], retain_graph=aligned)
     sizes = [len(which) for _, which in taken]
     parts = zip(taken, torch.split(logits, sizes), torch.split(losses, sizes), found, strict=False)
     for (lesson, which), outputs, some, gradient in parts:
         lesson.outputs[which] = outputs.detach()
         lesson.losses[which] = some.detach()
         lesson.gradient += gradient  # 0 for rows that lie in other batches
-    return list(found[len(leaves) :])
+    own = list(found[len(leaves) :])
+    if not aligned:
+        return own
+    views = torch.cat([pairs.z[which] for pairs, which in paired])
+    same = torch.cat([pairs.same[which] for pairs, which in paired])
+    align = paired[0][0].align
+    return added(own, align.gradients(neck(views), second, same, suffix.parameters))
 
 
 def _chosen(labels: Tensor, counts: Tensor, key: Sequence[int]) -> Tensor:

@@ -124,6 +124,7 @@ def besplit(
         gives_outputs=ablation != "no_dtd",
         keeps_records=True,
         reads_records=ablation != "no_ea",
+        evidence_rounds=anneal_rounds,
     )
 
 

@@ -28,7 +28,6 @@ from 10 on.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -36,19 +35,15 @@ from typing import Final, Literal
 import torch
 from torch import Tensor, nn
 
-from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets.supernet import View
 from edge_sdk.training.fusion import clip_l2
 from edge_sdk.training.messages import Feedback
 from edge_sdk.training.plan import ClientPart, MetaAdaptation
-from server.training.formulas.contrastive import alignment_loss
+from server.training.formulas.contrastive import Alignment, Gradients
 from server.training.method import Method
-from server.training.server_steps import Arrival, Arrivals, Asking, ServerStep
+from server.training.server_steps import Arrival, Arrivals, Asking, Pairs, ServerStep
 from server.training.state import ServerState, Statistics, Suffix
 from server.training.view import RoundView
-
-# by parameter; None for one of a stage that was passed by
-Gradients = Sequence[Tensor | None]
 
 logger = logging.getLogger(__name__)
 
@@ -87,13 +82,9 @@ def harmony(
         head, noise: counter-measures against who reads labels in returned gradients: `client`
             keeps the last layer on the client, unshared; noise is drawn around what it returns.
     """
-    for name, value in (("align_weight", align_weight), ("margin", margin)):
-        if not 0 <= value < math.inf:
-            raise ConfigurationError(f"{name}: expected a number from 0 up, got {value}")
     meta = MetaAdaptation(
         steps=adapt_steps,
         rate=adapt_rate,
-        views=align_weight > 0,
         early=stochastic_depth,
         head=head,
         noise=noise,
@@ -104,20 +95,23 @@ def harmony(
         exit_share=exit_share,
         personal_share=personal_share,
         meta=meta,
+        views=align_weight > 0,
     )
     return Method(
         "harmony",
         labels="derivable",
         client=part,
-        server_step=align(1 - exit_share, align_weight, margin),
+        server_step=label_private(1 - exit_share),
         trunk="own",
+        align=Alignment(align_weight, margin),
+        asks=("logits", "embeddings"),
         share_exits=True,
         finetune_steps=adapt_steps if finetune_steps is None else finetune_steps,
         finetune_rate=adapt_rate,
     )
 
 
-def align(server_share: float, align_weight: float, margin: float) -> ServerStep:
+def label_private(server_share: float) -> ServerStep:
     """The server's half: task and alignment, each client's on its own copy of the trunk.
 
     Args:
@@ -136,9 +130,11 @@ def align(server_share: float, align_weight: float, margin: float) -> ServerStep
             forward = under_way[client]
             gradient, *task = forward.pull(reply.gradient)
             own = [None if part is None else server_share * part for part in task]
-            if forward.first is not None and forward.same is not None:
-                csa = alignment_loss(forward.first, forward.second, forward.same, margin)
-                own = list(map(_sum, own, forward.copy_gradients(align_weight * csa)))
+            if forward.first is not None and forward.pairs is not None:
+                first, same = forward.first, forward.pairs.same
+                align, parameters = forward.pairs.align, forward.copy.parameters
+                csa = align.gradients(first, forward.second, same, parameters)
+                own = list(map(_sum, own, csa))
             sound = _finite(gradient, *own) and forward.statistics.sound
             if gradient is None or not sound:
                 forward.statistics.put_back()
@@ -156,7 +152,7 @@ class _Forward:
     """One client's way through its copy of the trunk.
 
     outputs: logits of s2, or s2 itself where the client has the last layer.
-    first, second: embeddings s1 and s2; same: I. None without a second view.
+    first, second: embeddings s1 and s2; pairs: with I. None without a second view.
     statistics: the copy's, from before.
     """
 
@@ -166,7 +162,7 @@ class _Forward:
     outputs: Tensor
     second: Tensor
     first: Tensor | None
-    same: Tensor | None
+    pairs: Pairs | None
 
     def pull(self, gradient: Tensor) -> Gradients:
         """From the outputs' gradient to z's and to those of the copy's parameters."""
@@ -178,14 +174,10 @@ class _Forward:
             )
         )
 
-    def copy_gradients(self, loss: Tensor) -> Gradients:
-        """Of a loss on embeddings, by the copy's parameters alone: it stops at z1 and z2."""
-        return list(torch.autograd.grad(loss, self.copy.parameters, allow_unused=True))
-
 
 def _forward(state: ServerState, client: str, arrival: Arrival, now: RoundView) -> _Forward | None:
     """None where the batch cannot be judged: the client then learns by its exit head alone."""
-    features = arrival.features
+    features, pairs = arrival.features, arrival.pairs
     # whole, since the second view may enter as early as the shallowest exit
     copy = state.copy_for(client, min(state.trunk.cuts))
     trunk = copy.module
@@ -195,20 +187,19 @@ def _forward(state: ServerState, client: str, arrival: Arrival, now: RoundView) 
     try:
         second = _neck(trunk, arrival.depth)(z)
         first = None
-        if features.view is not None and features.entry is not None:
-            first = _neck(trunk, features.entry)(features.view)
+        if pairs is not None:
+            first = _neck(trunk, pairs.entry)(pairs.z)
     except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
         statistics.put_back()
         logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
         return None
-    meta = now.plans[client].part.meta
-    outputs = second if meta is not None and meta.head == "client" else trunk.classifier(second)
+    embeddings = now.plans[client].part.judges == "embeddings"
+    outputs = second if embeddings else trunk.classifier(second)
     if not bool(torch.isfinite(outputs.detach().sum())):
         statistics.put_back()
         logger.warning("client=%s gets no feedback: its outputs are not finite", client)
         return None
-    same = None if features.same is None else features.same.bool()
-    return _Forward(copy, statistics, z, outputs, second, first, same)
+    return _Forward(copy, statistics, z, outputs, second, first, pairs)
 
 
 def _neck(trunk: View, depth: int) -> nn.Sequential:
@@ -232,7 +223,7 @@ def _finite(*gradients: Tensor | None) -> bool:
     return all(g is None or bool(torch.isfinite(g.sum())) for g in gradients)
 
 
-def _step(copy: Suffix, gradients: Gradients, clip: float | None) -> None:
+def _step(copy: Suffix, gradients: Sequence[Tensor | None], clip: float | None) -> None:
     """One step of the stages that took part; the others do not even decay."""
     part = [(p, g) for p, g in zip(copy.parameters, gradients, strict=True) if g is not None]
     taken = Suffix(copy.module, [parameter for parameter, _ in part], copy.optimiser)

@@ -29,6 +29,7 @@ from edge_sdk.training.fusion import clip_l2
 from edge_sdk.training.messages import Feedback, Weights
 from edge_sdk.training.plan import ClientPart, PersonalBack
 from server.training.aggregation import Contributions, WeightRule
+from server.training.formulas.contrastive import added
 from server.training.formulas.contribution import (
     ALPHA,
     check_alpha,
@@ -71,27 +72,37 @@ def splitlpf(
         client=ClientPart(back=back),
         server_step=through_the_middle,
         weigh=by_contribution(alpha, signed=signed),
+        asks=("embeddings",),
     )
 
 
 def through_the_middle(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Asking:
     """Each client's features through its copy of the middle, and its gradient back through it."""
-    under_way: dict[str, tuple[Suffix, Statistics, Tensor, Tensor]] = {}
+    under_way: dict[str, tuple[Suffix, Statistics, Tensor, Tensor | None, Tensor]] = {}
     for client, arrival in arrivals.items():
         middle = _middle(state.copy_for(client, arrival.depth))
         statistics = Statistics(middle.module)
-        z = arrival.features.features.detach().requires_grad_()
+        z, pairs = arrival.features.features.detach().requires_grad_(), arrival.pairs
         try:
-            under_way[client] = middle, statistics, z, middle.module(z)
+            e = middle.module(z)
+            first = None if pairs is None else middle.module(pairs.z)
+            under_way[client] = middle, statistics, z, first, e
         except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
             statistics.put_back()
             logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
     replies = yield {client: e.detach().contiguous() for client, (*_, e) in under_way.items()}
     feedback = {}
     for client, reply in replies.items():
-        middle, statistics, z, e = under_way[client]
-        gradient, *own = torch.autograd.grad(e, [z, *middle.parameters], reply.gradient)
-        if not bool(torch.isfinite(gradient.sum())) or not statistics.sound:
+        middle, statistics, z, first, e = under_way[client]
+        gradient, *own = torch.autograd.grad(
+            e, [z, *middle.parameters], reply.gradient, retain_graph=first is not None
+        )
+        sound = bool(torch.isfinite(gradient.sum()))
+        pairs = arrivals[client].pairs
+        if own and first is not None and pairs is not None:
+            own = added(own, pairs.align.gradients(first, e, pairs.same, middle.parameters))
+            sound = sound and all(bool(torch.isfinite(each.sum())) for each in own)
+        if not sound or not statistics.sound:
             statistics.put_back()
             logger.warning("client=%s gets no feedback: its gradient is not finite", client)
             continue
