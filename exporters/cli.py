@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -92,8 +93,9 @@ def _export(
 ) -> ModelManifest:
     console = Console(stderr=True)
     with console.status("loading torch") as status:
+        from exporters.graphs import shared_exit
         from exporters.model import export_model, next_version
-        from exporters.weights import check_depths, load_weights
+        from exporters.weights import check_depths, exit_gate, load_weights
 
         def progress(line: str) -> None:
             status.update(line)
@@ -116,6 +118,7 @@ def _export(
             calibration_x=dataset.x_train,
             depths=depths or trained,
             int8=int8,
+            device=partial(shared_exit, gate=exit_gate(weights)),
             progress=progress,
         )
 

@@ -70,9 +70,13 @@ class DeviceGraphs:
             raise ExportError("device graphs: expected `back` and `features` together, got one")
 
 
-def shared_exit(net: Supernet, depth: int) -> DeviceGraphs:
-    """Prefix and exit head of a super-network in one graph."""
-    return DeviceGraphs(exit=SharedExit(net.prefix(depth), net.exit_head(depth)))
+def shared_exit(net: Supernet, depth: int, gate: GatePolicy = "entropy") -> DeviceGraphs:
+    """Prefix and exit head of a super-network in one graph.
+
+    Args:
+        gate: what the exit heads were trained for: `vacuity` where they give evidence.
+    """
+    return DeviceGraphs(exit=SharedExit(net.prefix(depth), net.exit_head(depth)), gate=gate)
 
 
 def own_exit(net: Supernet, depth: int, extractor: nn.Module, head: nn.Module) -> DeviceGraphs:

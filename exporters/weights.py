@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.manifest import GatePolicy
 from edge_sdk.nets import NAMES, Supernet, build
 from exporters.errors import ExportError
 
@@ -58,6 +59,26 @@ def load_weights(net: Supernet, path: Path) -> tuple[int, ...]:
         )
     net.load_state_dict(net.state_dict() | tensors)
     return depths
+
+
+def exit_gate(path: Path) -> GatePolicy:
+    """By what the answers of the file's exit heads are judged, as their training says; entropy
+    where it says nothing.
+
+    Args:
+        path: of weights that `load_weights` took.
+    Raises: ExportError for a gate that no device has.
+    """
+    with safe_open(path, framework="pt") as file:
+        said = (file.metadata() or {}).get("gate", "entropy")
+    known: tuple[GatePolicy, ...] = get_args(GatePolicy)
+    for policy in known:
+        if said == policy:
+            return policy
+    raise ExportError(
+        f"{path}: gate: expected one of {', '.join(known)}, got {said!r:.50};"
+        " export with the release that trained it"
+    )
 
 
 def check_depths(

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -174,8 +175,9 @@ def _export(plan: Plan, trained: Trained, shares: Shares, state: Path, progress:
     with progress("loading torch"):
         import torch  # noqa: PLC0415 - seconds, so with a title
 
+        from exporters.graphs import shared_exit  # noqa: PLC0415
         from exporters.model import export_model  # noqa: PLC0415
-        from exporters.weights import load_weights  # noqa: PLC0415
+        from exporters.weights import exit_gate, load_weights  # noqa: PLC0415
         from server.training.recipe import load_recipe  # noqa: PLC0415
         from server.training.world import build_network  # noqa: PLC0415
     torch.set_num_threads(1)  # the server and its broker run beside it
@@ -192,6 +194,7 @@ def _export(plan: Plan, trained: Trained, shares: Shares, state: Path, progress:
             version=1,
             class_names=dataset.class_names,
             depths=depths,
+            device=partial(shared_exit, gate=exit_gate(Path(trained.weights))),
             progress=say,
         )
 

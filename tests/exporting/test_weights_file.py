@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from edge_sdk.nets import Supernet, build
 from exporters.cli import app
 from exporters.errors import ExportError
-from exporters.weights import check_depths, load_weights
+from exporters.graphs import shared_exit
+from exporters.weights import check_depths, exit_gate, load_weights
 
 
 def with_exits(net: Supernet, *depths: int) -> dict[str, Tensor]:
@@ -81,3 +82,15 @@ def test_backbone_that_the_weights_are_of_is_named(cnn8: Supernet, tmp_path: Pat
     with pytest.raises(ExportError, match=r"of cnn6 .* they fit .*cnn8; choose") as caught:
         load_weights(build("cnn6"), path)
     assert "Missing key" not in str(caught.value)
+
+
+def test_gate_is_what_the_exits_were_trained_for(tiny: Supernet, tmp_path: Path) -> None:
+    tensors = with_exits(tiny, 1)
+    assert exit_gate(saved(tmp_path, tensors)) == "entropy"
+    path = tmp_path / "evidence.safetensors"
+    save_file(tensors, path, metadata={"gate": "vacuity"})
+    assert exit_gate(path) == "vacuity"
+    assert shared_exit(tiny, 1, exit_gate(path)).gate == "vacuity"
+    save_file(tensors, path, metadata={"gate": "surprise"})
+    with pytest.raises(ExportError, match=r"gate: expected one of entropy, .* got 'surprise'"):
+        exit_gate(path)
