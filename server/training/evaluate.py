@@ -77,11 +77,15 @@ class ClientScore:
 
 
 class Evaluator:
-    """Measures a world as it is when asked."""
+    """Measures a world as it is when asked.
 
-    def __init__(self, world: World) -> None:
+    Args:
+        rho: of clients' tests; None for the recipe's.
+    """
+
+    def __init__(self, world: World, rho: float | None = None) -> None:
         self._world = world
-        self._tests = _tests(world)
+        self._tests = _tests(world, world.recipe.evaluate.rho if rho is None else rho)
 
     def path(self, *, supervised: bool) -> Path:
         """What the global test set is put through: exits while the server has never supervised."""
@@ -292,13 +296,12 @@ class Evaluator:
             yield torch.from_numpy(np.ascontiguousarray(some)).to(self._world.device)
 
 
-def _tests(world: World) -> dict[str, RhoTest]:
+def _tests(world: World, rho: float) -> dict[str, RhoTest]:
     """Every client's test samples.
 
     A client that lacks few classes has fewer OOD samples than rho asks for: then all there are.
     Where tests are the clients' own, rho is the share of their drift; 1 is as many as its own.
     """
-    rho = world.recipe.evaluate.rho
     if world.tests:
         return {
             name: RhoTest(test.id, test.ood[: round(rho * len(test.id))])

@@ -30,6 +30,7 @@ from server.training.checkpoint import (
 from server.training.cost import answer_latency, energy_report, training_cost
 from server.training.evaluate import ClientScore, Evaluator
 from server.training.evaluate_answers import auxiliary_report, benign_rate_of
+from server.training.evaluate_drift import drift_report
 from server.training.metrics import summarise_clients
 from server.training.plots import plot_rounds
 from server.training.privacy import privacy_of
@@ -153,6 +154,7 @@ def report_of(world: World, rows: list[Row]) -> Report:
             "exits": {str(depth): value for depth, value in evaluator.exits().items()},
             "auxiliary": auxiliary_report(world),
             "bmr": benign_rate_of(world),
+            "out_of_client": drift_report(world, supervised=supervised),
         },
         "labels": world.method.labels,
         "privacy": privacy_of(world.method, world.plans, rows, recipe.privacy.delta),
