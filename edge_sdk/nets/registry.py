@@ -24,14 +24,15 @@ from edge_sdk.nets.vit import vit_b, vit_s
 
 @dataclass(frozen=True, slots=True)
 class _Backbone:
-    """How to build it, the input and classes of the paper's data, where none are given, and
-    which normalisation layers it may have, the default first.
+    """How to build it, the input and classes of the paper's data, where none are given, which
+    normalisation layers it may have, the default first, and whether its features are maps.
     """
 
     builder: Callable[[NetSpec], Supernet]
     input_shape: tuple[int, ...]
     classes: int
     norms: tuple[Norm, ...] = ()
+    maps: bool = True
 
 
 _BATCH_OR_GROUP: Final[tuple[Norm, ...]] = ("batch", "group")
@@ -46,10 +47,11 @@ _BACKBONES: Final = {
     "resnet50": _Backbone(resnet50, (3, 64, 64), 200, _BATCH_OR_GROUP),
     "tiny": _Backbone(tiny, (1, 8, 8), 10),
     "vgg11": _Backbone(vgg11, (3, 32, 32), 10, _BATCH_OR_GROUP),
-    "vit_b": _Backbone(vit_b, (3, 224, 224), 100),
-    "vit_s": _Backbone(vit_s, (3, 224, 224), 100),
+    "vit_b": _Backbone(vit_b, (3, 224, 224), 100, maps=False),
+    "vit_s": _Backbone(vit_s, (3, 224, 224), 100, maps=False),
 }
 NAMES: Final = tuple(sorted(_BACKBONES))
+TOKENS: Final = tuple(name for name in NAMES if not _BACKBONES[name].maps)  # features are no maps
 
 
 def build(

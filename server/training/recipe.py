@@ -31,6 +31,7 @@ from typing import Any, Final, Literal, TypeVar, get_type_hints
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import Codec
+from edge_sdk.nets import TOKENS
 from edge_sdk.training.update_codecs import UpdateCodec, UpdateCoding
 from profiles.energy import PowerModel
 from profiles.errors import InvalidProfileError
@@ -327,7 +328,13 @@ def read_recipe(data: Mapping[str, Any]) -> Recipe:
     for name, value in _with_staleness(data).items():
         built[name] = _record(tables[name], value, name) if name in tables else value
     recipe: Recipe = _record(Recipe, built, "recipe")
-    method = recipe.build_method()
+    method, backbone = recipe.build_method(), recipe.train.backbone
+    distil = method.client.distil
+    if distil is not None and distil.head == "global" and backbone in TOKENS:
+        raise ConfigurationError(
+            f"train: {backbone}'s features are tokens, no maps to pool over: expected"
+            ' auxiliary_head = "exit", or another backbone'
+        )
     if method.batch_share is not None and recipe.train.iterations is None:
         raise ConfigurationError(
             f"train: {method.name} shares each batch out among the participants, so its rounds are"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.training.plan import ClientPart
+from edge_sdk.training.halves.auxiliary import auxiliary_of
+from edge_sdk.training.plan import ClientPart, Distillation, Plan
 from profiles.energy import PowerModel
 from server.training.aggregation import Contribution, by_depth_and_loss, by_samples
 from server.training.recipe import METHODS, Recipe, load_recipe, read_recipe
@@ -178,3 +179,30 @@ def test_a_whole_number_is_a_number_and_a_list_a_tuple() -> None:
 def test_a_plan_has_no_truth_for_a_number() -> None:
     with pytest.raises(ConfigurationError, match="clip: expected above 0, got True"):
         ClientPart(clip=True)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "shape"),
+    [("tiny", (1, 8, 8)), ("resnet18", (3, 32, 32)), ("har_cnn", (9, 32)), ("vit_s", (3, 32, 32))],
+)
+def test_global_pools_over_tokens_are_refused_when_the_recipe_is_read(
+    backbone: str, shape: tuple[int, ...]
+) -> None:
+    """Not only when a client starts: of the same backbones, by what a client does with them."""
+    said = {
+        "method": "besplit",
+        "data": {"name": "digits", "clients": 2},
+        "train": {"backbone": backbone, "rounds": 1, "learning_rate": 0.1, "batch": 8},
+    }
+    part = ClientPart(distil=Distillation("global"))
+    numbers = (0.0,) * shape[0], (1.0,) * shape[0]
+    plan = Plan(backbone, shape, 10, *numbers, 1, 0.1, 8, part=part, seed=1)
+    try:
+        auxiliary_of(plan)
+    except ConfigurationError:
+        with pytest.raises(ConfigurationError, match=f'{backbone}.*auxiliary_head = "exit"'):
+            read_recipe(said)
+    else:
+        read_recipe(said)
+    read_recipe(said | {"method_numbers": {"auxiliary_head": "exit"}})
+    read_recipe(said | {"method_numbers": {"ablation": "no_dtd"}})
