@@ -183,8 +183,6 @@ _BESPLIT: Final = Table(
         ),
         Row("SplitFed", {"method": "splitfed-v1"}, {"accuracy": 71.80}),
         Row("FedAvg", {"method": "fedavg"}, {"accuracy": 71.10}),
-        Row("SplitFed, half the rate", {"method": "splitfed-v1", "train": {"learning_rate": 0.05}}),
-        Row("FedAvg, half the rate", {"method": "fedavg", "train": {"learning_rate": 0.05}}),
     ],
     {
         "smoke": _smoke(data=_DIRICHLET),
