@@ -292,19 +292,11 @@ _HARMONY: Final = Table(
             {"rho 0": 98.18, "rho 0.8": 59.25},
         ),
         Row(
-            "SplitGP, lambda 0.2, half the rate",
-            {
-                "method": "splitgp",
-                **_number(personal_share=0.2),
-                "train": {"learning_rate": 0.05},
-            },
-        ),
-        Row(
-            "SplitGP, lambda 0.9, half the rate",
+            "SplitGP, lambda 0.9, aligned",
             {
                 "method": "splitgp",
                 **_number(personal_share=0.9),
-                "train": {"learning_rate": 0.05},
+                "parts": {"align": {"method": "harmony"}},
             },
         ),
         Row("no alignment", {"method": "harmony", **_number(align_weight=0.0)}),
@@ -319,7 +311,6 @@ _HARMONY: Final = Table(
             data={"partition": "shards", "numbers": {"per_client": 2, "total": 8}},
             train={"depth": None, **_FLEET},
         ),
-        # HARMONY's losses are halved on both sides, so it wants the higher rate; SplitGP gets both
         "cpu": _cpu(
             data={
                 "clients": 20,
@@ -332,7 +323,6 @@ _HARMONY: Final = Table(
                 "depth": None,
                 "depths": [2, 3],
                 "batch": 15,
-                "learning_rate": 0.1,
             },
             evaluate={"every": 6},
         ),
