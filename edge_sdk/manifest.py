@@ -116,6 +116,7 @@ class BundleManifest:
             does not; `back` for U-shaped methods.
         golden: a frame file with inputs `x` and the `logits` the `exit` graph must give.
         parity: what the export measured against the torch model, for people.
+        run: of the training its weights come from; empty where they do not say.
     """
 
     bundle: str
@@ -128,6 +129,7 @@ class BundleManifest:
     gate: GateSpec
     golden: str
     parity: dict[str, Any]
+    run: str = ""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -444,6 +446,7 @@ def _bundle_manifest(data: dict[str, Any]) -> BundleManifest:
         gate=_gate(_object(data, "gate")),
         golden=_text(data, "golden"),
         parity=_free_form(data, "parity"),
+        run=_text(data, "run") if "run" in data else "",
     )
 
 

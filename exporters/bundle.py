@@ -112,6 +112,7 @@ def write_fp32(source: Source, folder: Path) -> BundleManifest:
         gate=gate,
         golden=GOLDEN_NAME,
         parity={**report.to_dict(), "latency_us": round(latency, 1)},
+        run=source.graphs.run,
     )
     _finish(manifest, source, folder)
     return manifest

@@ -95,7 +95,7 @@ def _export(
     with console.status("loading torch") as status:
         from exporters.graphs import shared_exit
         from exporters.model import export_model, next_version
-        from exporters.weights import check_depths, exit_gate, load_weights
+        from exporters.weights import check_depths, load_weights, origin
 
         def progress(line: str) -> None:
             status.update(line)
@@ -106,6 +106,7 @@ def _export(
         net = _network(backbone, dataset)
         trained = load_weights(net, weights)
         check_depths(weights, net, trained, depths or ())
+        said = origin(weights)
         status.update("tracing the network")
         return export_model(
             net,
@@ -118,7 +119,7 @@ def _export(
             calibration_x=dataset.x_train,
             depths=depths or trained,
             int8=int8,
-            device=partial(shared_exit, gate=exit_gate(weights)),
+            device=partial(shared_exit, gate=said.gate, run=said.run),
             progress=progress,
         )
 

@@ -56,6 +56,7 @@ class DeviceGraphs:
         features: shape of one sample of those features; with `back` only.
         personal: names of the submodules of `exit` whose parameters are overridable.
         gate: by what the exit's logits are judged.
+        run: of the training the weights come from; empty where that is not known.
     """
 
     exit: nn.Module
@@ -64,19 +65,24 @@ class DeviceGraphs:
     features: tuple[int, ...] | None = None
     personal: tuple[str, ...] = ("head",)
     gate: GatePolicy = "entropy"
+    run: str = ""
 
     def __post_init__(self) -> None:
         if (self.back is None) != (self.features is None):
             raise ExportError("device graphs: expected `back` and `features` together, got one")
 
 
-def shared_exit(net: Supernet, depth: int, gate: GatePolicy = "entropy") -> DeviceGraphs:
+def shared_exit(
+    net: Supernet, depth: int, gate: GatePolicy = "entropy", run: str = ""
+) -> DeviceGraphs:
     """Prefix and exit head of a super-network in one graph.
 
     Args:
         gate: what the exit heads were trained for: `vacuity` where they give evidence.
+        run: of their training, so that a device's own head of it may take their place.
     """
-    return DeviceGraphs(exit=SharedExit(net.prefix(depth), net.exit_head(depth)), gate=gate)
+    exit_graph = SharedExit(net.prefix(depth), net.exit_head(depth))
+    return DeviceGraphs(exit=exit_graph, gate=gate, run=run)
 
 
 def own_exit(net: Supernet, depth: int, extractor: nn.Module, head: nn.Module) -> DeviceGraphs:

@@ -7,6 +7,7 @@ nobody trained, or that stay with their devices.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
 
@@ -61,20 +62,31 @@ def load_weights(net: Supernet, path: Path) -> tuple[int, ...]:
     return depths
 
 
-def exit_gate(path: Path) -> GatePolicy:
-    """By what the answers of the file's exit heads are judged, as their training says; entropy
-    where it says nothing.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a training says of its weights.
 
-    Args:
-        path: of weights that `load_weights` took.
+    Attributes:
+        gate: by what the answers of exit heads are judged; entropy where nothing is said.
+        run: which run of it they come from; empty where nothing is said.
+    """
+
+    gate: GatePolicy
+    run: str
+
+
+def origin(path: Path) -> Origin:
+    """Of weights that `load_weights` took.
+
     Raises: ExportError for a gate that no device has.
     """
     with safe_open(path, framework="pt") as file:
-        said = (file.metadata() or {}).get("gate", "entropy")
+        metadata = file.metadata() or {}
+    said = metadata.get("gate", "entropy")
     known: tuple[GatePolicy, ...] = get_args(GatePolicy)
     for policy in known:
         if said == policy:
-            return policy
+            return Origin(policy, metadata.get("run", ""))
     raise ExportError(
         f"{path}: gate: expected one of {', '.join(known)}, got {said!r:.50};"
         " export with the release that trained it"

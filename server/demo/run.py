@@ -177,13 +177,14 @@ def _export(plan: Plan, trained: Trained, shares: Shares, state: Path, progress:
 
         from exporters.graphs import shared_exit  # noqa: PLC0415
         from exporters.model import export_model  # noqa: PLC0415
-        from exporters.weights import exit_gate, load_weights  # noqa: PLC0415
+        from exporters.weights import load_weights, origin  # noqa: PLC0415
         from server.training.recipe import load_recipe  # noqa: PLC0415
         from server.training.world import build_network  # noqa: PLC0415
     torch.set_num_threads(1)  # the server and its broker run beside it
     dataset = shares.dataset
     net = build_network(load_recipe(plan.recipe), dataset)
     depths = load_weights(net, Path(trained.weights))
+    said = origin(Path(trained.weights))
     with progress("exporting bundles and segments to ONNX, checking each against torch") as say:
         export_model(
             net,
@@ -194,7 +195,7 @@ def _export(plan: Plan, trained: Trained, shares: Shares, state: Path, progress:
             version=1,
             class_names=dataset.class_names,
             depths=depths,
-            device=partial(shared_exit, gate=exit_gate(Path(trained.weights))),
+            device=partial(shared_exit, gate=said.gate, run=said.run),
             progress=say,
         )
 

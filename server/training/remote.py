@@ -478,7 +478,8 @@ def _finish(
 ) -> Report:
     recipe, folder = world.recipe, settings.folder
     exits = trained_exits(world, rows)
-    said: dict[str, str] = {"gate": world.method.gate}  # by which `splitedge export` has devices go
+    run = (folder / RUN).read_text("ascii").strip()
+    said: dict[str, str] = {"gate": world.method.gate, "run": run}  # for `splitedge export`
     write_atomic(folder / WEIGHTS, save(_weights(_served(world), exits), said))
     alone = world.method.server_step is not None and not any(row["supervised"] for row in rows)
     summary = summarise(scored.devices, alone=alone)

@@ -15,7 +15,7 @@ from edge_sdk.nets import Supernet, build
 from exporters.cli import app
 from exporters.errors import ExportError
 from exporters.graphs import shared_exit
-from exporters.weights import check_depths, exit_gate, load_weights
+from exporters.weights import Origin, check_depths, load_weights, origin
 
 
 def with_exits(net: Supernet, *depths: int) -> dict[str, Tensor]:
@@ -86,11 +86,11 @@ def test_backbone_that_the_weights_are_of_is_named(cnn8: Supernet, tmp_path: Pat
 
 def test_gate_is_what_the_exits_were_trained_for(tiny: Supernet, tmp_path: Path) -> None:
     tensors = with_exits(tiny, 1)
-    assert exit_gate(saved(tmp_path, tensors)) == "entropy"
+    assert origin(saved(tmp_path, tensors)) == Origin("entropy", "")
     path = tmp_path / "evidence.safetensors"
-    save_file(tensors, path, metadata={"gate": "vacuity"})
-    assert exit_gate(path) == "vacuity"
-    assert shared_exit(tiny, 1, exit_gate(path)).gate == "vacuity"
+    save_file(tensors, path, metadata={"gate": "vacuity", "run": "c0ffee"})
+    assert origin(path) == Origin("vacuity", "c0ffee")
+    assert shared_exit(tiny, 1, origin(path).gate).gate == "vacuity"
     save_file(tensors, path, metadata={"gate": "surprise"})
     with pytest.raises(ExportError, match=r"gate: expected one of entropy, .* got 'surprise'"):
-        exit_gate(path)
+        origin(path)
