@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
-from edge_sdk.bundle import BundleStore
+from edge_sdk.bundle import ActiveBundle, BundleStore
 from edge_sdk.engine import Engine, read_logits
 from edge_sdk.errors import (
     BundleError,
@@ -32,6 +32,7 @@ from edge_sdk.manifest import BundleManifest
 from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.offload import NoReply, Offloader, Outcome, Pending, Presence
 from edge_sdk.outbox import Outbox, Waiting
+from edge_sdk.own_weights import OwnWeights
 from edge_sdk.prediction import DEVICE, FALLBACK, SERVER, LateAnswer, Prediction
 from edge_sdk.replay import LateAnswers, passing
 from edge_sdk.session import Array
@@ -160,8 +161,8 @@ class EdgeAgent:
                 not wait; the agent follows its own all the same.
         Raises: StateInUseError if another agent runs there; EnrolmentError if the device is not
             enrolled (see `enroll`); NoBundleError if there is no bundle; BundleError if none loads;
-            ConfigurationError for settings or a CA file that cannot be used; why an update failed
-            (see `update`) if the first bundle cannot be fetched.
+            ConfigurationError for settings, own weights or a CA file that cannot be used; why an
+            update failed (see `update`) if the first bundle cannot be fetched.
         """
         state = Path(state)
         settings = settings or AgentSettings()
@@ -205,6 +206,8 @@ class EdgeAgent:
         Raises: ManifestError, BundleError; ConfigurationError for settings that need a server.
         """
         settings = settings or AgentSettings(offload=False)
+        if settings.personal is not None:
+            raise ConfigurationError("personal needs a state folder: use EdgeAgent.open")
         if settings.late_answers or isinstance(settings.controller, Agreement):
             raise ConfigurationError("late_answers and Agreement need a server: use EdgeAgent.open")
         folder = Path(folder)
@@ -403,7 +406,7 @@ class EdgeAgent:
         if active.manifest == self._engine.manifest or self._closed:
             return
         try:
-            engine = Engine(active.folder, active.manifest, self._settings)
+            engine = _changed(active, store.state, self._settings)
         except (BundleError, InputError) as err:
             store.roll_back(str(err))
             raise UpdateRefusedError(f"{active.manifest.bundle}: {err}") from err
@@ -582,15 +585,30 @@ def _load(store: BundleStore, settings: AgentSettings) -> Engine:
     except NoBundleError:
         update(store.state)
         active = store.active()
+    own = None if settings.personal is None else OwnWeights.load(store.state, settings.personal)
     try:
-        return Engine(active.folder, active.manifest, settings)
+        return Engine(active.folder, active.manifest, settings, own)
     except BundleError as err:
         # with nothing to go back to it stays: another onnxruntime may load it
         if not store.has_way_back():
             raise
         logger.warning("bundle=%s does not load: %s", active.manifest.bundle, err)
-        active = store.roll_back(str(err))
-        return Engine(active.folder, active.manifest, settings)
+        return _changed(store.roll_back(str(err)), store.state, settings)
+
+
+def _changed(active: ActiveBundle, state: Path, settings: AgentSettings) -> Engine:
+    """The engine of a bundle that nobody at the device chose: what the device learnt for itself is
+    left out where it does not go with it, since answers are wanted all the same.
+    """
+    if settings.personal is not None:
+        try:
+            own = OwnWeights.load(state, settings.personal)
+            return Engine(active.folder, active.manifest, settings, own)
+        except ConfigurationError as err:
+            logger.warning(
+                "bundle=%s answers with its own weights: %s", active.manifest.bundle, err
+            )
+    return Engine(active.folder, active.manifest, settings)
 
 
 def _forget_start(store: BundleStore) -> None:

@@ -12,6 +12,7 @@ from edge_sdk.errors import InputError
 from edge_sdk.gate import Gate, Verdict, gate_from
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.offload import Target
+from edge_sdk.own_weights import OwnWeights
 from edge_sdk.session import Array, Session
 from edge_sdk.settings import AgentSettings
 from edge_sdk.steering import steering_from
@@ -24,11 +25,19 @@ class Engine:
     """The graphs of one bundle, its gate and what steers it. An update puts another engine in its
     place, between two predictions and not within one.
 
-    Raises: BundleError if a graph cannot be loaded; ConfigurationError if the settings and the
-        bundle do not go together.
+    Args:
+        own: what the device learnt for itself, in place of what the bundle holds of it.
+    Raises: BundleError if a graph cannot be loaded; ConfigurationError if the settings or the
+        device's own weights and the bundle do not go together.
     """
 
-    def __init__(self, folder: Path, manifest: BundleManifest, settings: AgentSettings) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: BundleManifest,
+        settings: AgentSettings,
+        own: OwnWeights | None = None,
+    ) -> None:
         self.manifest = manifest
         self.class_names = manifest.class_names
         self.gate: Gate = gate_from(manifest.gate, settings.threshold)
@@ -39,6 +48,9 @@ class Engine:
             name: Session(folder / graph.file, threads=settings.threads)
             for name, graph in manifest.graphs.items()
         }
+        if own is not None:
+            for name, values in own.overrides(manifest).items():
+                sessions[name].override(values)
         self._exit = sessions["exit"]
         self._prefix = sessions.get("prefix")
         self._back = sessions.get("back")

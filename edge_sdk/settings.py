@@ -80,6 +80,8 @@ class AgentSettings:
         probe_interval_s: how often an absent server is looked for.
         heartbeat_s: between two telemetry messages.
         max_in_flight: offloads of `predict_many` under way at once.
+        personal: a training this device took part in, to answer with what it learnt there for
+            itself (edge_sdk.own_weights); None answers with the bundle's.
     """
 
     deadline_s: float = 1.0
@@ -92,6 +94,7 @@ class AgentSettings:
     probe_interval_s: float = 0.5
     heartbeat_s: float = 30.0
     max_in_flight: int = 32
+    personal: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("deadline_s", "probe_interval_s", "heartbeat_s"):

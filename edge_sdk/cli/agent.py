@@ -28,6 +28,15 @@ app = typer.Typer(
 
 State = Annotated[Path, typer.Option("--state", help="Folder of everything the device keeps.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Personal = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TRAINING",
+        help="Answer with what this device learnt for itself in that training, in place of what "
+        "its bundle holds: its exit head, auxiliary model or last layer. The bundle must be "
+        "exported from the same run.",
+    ),
+]
 STATE_DEFAULT = Path("splitedge-agent")
 NO_BUNDLE = "no bundle yet: the server has no model for it"
 
@@ -95,9 +104,10 @@ def run(
             "`splitedge agent train --data` takes them.",
         ),
     ] = None,
+    personal: Personal = None,
 ) -> None:
     """Stay connected: report, take new bundles, until Ctrl-C."""
-    from edge_sdk import EdgeAgent
+    from edge_sdk import AgentSettings, EdgeAgent
     from edge_sdk.errors import SplitedgeError
 
     logging.getLogger("edge_sdk").setLevel(logging.INFO)
@@ -109,8 +119,10 @@ def run(
             from edge_sdk.training.trainee import Trainee
 
             on_command = stack.enter_context(Trainee(state, data)).command
-        agent = stack.enter_context(EdgeAgent.open(state, on_command=on_command))
-        typer.echo(f"splitedge agent: {agent.status().device} runs {agent.status().bundle}")
+        settings = AgentSettings(personal=personal)
+        agent = stack.enter_context(EdgeAgent.open(state, settings, on_command=on_command))
+        own = "" if personal is None else f" with its own weights of {personal}"
+        typer.echo(f"splitedge agent: {agent.status().device} runs {agent.status().bundle}{own}")
         while True:
             time.sleep(60 * update_minutes)
             try:
@@ -177,13 +189,16 @@ def predict(
         float | None, typer.Option(help="Exit below this uncertainty; default the bundle's.")
     ] = None,
     local: Annotated[bool, typer.Option("--local", help="Never ask the server.")] = False,
+    personal: Personal = None,
     as_json: AsJson = False,
 ) -> None:
     """Classify files: on the device where it is sure, by the server where it is not."""
     from edge_sdk import AgentSettings, EdgeAgent
     from edge_sdk.cli.inputs import read_samples
 
-    settings = AgentSettings(deadline_s=deadline, threshold=threshold, offload=not local)
+    settings = AgentSettings(
+        deadline_s=deadline, threshold=threshold, offload=not local, personal=personal
+    )
     with EdgeAgent.open(state, settings) as agent:
         named = [named for file in files for named in read_samples(file, agent.manifest.input)]
         answers = agent.predict_many(sample for _, sample in named)

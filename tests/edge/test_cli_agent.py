@@ -24,8 +24,9 @@ from benchmarks.models import export_random
 from edge_sdk.cli.inputs import read_samples
 from edge_sdk.cli.main import main
 from edge_sdk.errors import ConfigurationError, InputError
-from edge_sdk.manifest import TensorSpec
+from edge_sdk.manifest import BundleManifest, TensorSpec
 from edge_sdk.nets import build
+from edge_sdk.own_weights import OwnWeights
 from edge_sdk.session import Array
 from edge_sdk.training.trainee import Trainee
 from server.demo.processes import ServerProcess
@@ -397,9 +398,10 @@ def test_running_agent_trains_when_it_is_invited(
     np.savez(own, x_train=x, y_train=labels, x_test=x[:10], y_test=labels[:10])
     recipe = read_recipe(
         {
-            "method": "fedavg",
+            "method": "multi-exit",
             "data": {"name": own.name, "folder": tmp_path, "clients": 1},
-            "train": {"backbone": "tiny", "rounds": 2, "batch": 20, "learning_rate": 0.01},
+            "train": {"backbone": "tiny", "rounds": 2, "batch": 20, "learning_rate": 0.01}
+            | {"depth": 2},
         }
     )
     command = [sys.executable, "-P", "-m", "edge_sdk.cli", "agent", "run", "--state", str(pi)]
@@ -425,8 +427,17 @@ def test_running_agent_trains_when_it_is_invited(
         assert "training is over: 2 rounds here" in run.stdout.readline()
         run.send_signal(signal.SIGTERM)
         assert run.wait(timeout=20) == 0
-    assert (training / "weights.safetensors").is_file()
-    assert list((pi / "training").glob("*.safetensors"))
+    # what it kept goes with the bundle that is exported from that run, and only with that
+    words = ("--backbone", "tiny", "--data", "digits", "--int8", "never", "--out", tmp_path)
+    weights = training / "weights.safetensors"
+    splitedge("export", *words, "--weights", weights, "--name", "first")
+    manifest = BundleManifest.load(tmp_path / "first" / "1" / "bundles" / "d2")
+    assert manifest.run == (training / "run.id").read_text().strip()
+    found = OwnWeights.load(pi, "first").overrides(manifest)
+    assert found.keys() == {"exit"}
+    assert found["exit"].keys() == set(manifest.graphs["exit"].overridable)
+    refusal = splitedge("agent", "run", "--state", pi, "--personal", "first").refusal
+    assert "bench-tiny/1/d2: does not say which training it is of" in refusal
 
 
 def test_running_agent_takes_invitations_of_its_server_only(
