@@ -1,8 +1,8 @@
 """A run on disk: after each round one file with all that the next one depends on.
 
-A checkpoint is a safetensors file: the global weights, the server's momentum, the method's memory
-and what clients keep to themselves, and as JSON in its metadata the recipe, the clients' depths and
-the rounds so far.
+A checkpoint is a safetensors file: the global weights, the server's momentum, the method's memory,
+what was seen of clients and what they keep to themselves, and as JSON in its metadata the recipe,
+the clients' depths and the rounds so far.
 It is written whole or not at all, and the one before stays beside it. Nothing is pickled. What is
 drawn at random is keyed by seed, round and client, so there is no generator to save.
 
@@ -46,8 +46,8 @@ class Checkpoint:
         rows: the report's rounds so far, the last one's number is `round`.
         depths: by client; they stay as they were when it began to train.
         engine: what was under way.
-        tensors: by `net/NAME`, `momentum/STAGE/PLACE`, `memory/NAME`, `client/CLIENT/NAME` and
-            `engine/...`, what is under way.
+        tensors: by `net/NAME`, `momentum/STAGE/PLACE`, `memory/NAME`, `seen/NAME`,
+            `client/CLIENT/NAME` and `engine/...`, what is under way.
     """
 
     round: int
@@ -69,6 +69,7 @@ class Checkpoint:
             momentum[int(stage), int(place)] = tensor
         world.state.set_momentum(momentum)
         world.state.memory = {k: t.to(world.device) for k, t in self._part("memory/").items()}
+        world.state.seen = self._part("seen/")
         for key, tensor in self._part("client/").items():
             name, _, weight = key.partition("/")
             if name not in world.clients:
@@ -91,6 +92,7 @@ def save_checkpoint(folder: Path, world: World, rows: list[Row]) -> Path:
     for (stage, place), tensor in world.state.momentum().items():
         tensors[f"momentum/{stage}/{place}"] = tensor
     tensors |= {f"memory/{name}": tensor for name, tensor in world.state.memory.items()}
+    tensors |= {f"seen/{name}": tensor for name, tensor in world.state.seen.items()}
     for client in world.clients.values():
         tensors |= {f"client/{client.name}/{key}": t for key, t in client.personal.items()}
     engine, begun = world.engine.progress()

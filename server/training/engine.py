@@ -19,8 +19,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -56,6 +56,7 @@ from server.training.admission import (
 )
 from server.training.aggregation import Contribution, merge
 from server.training.method import Method
+from server.training.outliers import outliers
 from server.training.robust import capped, change_ratios, suspects, trimmed_merge
 from server.training.rounds import (
     RoundResult,
@@ -65,7 +66,7 @@ from server.training.rounds import (
     mean_coding,
     mean_loss,
 )
-from server.training.server_steps import Arrival
+from server.training.server_steps import Arrival, Arrivals
 from server.training.spool import Spool
 from server.training.stale import by_round, named, rebased
 from server.training.state import ServerState
@@ -346,7 +347,9 @@ class Engine:
     def _answer(
         self, now: RoundUnderWay, step: int, features: Mapping[str, Features]
     ) -> dict[str, Feedback]:
-        """What the server's step returns; it may ask the clients before it does."""
+        """What the server's step returns: to the others, and apart from them to who stands out, by
+        whose batches the one suffix for all is not stepped.
+        """
         if self._method.server_step is None or not features:
             return {}
         now.view.step = step
@@ -354,20 +357,46 @@ class Engine:
             name: Arrival(self._plans[name].depth, f, self._method.align)
             for name, f in features.items()
         }
+        apart = self._outliers(now, arrivals)
+        together = {name: each for name, each in arrivals.items() if name not in apart}
+        feedback = self._server_step(now, together, at_rest=False) if together else {}
+        return feedback | (self._server_step(now, apart, at_rest=True) if apart else {})
+
+    def _outliers(self, now: RoundUnderWay, arrivals: Arrivals) -> Arrivals:
+        """What came from clients that stand out, where robustness is asked for."""
+        if self._settings.robust != "trimmed":
+            return {}
         with self._using_state:
+            found = outliers(self._state, arrivals, now.view, self._settings.clip_factor)
+        for name, why in found.items():
+            now.suspect(name, why)
+        return {name: arrivals[name] for name in arrivals if name in found}
+
+    def _server_step(
+        self, now: RoundUnderWay, arrivals: Arrivals, *, at_rest: bool
+    ) -> dict[str, Feedback]:
+        """The method's server step; it may ask the clients before it answers."""
+        assert self._method.server_step is not None
+        step = now.view.step
+        with self._stepping(at_rest=at_rest):
             answer = self._method.server_step(self._state, arrivals, now.view)
         if not isinstance(answer, Generator):
             return answer
         try:
-            with self._using_state:
+            with self._stepping(at_rest=at_rest):
                 outputs = next(answer)
             while True:
                 gradients = self._gradients(now, step, outputs)
-                with self._using_state:
+                with self._stepping(at_rest=at_rest):
                     outputs = answer.send(gradients)
         except StopIteration as done:
             feedback: dict[str, Feedback] = done.value
             return feedback
+
+    @contextmanager
+    def _stepping(self, *, at_rest: bool) -> Iterator[None]:
+        with self._using_state, self._state.at_rest() if at_rest else nullcontext():
+            yield
 
     def _gradients(
         self, now: RoundUnderWay, step: int, outputs: Mapping[str, Tensor]
@@ -472,7 +501,9 @@ class Engine:
         weights = self._method.weigh(now.contributions, now.view)
         own = self._state.read()
         if self._settings.robust == "trimmed":
-            weights = capped(weights, self._settings.weight_cap)
+            # nothing is learnt from who stood out, on either side of the cut
+            heard = {name: 0.0 if name in now.suspects else w for name, w in weights.items()}
+            weights = capped(heard, self._settings.weight_cap)
             merged = self._trimmed(now, weights, own)
         else:
             merged = merge(now.contributions, weights, own, self._method.server_weight)
@@ -483,9 +514,8 @@ class Engine:
     def _trimmed(self, now: RoundUnderWay, weights: Mapping[str, float], own: Weights) -> Weights:
         settings = self._settings
         ratios = change_ratios(now.contributions, now.view.sent)
-        now.suspects = suspects(ratios, settings.clip_factor)
-        for client, why in now.suspects.items():
-            logger.warning("round=%d client=%s clipped: %s", now.number, client, why)
+        for client, why in suspects(ratios, settings.clip_factor).items():
+            now.suspect(client, why)
         return trimmed_merge(
             now.contributions,
             weights,

@@ -194,6 +194,7 @@ class OwnPaceEngine(Engine):
         now.samples |= then.samples
         now.label_counts |= then.label_counts
         now.refused |= then.refused
+        now.suspects |= then.suspects
         if ended.found or then.refused:
             self._owed.discard((name, then.number))
         rounds, most = now.number - then.number, self._settings.staleness_max

@@ -1,9 +1,12 @@
 """A merge that a few bad clients cannot bend: large changes clipped, extremes left out.
 
 clip     A client's change of a stage since the round's start is scaled down to at most
-         `clip_factor` times the median norm of those who trained that stage. Of two the smaller
-         counts as the median; who changed nothing does not count. BatchNorm's statistics of a stage
-         are looked at by themselves: they are not of the size of weights.
+         `clip_factor` times the median norm of those who trained that stage. Who changed nothing
+         does not count. BatchNorm's statistics of a stage are looked at by themselves: they are not
+         of the size of weights. Of two the smaller counts as the median, since nobody can say which
+         of two is the bad one: an honest device with much more data than the other is then held to
+         `clip_factor` times the other's change, in its own direction, where the larger as a measure
+         would let a bad one change all. Two that trust each other train with `robust = "none"`.
 cap      No client's weight exceeds `weight_cap` times the median weight, whatever it says of its
          samples or its loss.
 trim     In each coordinate the k smallest and the k largest of the n values held are left out,
@@ -13,6 +16,9 @@ trim     In each coordinate the k smallest and the k largest of the n values hel
 Trimmed mean: Yin et al., Byzantine-Robust Distributed Learning, ICML 2018, Def. 2, with weights
 added. Clipping to the median: Pillutla et al. and others bound norms so; the form is ours.
 With trim 0 and nothing to clip or cap it is the plain merge, to the last bit.
+
+The server's own step is bounded elsewhere (server.training.outliers); who stands out there comes
+here with weight 0.
 """
 
 from __future__ import annotations

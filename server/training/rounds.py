@@ -133,7 +133,7 @@ class RoundResult:
         missed_steps: batches asked for in vain, by client.
         stale: updates of earlier rounds that count in this one: rounds late, by client.
         weights: what each participant counted in the merge; empty where the round does not count.
-        suspects: whose update was clipped, and why.
+        suspects: whose batches stepped nothing, or whose update was clipped, and why.
         simulated_s: what it took by the simulated clock; None where there is none.
         coding: of the updates' codec: mean relative error and cosine, bytes as sent and bytes as
             fp32 would be; empty where updates travel as they are.
@@ -186,6 +186,12 @@ class RoundUnderWay:
     def refuse(self, client: str, reason: str) -> None:
         self.refused[client] = reason
         logger.warning("round=%d client=%s refused: %s", self.number, client, reason)
+
+    def suspect(self, client: str, reason: str) -> None:
+        """Name a client that stands out; the first reason of a round is kept."""
+        if client not in self.suspects:
+            self.suspects[client] = reason
+            logger.warning("round=%d client=%s stands out: %s", self.number, client, reason)
 
 
 def coding_of(arrived: Update, update: Update) -> dict[str, float]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -49,6 +50,8 @@ class ServerState:
     Attributes:
         trunk: what the server's steps train: `net` itself, or the server's own.
         memory: what the method keeps from round to round.
+        seen: what was last seen of each client where bad ones are looked for
+            (server.training.outliers).
         copied: by client, the weights its copy is made of, where these are not the trunk's.
     """
 
@@ -57,9 +60,11 @@ class ServerState:
         self.trunk = net if trunk == "shared" else deepcopy(net)
         self.training = training
         self.memory: dict[str, Tensor] = {}
+        self.seen: dict[str, Tensor] = {}
         self.copies: dict[str, Suffix] = {}
         self.copied: dict[str, Weights] = {}
         self._suffixes: dict[int, Suffix] = {}
+        self._rests = False
         self._learning_rate = training.learning_rate
         self._optimiser = self._sgd(self.trunk.segment(0, None).parameters())
         self._cuts: dict[int, tuple[int, ...]] = {}
@@ -147,7 +152,21 @@ class ServerState:
         if depth not in self._suffixes:
             module = self.trunk.suffix(depth)
             self._suffixes[depth] = Suffix(module, list(module.parameters()), self._optimiser)
-        return self._suffixes[depth]
+        suffix = self._suffixes[depth]
+        return replace(suffix, optimiser=None) if self._rests else suffix
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Inside it the one suffix for all stays as it is: weights, momentum, BatchNorm's
+        statistics. Clients' own copies are stepped as ever.
+        """
+        statistics = Statistics(self.trunk)
+        self._rests = True
+        try:
+            yield
+        finally:
+            self._rests = False
+            statistics.put_back()
 
     def copy_for(self, client: str, depth: int) -> Suffix:
         """This client's own copy of the suffix, made when first asked for in a round."""
@@ -207,15 +226,19 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class Suffix:
-    """The server's half of a network: the one for all, or a client's own copy within a round."""
+    """The server's half of a network: the one for all, or a client's own copy within a round.
+
+    optimiser: None for one that is at rest.
+    """
 
     module: nn.Module
     parameters: list[nn.Parameter] = field(repr=False)
-    optimiser: Sgd = field(repr=False)
+    optimiser: Sgd | None = field(repr=False)
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One optimiser step by the gradients of `parameters`, and of nothing else."""
-        self.optimiser.step(gradients, self.parameters)
+        if self.optimiser is not None:
+            self.optimiser.step(gradients, self.parameters)
 
 
 class Statistics:
