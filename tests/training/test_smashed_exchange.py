@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
+import pytest
 import torch
+from torch import nn
 
 from edge_sdk.nets import build
 from edge_sdk.training.evidence import evidential_losses
 from edge_sdk.training.messages import Features
 from edge_sdk.training.weights import read_weights
+from server.training.formulas.contrastive import Alignment, alignment_loss
 from server.training.formulas.smashed_exchange import exchanged, learn, own_batch
 from server.training.server_steps import Arrival
 from server.training.state import ServerState, ServerTraining
@@ -150,3 +154,64 @@ def test_zero_gradients_are_a_step_like_any_other() -> None:
     lessons = learn(server, one, own_batch("i", one["i"]), 1.0)
     assert lessons is not None
     assert float(lessons["i"].gradient.abs().sum()) == 0
+
+
+def paired(one: Arrival, seed: int, weight: float) -> Arrival:
+    """With a second view of which every other sample is of the same class."""
+    view = torch.randn(one.features.features.shape, generator=torch.Generator().manual_seed(seed))
+    same = (torch.arange(len(view)) % 2).to(torch.uint8)
+    features = replace(one.features, view=view, entry=one.depth, same=same)
+    return Arrival(one.depth, features, Alignment(weight, 20.0))
+
+
+def test_second_views_change_sides_with_their_samples() -> None:
+    """Each copy is stepped by its batch's loss and by CSA over that batch's pairs, and what goes
+    back to the clients is the loss's alone.
+    """
+    batches = {
+        "i": {"i": torch.tensor([0, 3]), "j": torch.tensor([1, 4, 2])},
+        "j": {"j": torch.tensor([0, 3]), "i": torch.tensor([1, 2])},
+    }
+    alone = learn(state(), pair(), batches, 0.3)
+    server = state()
+    both = {client: paired(one, 5 + len(one.labels), 0.4) for client, one in pair().items()}
+    lessons = learn(server, both, batches, 0.3)
+    assert alone is not None
+    assert lessons is not None
+    for client, lesson in lessons.items():
+        assert torch.equal(lesson.gradient, alone[client].gradient)
+        assert torch.equal(lesson.outputs, alone[client].outputs)
+    for host, pieces in batches.items():
+        suffix = build("tiny", classes=3, seed=0).suffix(2)
+        neck = nn.Sequential(*list(suffix.children())[:-1], *list(suffix[-1].children())[:-1])
+        z, views, labels, same = (
+            torch.cat(
+                [getattr(both[origin].features, name)[rows] for origin, rows in pieces.items()]
+            )
+            for name in ("features", "view", "labels", "same")
+        )
+        loss = evidential_losses(suffix(z), labels, 0.3).mean()
+        total = loss + 0.4 * alignment_loss(neck(views), neck(z), same == 1, 20.0)
+        for parameter, gradient, now in zip(
+            suffix.parameters(),
+            torch.autograd.grad(total, list(suffix.parameters())),
+            server.copies[host].module.parameters(),
+            strict=True,
+        ):
+            stepped = parameter - RATE * gradient
+            torch.testing.assert_close(now, stepped, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e38])
+def test_alignment_that_is_nothing_or_overflows(weight: float) -> None:
+    """None is none to the bit; one that is not finite steps nothing, as a loss that is not."""
+    server, plain = state(), state()
+    one = paired(pair()["i"], 9, weight)
+    one = replace(one, align=Alignment(weight, 1e30 if weight else 1.0))
+    got = learn(server, {"i": one}, own_batch("i", one), 0.3)
+    assert (got is None) == bool(weight)
+    if got is not None:
+        learn(plain, {"i": pair()["i"]}, own_batch("i", pair()["i"]), 0.3)
+    expected = plain.copies["i"].module if plain.copies else plain.net.suffix(2)
+    now = read_weights(server.copies["i"].module)
+    assert all(torch.equal(now[name], t) for name, t in read_weights(expected).items())
