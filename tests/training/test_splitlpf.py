@@ -32,8 +32,11 @@ from edge_sdk.training.plan import ClientPart, PersonalBack, Plan
 from edge_sdk.training.weights import read_weights
 from server.training.aggregation import Contribution, by_samples
 from server.training.checkpoint import latest_checkpoint
+from server.training.combine import combine
 from server.training.engine import Engine
+from server.training.formulas.contrastive import alignment_loss
 from server.training.method import Method
+from server.training.methods.harmony import harmony
 from server.training.methods.splitlpf import by_contribution, splitlpf
 from server.training.recipe import read_recipe
 from server.training.rounds import RoundResult, RoundSettings
@@ -131,6 +134,40 @@ def test_u_split_trains_as_the_network_in_one_piece() -> None:
             rtol=1e-5,
             atol=1e-6,
         )
+
+
+def test_alignment_is_of_the_embeddings_below_the_clients_layer() -> None:
+    """The middle is stepped by the client's loss and by CSA; front and back by the loss alone."""
+    sent: list[Features] = []
+
+    class Watching(Meddling):
+        def changed(self, name: str, reply: Reply) -> Reply:
+            if isinstance(reply, Features):
+                sent.append(reply)
+            return reply
+
+    aligned = combine(plain(), {"align": harmony(align_weight=0.3, margin=9.0)})
+    ours, alone = (
+        World(method, "a", batch=SIZES["a"], transport=Watching) for method in (aligned, plain())
+    )
+    ours.run()
+    alone.run()
+    seen = sent[0]
+    assert seen.view is not None
+    assert seen.same is not None
+    net = build("tiny", classes=CLASSES, seed=0)
+    middle = net.suffix(DEPTH).neck
+    parameters = list(middle.parameters())
+    pairs = alignment_loss(middle(seen.view), middle(seen.features), seen.same == 1, 9.0)
+    found = torch.autograd.grad(0.3 * pairs, parameters)
+    got, plainly = ours.state.read(), alone.state.read()
+    middles = {}
+    for (name, _), gradient in zip(middle.named_parameters(), found, strict=True):
+        middles[name] = plainly[name] - RATE * gradient  # plain SGD: two steps are one of their sum
+    for name, tensor in plainly.items():
+        torch.testing.assert_close(got[name], middles.get(name, tensor), rtol=1e-4, atol=1e-6)
+    own, others = ours.clients["a"].personal, alone.clients["a"].personal
+    assert all(torch.equal(own[name], tensor) for name, tensor in others.items())
 
 
 def test_back_stays_with_its_client_and_is_never_averaged() -> None:
