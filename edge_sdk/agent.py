@@ -587,6 +587,9 @@ def _load(store: BundleStore, settings: AgentSettings) -> Engine:
         active = store.active()
     own = None if settings.personal is None else OwnWeights.load(store.state, settings.personal)
     try:
+        if own is not None and active.manifest.run not in {"", own.run}:
+            # rolled out a while ago, perhaps, and then the power failed
+            return _changed(active, store.state, settings)
         return Engine(active.folder, active.manifest, settings, own)
     except BundleError as err:
         # with nothing to go back to it stays: another onnxruntime may load it
