@@ -166,7 +166,8 @@ def _of(trials: Sequence[Trial], method: str, codec: str) -> list[Trial]:
 
 
 def _mean(trials: Sequence[Trial], name: str) -> float:
-    return statistics.mean(getattr(trial, name) for trial in trials)
+    values: list[float] = [getattr(trial, name) for trial in trials]
+    return statistics.mean(values)
 
 
 def _interval(values: Sequence[float]) -> str:
