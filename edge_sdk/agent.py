@@ -82,6 +82,7 @@ class Status:
     """What an agent is and does, for people and telemetry.
 
     Attributes:
+        personal: the training whose own weights answer; None where the bundle's do.
         bytes_up: of all queries sent.
         agreement: what the `Agreement` controller holds; None without one.
     """
@@ -90,6 +91,7 @@ class Status:
     bundle: str
     depth: int
     threshold: float
+    personal: str | None
     presence: str
     why_away: str
     bytes_up: int
@@ -320,6 +322,7 @@ class EdgeAgent:
             bundle=engine.manifest.bundle,
             depth=engine.manifest.depth,
             threshold=engine.gate.threshold,
+            personal=engine.personal,
             presence="no server" if offloader is None else offloader.presence.value,
             why_away="" if offloader is None else offloader.why_away,
             bytes_up=0 if offloader is None else offloader.bytes_up,
@@ -397,6 +400,16 @@ class EdgeAgent:
             )
         return self._late
 
+    def _own(self, state: Path) -> OwnWeights | None:
+        """What this device learnt for itself by now, if it can be read."""
+        if self._settings.personal is None:
+            return None
+        try:
+            return OwnWeights.load(state, self._settings.personal)
+        except ConfigurationError as err:
+            logger.warning("%s", err)
+            return None
+
     def _change_over(self, store: BundleStore) -> None:
         """Run the bundle that is active now; one that cannot run here makes room for the old one.
 
@@ -406,7 +419,7 @@ class EdgeAgent:
         if active.manifest == self._engine.manifest or self._closed:
             return
         try:
-            engine = _changed(active, store.state, self._settings)
+            engine = _engine(active, self._settings, self._own(store.state))
         except (BundleError, InputError) as err:
             store.roll_back(str(err))
             raise UpdateRefusedError(f"{active.manifest.bundle}: {err}") from err
@@ -587,31 +600,26 @@ def _load(store: BundleStore, settings: AgentSettings) -> Engine:
         active = store.active()
     own = None if settings.personal is None else OwnWeights.load(store.state, settings.personal)
     try:
-        if own is not None and active.manifest.run not in {"", own.run}:
-            # rolled out a while ago, perhaps, and then the power failed
-            return _changed(active, store.state, settings)
-        return Engine(active.folder, active.manifest, settings, own)
+        return _engine(active, settings, own)
     except BundleError as err:
         # with nothing to go back to it stays: another onnxruntime may load it
         if not store.has_way_back():
             raise
         logger.warning("bundle=%s does not load: %s", active.manifest.bundle, err)
-        return _changed(store.roll_back(str(err)), store.state, settings)
+        return _engine(store.roll_back(str(err)), settings, own)
 
 
-def _changed(active: ActiveBundle, state: Path, settings: AgentSettings) -> Engine:
-    """The engine of a bundle that nobody at the device chose: what the device learnt for itself is
-    left out where it does not go with it, since answers are wanted all the same.
+def _engine(active: ActiveBundle, settings: AgentSettings, own: OwnWeights | None) -> Engine:
+    """The engine of a bundle. The server chooses bundles, at any time, so what the device learnt
+    for itself is left out where it does not go with one: answers are wanted all the same.
     """
-    if settings.personal is not None:
-        try:
-            own = OwnWeights.load(state, settings.personal)
-            return Engine(active.folder, active.manifest, settings, own)
-        except ConfigurationError as err:
-            logger.warning(
-                "bundle=%s answers with its own weights: %s", active.manifest.bundle, err
-            )
-    return Engine(active.folder, active.manifest, settings)
+    try:
+        return Engine(active.folder, active.manifest, settings, own)
+    except ConfigurationError as err:
+        if own is None:
+            raise
+        logger.warning("bundle=%s answers with its own weights: %s", active.manifest.bundle, err)
+        return Engine(active.folder, active.manifest, settings)
 
 
 def _forget_start(store: BundleStore) -> None:

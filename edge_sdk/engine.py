@@ -48,6 +48,7 @@ class Engine:
             name: Session(folder / graph.file, threads=settings.threads)
             for name, graph in manifest.graphs.items()
         }
+        self.personal = None if own is None else own.training
         if own is not None:
             for name, values in own.overrides(manifest).items():
                 sessions[name].override(values)

@@ -121,8 +121,9 @@ def run(
             on_command = stack.enter_context(Trainee(state, data)).command
         settings = AgentSettings(personal=personal)
         agent = stack.enter_context(EdgeAgent.open(state, settings, on_command=on_command))
-        own = "" if personal is None else f" with its own weights of {personal}"
-        typer.echo(f"splitedge agent: {agent.status().device} runs {agent.status().bundle}{own}")
+        status = agent.status()
+        own = "" if status.personal is None else f" with its own weights of {status.personal}"
+        typer.echo(f"splitedge agent: {status.device} runs {status.bundle}{own}")
         while True:
             time.sleep(60 * update_minutes)
             try:
