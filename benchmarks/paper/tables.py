@@ -400,8 +400,10 @@ def _splitlpf(name: str, partition: str, figures: Sequence[float]) -> Table:
                 data={"clients": 10, "train_max": 1_000, "partition": partition}
                 | ({"numbers": {"smallest": 30}} if partition == "uds" else {})
             ),
+            # where clients share all classes one model scores alike on the global test set
             "cpu": _cpu(
-                data={"clients": 10, "train_max": 13_000, "partition": partition},
+                data={"clients": 10, "train_max": 13_000, "partition": partition}
+                | ({} if partition == "udd" else {"split": "local"}),
                 train={"rounds": 10},
             ),
             "full": over(_SPLITLPF_FULL, {"data": {"partition": partition}}),
