@@ -152,7 +152,9 @@ class Round:
 
 def main(
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of each row that count.")] = 5,
-    data: Annotated[Path | None, typer.Option(help="Folder of Fashion-MNIST's files.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of Fashion-MNIST's files; without it, the digits.")
+    ] = None,
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Batches a round; the data set's own if not given.")
     ] = None,

@@ -618,7 +618,9 @@ def _engine(active: ActiveBundle, settings: AgentSettings, own: OwnWeights | Non
     except ConfigurationError as err:
         if own is None:
             raise
-        logger.warning("bundle=%s answers with its own weights: %s", active.manifest.bundle, err)
+        logger.warning(
+            "bundle=%s answers, not what was learnt here: %s", active.manifest.bundle, err
+        )
         return Engine(active.folder, active.manifest, settings)
 
 

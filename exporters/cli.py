@@ -166,7 +166,7 @@ def _table(target: Path, bundles: list[BundleManifest]) -> Table:
             f"{row['bytes'] / 1e3:.0f}",
             f"{row['latency_us']:.0f}",
             row["codec"],
-            f"{row['threshold']:.3g} nats",
+            f"{row['threshold']:.3g} {row['measure']}",
             f"{row['exit_rate']:.1%}",
             "" if row["accuracy"] is None else f"{row['accuracy']:.1%}",
         )
@@ -184,6 +184,7 @@ def _row(target: Path, bundle: BundleManifest) -> dict[str, Any]:
         "latency_us": bundle.parity["latency_us"],
         "codec": bundle.smashed.codec,
         "threshold": bundle.gate.threshold,
+        "measure": "nats" if bundle.gate.policy == "entropy" else bundle.gate.policy,
         "exit_rate": points[0].exit_rate if points else 0.0,
         "accuracy": points[0].accuracy if points else None,
     }

@@ -96,7 +96,7 @@ def orderings(
     lines = "\n".join([head, *rows])
     text = f"# Orderings that the papers claim\n\n{about}\n\n{lines}\n"
     write_atomic(results / f"orderings-{scale}.md", text.encode())
-    typer.echo(text)
+    typer.echo(f"{text}\nwritten to {results / f'orderings-{scale}.md'}")
 
 
 def differences(report: Mapping[str, Any], measure: str, above: str, below: str) -> list[float]:

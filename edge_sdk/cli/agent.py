@@ -122,7 +122,7 @@ def run(
         settings = AgentSettings(personal=personal)
         agent = stack.enter_context(EdgeAgent.open(state, settings, on_command=on_command))
         status = agent.status()
-        own = "" if status.personal is None else f" with its own weights of {status.personal}"
+        own = "" if status.personal is None else f" with what it learnt in {status.personal}"
         typer.echo(f"splitedge agent: {status.device} runs {status.bundle}{own}")
         while True:
             time.sleep(60 * update_minutes)

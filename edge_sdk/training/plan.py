@@ -330,9 +330,10 @@ class Plan:
         _need(
             _is_whole(self.seed) and self.seed >= 0, "seed", "a whole number from 0 up", self.seed
         )
-        for name in ("momentum", "weight_decay"):
-            value = getattr(self, name)
-            _need(_is_number(value) and value >= 0, name, "at least 0", value)
+        decay, momentum = self.weight_decay, self.momentum
+        _need(_is_number(decay) and decay >= 0, "weight_decay", "at least 0", decay)
+        below_1 = _is_number(momentum) and 0 <= momentum < 1
+        _need(below_1, "momentum", "at least 0 and below 1", momentum)
         rate = self.learning_rate
         _need(_is_number(rate) and rate > 0, "learning_rate", "more than 0", rate)
         _need(isinstance(self.send_labels, bool), "send_labels", "true or false", self.send_labels)

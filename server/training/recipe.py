@@ -156,6 +156,10 @@ class TrainSettings:
                 )
         if not 0 < self.decay <= 1:
             raise ConfigurationError(f"decay: expected above 0 and at most 1, got {self.decay}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigurationError(
+                f"momentum: expected at least 0 and below 1, got {self.momentum}"
+            )
         for name in ("learning_rate", "server_learning_rate", "server_clip"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
