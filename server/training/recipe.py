@@ -24,7 +24,7 @@ from __future__ import annotations
 import inspect
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_type_hints
@@ -35,7 +35,7 @@ from edge_sdk.nets import TOKENS
 from edge_sdk.training.update_codecs import UpdateCodec, UpdateCoding
 from profiles.energy import PowerModel
 from profiles.errors import InvalidProfileError
-from server.training.combine import combine
+from server.training.combine import FIELDS, combine
 from server.training.kinds import check_kinds
 from server.training.method import Method
 from server.training.methods import besplit, fedavg, harmony, scala, splitfed, splitlpf, supersfl
@@ -295,7 +295,34 @@ def _part(name: str, said: object) -> Method:
         return _method(said, {}, where)
     if not isinstance(said, Mapping) or not {"method"} <= said.keys() <= {"method", "numbers"}:
         raise ConfigurationError(f"{where}: expected a method's name, or method and numbers")
-    return _method(said["method"], said.get("numbers", {}), f"{where}.numbers")
+    numbers = said.get("numbers", {})
+    method = _method(said["method"], numbers, f"{where}.numbers")
+    for number in _idle(name, said["method"], numbers):
+        raise ConfigurationError(
+            f"{where}.numbers: {number} changes nothing of what is taken from {method.name}:"
+            " leave it out, or take the part that it is of"
+        )
+    return method
+
+
+def _idle(part: str, method: str, numbers: Mapping[str, Any]) -> Iterator[str]:
+    """Numbers that are not the default's and make no difference to a part.
+
+    A part with functions in it tells nothing: two of the same numbers differ.
+    """
+
+    def taken(given: Mapping[str, Any]) -> list[Any]:
+        built = METHODS[method](**given)
+        return [getattr(built, name) for name in FIELDS.get(part, ())]
+
+    whole = taken(numbers)
+    if any(map(callable, whole)):
+        return
+    defaults = inspect.signature(METHODS[method]).parameters
+    for number, value in numbers.items():
+        others = {name: other for name, other in numbers.items() if name != number}
+        if value != defaults[number].default and taken(others) == whole:
+            yield number
 
 
 def load_recipe(path: Path) -> Recipe:

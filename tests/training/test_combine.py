@@ -212,6 +212,11 @@ def test_a_combination_trains() -> None:
         ("splitfed-v1", {"server": 3}, "a method's name, or method and numbers"),
         ("splitfed-v1", {"server": {"numbers": {}}}, "a method's name, or method and numbers"),
         ("splitfed-v1", {"weigh": {"method": "supersfl", "numbers": {"a": 1}}}, "takes fusion"),
+        (
+            "splitgp",
+            {"align": {"method": "harmony", "numbers": {"align_weight": 0.5, "noise": 3.0}}},
+            "noise changes nothing of what is taken from harmony",
+        ),
         ("splitfed-v1", ["server"], "expected a table"),
     ],
 )
