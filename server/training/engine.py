@@ -56,7 +56,7 @@ from server.training.admission import (
 )
 from server.training.aggregation import Contribution, merge
 from server.training.method import Method
-from server.training.outliers import outliers
+from server.training.outliers import RECENT, forget, outliers
 from server.training.robust import capped, change_ratios, suspects, trimmed_merge
 from server.training.rounds import (
     RoundResult,
@@ -109,6 +109,7 @@ class Engine:
         # whatever reads or changes the state holds it: rounds may be under way in several threads
         self._using_state = threading.RLock()
         self._sent: dict[int, Weights] = {}  # what rounds began with that may still be heard of
+        self._outlying: set[tuple[str, int]] = set()  # (client, round), as long as it may be late
         self.meet(plans, transport)
 
     def meet(self, plans: Mapping[str, Plan], transport: Transport) -> None:
@@ -156,16 +157,21 @@ class Engine:
 
     def progress(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What is under way between two rounds, for a checkpoint, as JSON and tensors: what the
-        rounds began with whose updates may still come late.
+        rounds began with whose updates may still come late, and whose of these teach nothing.
         """
-        return {}, named(self._sent) if self._settings.staleness_max else {}
+        return self._said(), named(self._sent) if self._settings.staleness_max else {}
 
-    def go_on(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:  # noqa: ARG002 - others say more
+    def go_on(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take up what `progress` gave.
 
         Raises: FrameError where it is no such thing.
         """
-        self._sent = by_round(tensors)
+        sent = by_round(tensors)
+        self._outlying = outlying(said)
+        self._sent = sent
+
+    def _said(self) -> dict[str, Any]:
+        return {"outlying": sorted(self._outlying)} if self._outlying else {}
 
     def _close(
         self, now: RoundUnderWay, asked: Sequence[str], wanted: int, stale: Mapping[str, int]
@@ -213,6 +219,10 @@ class Engine:
             memory=dict(self._state.memory),
         )
         self._state.begin(number)
+        most = self._settings.staleness_max
+        self._outlying = {(name, r) for name, r in self._outlying if number - r <= most}
+        # one at work since then is still known
+        forget(self._state, self._plans, number - max(RECENT, most))
         supervised = self._supervises(number, seed)
         momentum = {key: tensor.clone() for key, tensor in self._state.momentum().items()}
         return RoundUnderWay(
@@ -360,7 +370,13 @@ class Engine:
         apart = self._outliers(now, arrivals)
         together = {name: each for name, each in arrivals.items() if name not in apart}
         feedback = self._server_step(now, together, at_rest=False) if together else {}
-        return feedback | (self._server_step(now, apart, at_rest=True) if apart else {})
+        if apart:
+            memory = dict(now.view.memory)
+            feedback |= self._server_step(now, apart, at_rest=True)
+            # in place: in a simulation of buffered rounds views share it
+            now.view.memory.clear()
+            now.view.memory.update(memory)
+        return feedback
 
     def _outliers(self, now: RoundUnderWay, arrivals: Arrivals) -> Arrivals:
         """What came from clients that stand out, where robustness is asked for."""
@@ -368,6 +384,7 @@ class Engine:
             return {}
         with self._using_state:
             found = outliers(self._state, arrivals, now.view, self._settings.clip_factor)
+            self._outlying |= {(name, now.number) for name in found}
         for name, why in found.items():
             now.suspect(name, why)
         return {name: arrivals[name] for name in arrivals if name in found}
@@ -473,6 +490,7 @@ class Engine:
                 continue
             now.samples[name] = update.samples
             then = replace(now, view=replace(now.view, sent=sent), spool=None)
+            self._recall(now, name, update.round)
             share = (1 + rounds) ** -self._settings.staleness_power
             for brought in self._accept(then, {name: update}).values():
                 logger.info("round=%d client=%s update merged %d late", now.number, name, rounds)
@@ -484,6 +502,11 @@ class Engine:
             name: now.contributions[name] for name in self._plans if name in now.contributions
         }
         return stale
+
+    def _recall(self, now: RoundUnderWay, name: str, number: int) -> None:
+        """Learn nothing from the late update of one that stood out in its own round."""
+        if (name, number) in self._outlying:
+            now.suspect(name, f"stood out in round {number}, of which its update is")
 
     def _exchange(
         self, now: RoundUnderWay, requests: Mapping[str, Request], deadline_s: float
@@ -498,12 +521,13 @@ class Engine:
 
     def _merge(self, now: RoundUnderWay) -> Mapping[str, float]:
         """Merge what came into the server's weights; with which weight each client counted."""
-        weights = self._method.weigh(now.contributions, now.view)
+        # nothing is learnt from who stood out, on either side of the cut
+        heard = {name: c for name, c in now.contributions.items() if name not in now.suspects}
+        weights = self._method.weigh(heard, now.view)
         own = self._state.read()
         if self._settings.robust == "trimmed":
-            # nothing is learnt from who stood out, on either side of the cut
-            heard = {name: 0.0 if name in now.suspects else w for name, w in weights.items()}
-            weights = capped(heard, self._settings.weight_cap)
+            weights = {name: weights.get(name, 0.0) for name in now.contributions}
+            weights = capped(weights, self._settings.weight_cap)
             merged = self._trimmed(now, weights, own)
         else:
             merged = merge(now.contributions, weights, own, self._method.server_weight)
@@ -526,6 +550,17 @@ class Engine:
             clip_factor=settings.clip_factor,
             trim=settings.trim,
         )
+
+
+def outlying(said: Mapping[str, Any]) -> set[tuple[str, int]]:
+    """Who stood out and when, as a checkpoint has it.
+
+    Raises: FrameError where it is no such thing.
+    """
+    try:
+        return {(str(name), int(number)) for name, number in said.get("outlying", ())}
+    except (TypeError, ValueError) as err:
+        raise FrameError(f"checkpoint: outlying: expected names with rounds ({err})") from err
 
 
 def _only(kind: type[R], replies: Mapping[str, Reply], number: int) -> dict[str, R]:

@@ -3,10 +3,13 @@
 size     a client's features are at its cut at most so many times as large, by their root mean
          square, as the median's are there; of clients with an earlier cut, what the server's stages
          make of theirs.
-labels   with the weights that a round begins with, the server's answers are a client's labels at
-         least half as often as they are the others' labels of the same classes. So a client with
-         rare or hard classes is like the others that have them. Not judged before the others'
-         labels are mostly met, nor by classes that fewer than three clients have.
+labels   with the server's half as it stands at the first batch of a client's round, its answers
+         are the client's labels at least half as often as they are the others' labels of the same
+         classes. So a client with rare or hard classes is like the others that have them. Not
+         judged before the others' labels are mostly met, nor by classes that fewer than three
+         clients have.
+
+Half of those who are known, or more, are no outliers: where so many would stand out, nobody does.
 
 Who stands out gets its gradient; nothing is learnt from its batch, nor from its update of that
 round (server.training.engine). Looking changes nothing: where nobody stands out no bit of the
@@ -19,11 +22,13 @@ first batch, 90 % and 95 % by all. Who is honest in its first batch alone is the
 its labels.
 
 What was last seen of each is kept in the server's state and in checkpoints, since in cohorts of one
-nobody is beside it: in the first step of all the first of them is compared with nobody.
+nobody is beside it: in the first step of all the first of them is compared with nobody. Who left,
+or was in none of the last rounds, is forgotten: features grow, and so does what the server knows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final
 
 import torch
@@ -44,6 +49,9 @@ HOLDERS: Final = 3
 # Share of the others' labels that the server has to meet before anybody is judged by them
 MET: Final = 0.5
 LESS: Final = 0.5
+# Rounds for which one that takes part in none is remembered. In that many an honest client's
+# features do not outgrow `ROOM`, and with a tenth of the clients in a round half are still known
+RECENT: Final = 5
 
 
 def outliers(
@@ -55,11 +63,29 @@ def outliers(
         if round_seen is None or int(round_seen) != now.round:
             state.seen[f"round/{client}"] = torch.tensor(now.round)
             _let_through(state, client, arrival)
-        else:
-            state.seen[f"sizes/{client}"] = state.seen[f"sizes/{client}"].clone()
-        for stage, size in _sizes(arrival).items():
-            state.seen[f"sizes/{client}"][stage] = size
-    return _by_labels(state, arrivals) | _by_size(state, arrivals, ROOM * clip_factor)
+        for kind in ("sizes", "sent"):
+            # it may be a checkpoint's, which stays as it is
+            state.seen[f"{kind}/{client}"] = state.seen[f"{kind}/{client}"].clone()
+            for stage, size in _sizes(arrival).items():
+                state.seen[f"{kind}/{client}"][stage] = size
+    found = _by_size(state, ROOM * clip_factor) | _by_labels(state)
+    known = sum(name.startswith("sent/") for name in state.seen)
+    if 2 * len(found) >= known:
+        return {}
+    return {client: found[client] for client in arrivals if client in found}
+
+
+def forget(state: ServerState, clients: Container[str], before: int) -> None:
+    """Keep what was seen of these clients alone, and only since round `before`."""
+    rounds = {
+        name.removeprefix("round/"): int(seen)
+        for name, seen in state.seen.items()
+        if name.startswith("round/")
+    }
+    recent = {client for client, seen in rounds.items() if client in clients and seen >= before}
+    state.seen = {
+        name: seen for name, seen in state.seen.items() if name.partition("/")[2] in recent
+    }
 
 
 def _let_through(state: ServerState, client: str, arrival: Arrival) -> None:
@@ -76,6 +102,7 @@ def _let_through(state: ServerState, client: str, arrival: Arrival) -> None:
         answers = net.head(z).argmax(1).cpu()
     net.train()
     state.seen[f"sizes/{client}"] = sizes
+    state.seen[f"sent/{client}"] = torch.zeros_like(sizes)
     if arrival.features.labels is None:
         return
     labels = arrival.features.labels.cpu()
@@ -86,33 +113,34 @@ def _let_through(state: ServerState, client: str, arrival: Arrival) -> None:
     state.seen[f"labels/{client}"] = old * max(0.0, 1 - len(labels) / WINDOW) + torch.stack(counts)
 
 
-def _by_size(state: ServerState, arrivals: Arrivals, most: float) -> dict[str, str]:
-    sizes = _kept(state, "sizes")
+def _by_size(state: ServerState, most: float) -> dict[str, str]:
+    """Of all who are known, whose features are too large where they come from."""
+    _, sizes = _kept(state, "sizes")
     median = torch.where(sizes > 0, sizes, torch.nan).nanmedian(0).values
-    found = {}
-    for client, arrival in arrivals.items():
-        ratio = max(
-            size / float(median[stage]) if size else 0.0 for stage, size in _sizes(arrival).items()
-        )
-        if ratio > most:
-            found[client] = f"features {ratio:.3g} times as large as the median's"
-    return found
+    clients, sent = _kept(state, "sent")
+    ratios = torch.where(sent > 0, sent / median, 0.0).amax(1)
+    return {
+        client: f"features {ratio:.3g} times as large as the median's"
+        for client, ratio in zip(clients, ratios.tolist(), strict=True)
+        if ratio > most
+    }
 
 
-def _by_labels(state: ServerState, arrivals: Arrivals) -> dict[str, str]:
-    if not any(name.startswith("labels/") for name in state.seen):
+def _by_labels(state: ServerState) -> dict[str, str]:
+    """Of all who are known, whose labels the server contradicts."""
+    clients, seen = _kept(state, "labels")
+    if not clients:
         return {}  # they stay on the clients
-    met, counts = _kept(state, "labels").unbind(1)
-    rates = torch.where(counts > 0, met / counts, torch.nan)
+    met, counts = seen.unbind(1)
     compared = (counts > 0).sum(0) >= HOLDERS
-    usual = rates.nanmedian(0).values
+    usual = torch.where(counts > 0, met / counts, torch.nan).nanmedian(0).values[compared]
+    met, counts = met[:, compared], counts[:, compared]
     found = {}
-    for client in arrivals:
-        own_met, own = state.seen[f"labels/{client}"][:, compared]
+    for client, own_met, own in zip(clients, met, counts, strict=True):
         total = float(own.sum())
         if total < KNOWN:
             continue
-        share, others = float(own_met.sum()) / total, float(own @ usual[compared]) / total
+        share, others = float(own_met.sum()) / total, float(own @ usual) / total
         if others >= MET and share < LESS * others:
             found[client] = (
                 f"the server's answers are {share:.0%} of its labels,"
@@ -126,13 +154,16 @@ def _sizes(arrival: Arrival) -> dict[int, float]:
     features = arrival.features
     sizes = {arrival.depth - 1: _size(features.features)}
     if features.view is not None and features.entry is not None:
-        sizes[features.entry - 1] = _size(features.view)
+        stage = features.entry - 1
+        sizes[stage] = max(sizes.get(stage, 0.0), _size(features.view))
     return sizes
 
 
-def _kept(state: ServerState, kind: str) -> Tensor:
-    """What is known under that name of all clients, one upon the other."""
-    return torch.stack([each for name, each in state.seen.items() if name.startswith(f"{kind}/")])
+def _kept(state: ServerState, kind: str) -> tuple[list[str], Tensor]:
+    """What is known under that name: of which clients, and one upon the other."""
+    start = f"{kind}/"
+    found = {n.removeprefix(start): each for n, each in state.seen.items() if n.startswith(start)}
+    return list(found), torch.stack([*found.values()]) if found else torch.empty(0)
 
 
 def _size(z: Tensor) -> float:

@@ -29,7 +29,7 @@ from edge_sdk.training.plan import Plan
 from server.training.admission import samples_fault
 from server.training.aggregation import Contribution
 from server.training.buffered import buffer_of
-from server.training.engine import Engine
+from server.training.engine import Engine, outlying
 from server.training.method import Method
 from server.training.rounds import RoundResult, RoundSettings, RoundUnderWay
 from server.training.stale import by_round, named, rebased
@@ -124,7 +124,7 @@ class OwnPaceEngine(Engine):
 
     def progress(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Who may still bring what, and the weights it began with."""
-        return {"owed": sorted(self._owed)}, named(self._sent)
+        return {"owed": sorted(self._owed)} | self._said(), named(self._sent)
 
     def go_on(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take up what `progress` gave.
@@ -138,6 +138,7 @@ class OwnPaceEngine(Engine):
             raise FrameError(f"checkpoint: no training at devices' own pace ({err})") from err
         if {number for _, number in owed} != set(sent):
             raise FrameError("checkpoint: what is owed does not fit the weights that are kept")
+        self._outlying = outlying(said)
         self._owed, self._sent = owed, sent
 
     # in the devices' threads
@@ -229,6 +230,7 @@ class OwnPaceEngine(Engine):
             then = replace(now, view=replace(now.view, sent=sent))
             found = self._accept(then, {name: update})
             self._owed.discard((name, update.round))
+            self._recall(now, name, update.round)
             self._count(now, found, sent, rounds)
             if found:
                 logger.info("round=%d client=%s update merged %d late", now.number, name, rounds)

@@ -8,19 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edge_sdk.errors import FrameError
 from edge_sdk.nets import build
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.messages import Features, Reply, Request
+from edge_sdk.training.messages import EndRound, Features, Reply, Request, StartRound, Update
 from edge_sdk.training.plan import Plan
+from server.training.aggregation import Contributions
 from server.training.checkpoint import read_checkpoint, save_checkpoint
 from server.training.engine import Engine
 from server.training.methods.supersfl import supersfl
-from server.training.outliers import outliers
+from server.training.outliers import RECENT, forget, outliers
+from server.training.own_pace import OwnPaceEngine
 from server.training.recipe import read_recipe
 from server.training.rounds import RoundResult, RoundSettings
 from server.training.server_steps import Arrival, concatenated, one_model
@@ -100,6 +104,46 @@ def test_a_second_view_is_measured_where_it_enters() -> None:
         "d": "features 15 times as large as the median's"
     }
     assert find(state(), fleet | {"d": with_view(4.0)}) == {}
+
+
+def test_a_second_view_at_the_cut_hides_no_features() -> None:
+    def with_view(size: float, view: float) -> Arrival:
+        other = torch.full((4, *SHAPES[2]), view)
+        return Arrival(2, replace(flat(size).features, view=other, entry=2))
+
+    fleet = {name: with_view(1.0, 1.0) for name in "abc"}
+    for bad in (with_view(1000.0, 1.0), with_view(1.0, 1000.0)):
+        assert find(state(), fleet | {"d": bad}) == {
+            "d": "features 1e+03 times as large as the median's"
+        }
+
+
+def test_half_of_those_known_are_no_outliers() -> None:
+    few = {name: flat(1.0) for name in "abcd"} | {name: flat(9.0) for name in "xyz"}
+    assert find(state(), few).keys() == set("xyz")
+    del few["d"]
+    assert find(state(), few) == {}
+    assert find(state(), {"a": flat(1.0), "x": flat(9.0)}) == {}
+    server = state()
+    for name, each in few.items():  # nor where they come one at a time
+        found = find(server, {name: each})
+        assert (name in found) == (name in "xy")  # two of five; three of six
+    assert find(server, {"x": flat(9.0)}) == {}
+
+
+def test_who_has_left_or_was_not_seen_for_long_measures_nobody() -> None:
+    server, names = state(), [f"client-{i}" for i in range(10)]
+    z, answers = answered(server)
+    find(server, {name: arrival(z, answers) for name in names})
+    everything = dict(server.seen)
+    forget(server, names, 1)
+    assert server.seen == everything
+    forget(server, names[:4], 1)
+    assert {key.partition("/")[2] for key in server.seen} == set(names[:4])
+    find(server, {names[0]: arrival(z, answers)}, 2)
+    forget(server, names, 2)
+    kept = {f"{kind}/{names[0]}" for kind in ("round", "sizes", "sent", "labels")}
+    assert server.seen.keys() == kept
 
 
 def test_clients_that_come_one_at_a_time_are_measured_by_those_before() -> None:
@@ -349,6 +393,110 @@ def test_flipped_labels_alone_are_found_once_the_others_are_known() -> None:
     assert attacked.accuracy > 0.95
     assert {name for name, why in last.suspects.items() if "of its labels" in why} == BAD
     assert all(last.weights[name] == 0 for name in BAD)
+
+
+def test_those_who_stay_may_outgrow_those_who_were_not_seen_for_long() -> None:
+    here = world("fedavg")
+    engine = Engine(here.method, here.plans, here.state, Silent(), here.recipe.round)
+    find(here.state, {name: flat(1.0) for name in here.plans})
+    stay = list(here.plans)[:4]  # the others are away; nobody said that they left
+    grown = {name: flat(8.0) for name in stay}
+    for number, expected in ((1 + RECENT, set(stay)), (2 + RECENT, set())):
+        engine.run_round(number, 0)
+        assert find(here.state, grown, number).keys() == expected
+
+
+class Silent:
+    """Devices that are all away."""
+
+    def exchange(self, _requests: Mapping[str, Request], _deadline_s: float) -> dict[str, Reply]:
+        return {}
+
+
+@pytest.mark.parametrize("method", ["supersfl", "splitlpf", "besplit"])
+def test_nothing_is_learnt_from_who_stands_out_by_weights_or_memory(method: str) -> None:
+    here = world(method, samples=200)
+    heard: set[str] = set()
+    recorded: set[str] = set()
+
+    def weigh(contributions: Contributions, now: RoundView) -> dict[str, float]:
+        heard.update(contributions)
+        recorded.update(n.removeprefix("new/") for n in now.memory if n.startswith("new/"))
+        return here.method.weigh(contributions, now)
+
+    transport = Attackers(here.clients, BAD, -1000.0)
+    spied = replace(here.method, weigh=weigh)
+    engine = Engine(spied, here.plans, here.state, transport, here.recipe.round)
+    result = engine.run_round(1, 0)
+    others = here.plans.keys() - BAD
+    assert result.suspects.keys() >= BAD
+    assert heard == others - result.suspects.keys()
+    if method == "besplit":
+        assert not recorded & BAD
+        assert {n for n in here.state.memory if n.startswith("record/")} == {
+            f"record/{name}" for name in heard
+        }
+    assert sum(result.weights.get(name, 0.0) for name in BAD) == 0.0
+
+
+class HandsInLate(Attackers):
+    """The bad clients' updates, and one other's, are kept back at the round's end."""
+
+    late: Mapping[str, Update] = {}
+
+    def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
+        replies = super().exchange(requests, deadline_s)
+        if self.late:
+            return {}
+        held = {*BAD, "client-0"}
+        self.late = {n: r for n, r in replies.items() if n in held and isinstance(r, Update)}
+        return {name: reply for name, reply in replies.items() if name not in self.late}
+
+
+def test_a_late_update_of_a_round_in_which_it_stood_out_weighs_nothing() -> None:
+    here = world(samples=200, staleness_max=2, quorum=0.1)
+    transport = HandsInLate(here.clients, BAD, -10.0)
+    engine = Engine(here.method, here.plans, here.state, transport, here.recipe.round)
+    assert engine.run_round(1, 0).suspects.keys() >= BAD
+    said, sent = engine.progress()
+
+    resumed = Engine(here.method, here.plans, here.state, transport, here.recipe.round)
+    resumed.go_on(orjson.loads(orjson.dumps(said)), sent)
+    result = resumed.run_round(2, 0, transport.late)
+    assert result.stale == dict.fromkeys(["client-0", *sorted(BAD)], 1)
+    assert result.weights["client-0"] > 0
+    for name in BAD:
+        assert result.weights[name] == 0
+        assert result.suspects[name] == "stood out in round 1, of which its update is"
+    resumed.run_round(4, 0)
+    assert resumed.progress()[0] == {}
+    with pytest.raises(FrameError, match="outlying"):
+        resumed.go_on({"outlying": [3]}, {})
+
+
+def test_so_it_is_at_devices_own_pace() -> None:
+    here = world("fedavg", samples=200, buffer=1, staleness_max=3)
+    how, name = here.recipe.round, "client-0"
+    plans = {name: here.plans[name]}
+    client = here.clients[name]
+
+    class Begins:
+        def exchange(self, requests: Mapping[str, Request], _s: float) -> dict[str, Reply]:
+            return {n: client.handle(r) for n, r in requests.items() if isinstance(r, StartRound)}
+
+    for outlying in ([], [[name, 1]]):
+        engine = OwnPaceEngine(here.method, plans, here.state, Begins(), how, devices=1)
+        engine.run_round(1, 0)
+        update = client.handle(EndRound(1))
+        assert isinstance(update, Update)
+        said, sent = engine.progress()
+        engine.go_on({**said, "outlying": outlying}, sent)
+        assert engine.progress()[0].get("outlying", []) == [tuple(each) for each in outlying]
+        before = here.state.read()
+        result = engine.run_round(2, 0, {name: update})
+        after = here.state.read()
+        assert result.weights == {name: 0.0 if outlying else 1.0}
+        assert all(torch.equal(t, before[k]) for k, t in after.items()) == bool(outlying)
 
 
 @pytest.mark.parametrize("method", ["harmony", "splitlpf", "besplit", "minibatch-sfl"])
