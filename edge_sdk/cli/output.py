@@ -1,8 +1,10 @@
-"""What commands write: JSON on stdout, reports in files."""
+"""What commands write: JSON on stdout, reports in files, and how to go on after Ctrl-C."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
@@ -27,3 +29,13 @@ def check_report(path: Path | None) -> None:
         raise ConfigurationError(
             f"--report {path}: cannot be written; name a file in a folder that is there"
         )
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Around what keeps every round it has done: say on Ctrl-C that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("stopped; the rounds that are done are kept: go on with --resume", err=True)
+        raise

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from edge_sdk.cli.output import check_report
+from edge_sdk.cli.output import check_report, resumable
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help shall not
     from server.training.recipe import Recipe
@@ -70,7 +70,7 @@ def simulate(
     torch.set_num_threads(threads)
     plan = _changed(load_recipe(recipe), seed, data)
     folder = out or Path("splitedge-runs") / f"{recipe.stem}-{plan.seed}"
-    with _progress(console, plan.train.rounds) as on_round:
+    with resumable(), _progress(console, plan.train.rounds) as on_round:
         result = run(plan, folder, resume=resume, device=device, on_round=on_round)
     if report is not None:
         write_report(report, result)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from edge_sdk.cli.output import check_report
+from edge_sdk.cli.output import check_report, resumable
 
 _EPILOG = "Example: splitedge train examples/recipes/supersfl-digits.toml --state ./server"
 
@@ -81,7 +81,8 @@ def train(
         tls_key=tls_key,
         insecure=insecure,
     )
-    result = run(load_recipe(recipe), settings, say=typer.echo, on_round=_show)
+    with resumable():
+        result = run(load_recipe(recipe), settings, say=typer.echo, on_round=_show)
     if report is not None:
         write_report(report, result)
     typer.echo(

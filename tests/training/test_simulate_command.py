@@ -186,8 +186,16 @@ def test_data_may_lie_anywhere(tmp_path: Path, fashion_mnist_fixture: Path) -> N
     assert run.exit_code == 0, run.output
 
 
-@pytest.mark.parametrize("method", ["supersfl", "besplit"])
-def test_a_killed_command_goes_on_to_the_same_weights(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "how", "status", "said"),
+    [
+        ("supersfl", signal.SIGKILL, -signal.SIGKILL, b""),
+        ("besplit", signal.SIGINT, 130, b"go on with --resume"),
+    ],
+)
+def test_a_stopped_command_goes_on_to_the_same_weights(
+    tmp_path: Path, method: str, how: signal.Signals, status: int, said: bytes
+) -> None:
     digits = load_dataset("digits").head(200, 100)
     names = ("x_train", "y_train", "x_test", "y_test")
     # four processes read this in no time; scikit-learn would take two seconds in each
@@ -201,8 +209,9 @@ def test_a_killed_command_goes_on_to_the_same_weights(tmp_path: Path, method: st
         deadline = time.monotonic() + 60
         while not first.exists() and time.monotonic() < deadline:
             time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+        process.send_signal(how)
+        assert said in process.communicate(timeout=60)[1]
+    assert process.returncode == status
     refused = subprocess.run([*command, "killed"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: killed: holds a run that stopped after round ")
