@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Final, cast
 
 import pytest
 import torch
@@ -33,6 +33,8 @@ from server.training.app import Welcome, create_app
 from server.training.listener import Listener
 from server.training.mailbox import Hello, HttpTransport, Mailbox
 
+# for a command to say what is waited for, on a machine that has much else to do
+START_S: Final = 180.0
 PROFILE: dict[str, Any] = {
     "name": "pi",
     "arch": "aarch64",
@@ -48,7 +50,7 @@ PROFILE: dict[str, Any] = {
 
 # Imports torch once and forks for each order, a line of JSON, so that a process costs no seconds:
 #   {"what": "device", "log": FILE, ...}    take_part(...);  answered with its process id
-#   {"what": "trainer", "log": FILE, ...}   train(...)
+#   {"what": "trainer", "log": FILE, ...}   train(...), by the recipe's name
 #   {"wait": PID}                           answered with its wait status: 9 killed, 0 done
 #   {"poll": PID}                           the same, or -1 while it runs
 # "kill": [CALL, N] kills it as it makes the N-th call of that name.
@@ -99,8 +101,9 @@ def device(state, data, trainer):
     take_part(Path(state), data, trainer=trainer, say=say)
 
 def trainer(state, recipe, port, **more):
-    settings = remote.TrainerSettings(Path(state), "run", Address("127.0.0.1", port), **more)
-    remote.train(load_recipe(Path(recipe)), settings, say=say, on_round=say)
+    file = Path(recipe)
+    settings = remote.TrainerSettings(Path(state), file.stem, Address("127.0.0.1", port), **more)
+    remote.train(load_recipe(file), settings, say=say, on_round=say)
 
 torch.set_num_threads(1)
 warm_up()
@@ -211,6 +214,88 @@ class Nursery:
         line = cast("IO[str]", self._process.stdout).readline()
         assert line, "the nursery ended"
         return line
+
+
+class Command:
+    """`splitedge …` as a process whose lines are waited for."""
+
+    def __init__(self, folder: Path, name: str, *words: str) -> None:
+        self.log = folder / f"{name}.log"
+        with self.log.open("a") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "edge_sdk.cli", *words],
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                bufsize=1,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            )
+
+    def until(self, word: str) -> str:
+        """The first line from now on that holds `word`."""
+        assert self.process.stdout is not None
+        timer = threading.Timer(START_S, self.process.kill)
+        timer.start()
+        try:
+            for line in self.process.stdout:
+                if word in line:
+                    return line
+        finally:
+            timer.cancel()
+        raise AssertionError(f"{word!r} was not said; {self.log.read_text()[-2000:]}")
+
+    def rest(self) -> str:
+        """What else it says to its end."""
+        out: IO[str] | None = self.process.stdout
+        assert out is not None
+        timer = threading.Timer(START_S, self.process.kill)
+        timer.start()
+        said = out.read()
+        timer.cancel()
+        self.process.wait(10)
+        return said
+
+    def end(self) -> None:
+        """Kill it where it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+class Commands:
+    """Starts commands in a folder, and ends those still running.
+
+    Args:
+        folder: where they run and log.
+        stack: at whose end they are ended.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+
+    def __call__(self, name: str, *words: str) -> Command:
+        """Start `splitedge WORDS`; its complaints go to NAME.log."""
+        command = Command(self.folder, name, *words)
+        self._stack.callback(command.end)
+        return command
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    """Starts commands in the test's folder, and ends those still running."""
+    with ExitStack() as stack:
+        yield Commands(tmp_path, stack)
+
+
+@pytest.fixture(scope="module")
+def lasting_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    """The same in a folder of the file's, for as long as its tests."""
+    with ExitStack() as stack:
+        yield Commands(tmp_path_factory.mktemp("commands"), stack)
 
 
 @pytest.fixture(scope="session")

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import threading
 import tomllib
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -30,7 +24,6 @@ from server.tokens import create_token
 from server.training.recipe import read_recipe
 from server.training.remote import TrainerSettings, choose_depths, train
 
-START_S = 180.0
 RECIPE = """
 method = "supersfl"
 [data]
@@ -48,68 +41,6 @@ step_deadline_s = 1.5
 round_deadline_s = 6.0
 staleness_max = 3
 """
-
-
-class Command:
-    """`splitedge …` as a process whose lines are waited for."""
-
-    def __init__(self, folder: Path, name: str, *words: str) -> None:
-        self.log = folder / f"{name}.log"
-        with self.log.open("a") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "edge_sdk.cli", *words],
-                cwd=folder,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                bufsize=1,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-            )
-
-    def until(self, word: str) -> str:
-        """The first line from now on that holds `word`."""
-        assert self.process.stdout is not None
-        timer = threading.Timer(START_S, self.process.kill)
-        timer.start()
-        try:
-            for line in self.process.stdout:
-                if word in line:
-                    return line
-        finally:
-            timer.cancel()
-        raise AssertionError(f"{word!r} was not said; {self.log.read_text()[-2000:]}")
-
-    def rest(self) -> str:
-        """What else it says to its end."""
-        out: IO[str] | None = self.process.stdout
-        assert out is not None
-        timer = threading.Timer(START_S, self.process.kill)
-        timer.start()
-        said = out.read()
-        timer.cancel()
-        self.process.wait(10)
-        return said
-
-    def end(self) -> None:
-        """Kill it where it still runs."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(10)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-
-
-@pytest.fixture
-def commands(tmp_path: Path) -> Iterator[Any]:
-    """Starts commands in the test's folder, and ends those still running."""
-    with ExitStack() as stack:
-
-        def run(name: str, *words: str) -> Command:
-            command = Command(tmp_path, name, *words)
-            stack.callback(command.end)
-            return command
-
-        yield run
 
 
 def profile(memory_gb: float, score: float, latency_ms: float | None = 5.0) -> DeviceProfile:
@@ -151,10 +82,8 @@ def test_training_ends_though_one_device_is_killed_and_one_frozen(
         token = create_token(state)
         api.enroll(url, token, tmp_path / name, profile=profile(4, 5), name=name)
 
-    def agent(name: str) -> Command:
-        words = "agent", "train", "--data", f"{name}.npz", "--state", name
-        started: Command = commands(name, *words)
-        return started
+    def agent(name: str) -> Any:
+        return commands(name, "agent", "train", "--data", f"{name}.npz", "--state", name)
 
     agents = {name: agent(name) for name in names}
     trainer.until("round 1:")
