@@ -45,7 +45,7 @@ def test_every_variant_is_trained_and_attacked(
     main("digits", seeds=1, images=10, rounds=1, epochs=1, results=tmp_path)
     said = orjson.loads((tmp_path / "inversion-digits.json").read_bytes())
     tried = [(one["variant"], one["depth"]) for one in said["trials"]]
-    others = [(variant, depth) for depth in (3, 4) for variant in (PLAIN, ENHANCED)]
+    others = [(variant, depth) for depth in small.cuts for variant in (PLAIN, ENHANCED)]
     assert tried == [(variant, 2) for variant in VARIANTS] + others
     assert (said["scale"]["rounds"], said["scale"]["attacker"]["epochs"]) == (1, 1)
     text = (tmp_path / "inversion-digits.md").read_text()
