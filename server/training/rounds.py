@@ -133,7 +133,8 @@ class RoundResult:
         missed_steps: batches asked for in vain, by client.
         stale: updates of earlier rounds that count in this one: rounds late, by client.
         weights: what each participant counted in the merge; empty where the round does not count.
-        suspects: whose batches stepped nothing, or whose update was clipped, and why.
+        suspects: whose batches stepped nothing, in this round or in that of its late update, or
+            whose update was clipped, and why.
         simulated_s: what it took by the simulated clock; None where there is none.
         coding: of the updates' codec: mean relative error and cosine, bytes as sent and bytes as
             fp32 would be; empty where updates travel as they are.
