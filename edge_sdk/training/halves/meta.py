@@ -25,7 +25,7 @@ from torch.nn import Parameter
 from edge_sdk.errors import FrameError
 from edge_sdk.training.gradient_noise import isotropic
 from edge_sdk.training.halves.half import Half, Open, apply_step, sgd
-from edge_sdk.training.halves.second_view import SecondBatches, SecondView
+from edge_sdk.training.halves.second_view import SecondView
 from edge_sdk.training.halves.u_shape import BACK, back_of
 from edge_sdk.training.messages import (
     EndRound,
@@ -59,7 +59,6 @@ class MetaHalf(Half):
         self.heads = list(self.head.parameters())
         self.first = Branch(self.prefix, self.head)
         self.second = Branch(self.prefix, self.head)
-        self.others = SecondBatches(client.name, client.samples, plan, self.number)
         network = network_of(plan)
         self.depths = [depth for depth in network.cuts if depth <= plan.depth]
         self.classifier: nn.Linear | None = None
