@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from benchmarks.models import export_random
+from edge_sdk.bundle import BundleStore
 from edge_sdk.cli.inputs import read_samples
 from edge_sdk.cli.main import main
 from edge_sdk.errors import ConfigurationError, InputError
@@ -433,11 +434,12 @@ def test_running_agent_trains_when_it_is_invited(
     splitedge("export", *words, "--weights", weights, "--name", "first")
     manifest = BundleManifest.load(tmp_path / "first" / "1" / "bundles" / "d2")
     assert manifest.run == (training / "run.id").read_text().strip()
-    found = OwnWeights.load(pi, "first").overrides(manifest)
+    own = OwnWeights.load(pi, "first")
+    found = own.overrides(manifest)
     assert found.keys() == {"exit"}
     assert found["exit"].keys() == set(manifest.graphs["exit"].overridable)
-    refusal = splitedge("agent", "run", "--state", pi, "--personal", "first").refusal
-    assert "bench-tiny/1/d2: does not say which training it is of" in refusal
+    with pytest.raises(ConfigurationError, match="bench-tiny/1/d2: does not say which training"):
+        own.overrides(BundleStore(pi).active().manifest)
 
 
 def test_running_agent_takes_invitations_of_its_server_only(
