@@ -434,12 +434,12 @@ def test_running_agent_trains_when_it_is_invited(
     splitedge("export", *words, "--weights", weights, "--name", "first")
     manifest = BundleManifest.load(tmp_path / "first" / "1" / "bundles" / "d2")
     assert manifest.run == (training / "run.id").read_text().strip()
-    own = OwnWeights.load(pi, "first")
-    found = own.overrides(manifest)
+    kept = OwnWeights.load(pi, "first")
+    found = kept.overrides(manifest)
     assert found.keys() == {"exit"}
     assert found["exit"].keys() == set(manifest.graphs["exit"].overridable)
     with pytest.raises(ConfigurationError, match="bench-tiny/1/d2: does not say which training"):
-        own.overrides(BundleStore(pi).active().manifest)
+        kept.overrides(BundleStore(pi).active().manifest)
 
 
 def test_running_agent_takes_invitations_of_its_server_only(
