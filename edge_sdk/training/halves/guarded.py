@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from edge_sdk.errors import ConfigurationError, FrameError
+from edge_sdk.nets.registry import DRAWING
 from edge_sdk.training.halves.half import Half, Open
 from edge_sdk.training.inversion import Decoder, Pixels
 from edge_sdk.training.likeness import ssim
@@ -77,7 +78,7 @@ class GuardedHalf(Half):
         """The one of the last round, or one with the weights of the plan's seed."""
         plan = self.plan
         features = network_of(plan).shape_at(plan.depth)
-        with torch.random.fork_rng(devices=[]):
+        with DRAWING, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(plan.seed)
             try:
                 decoder = Decoder(features, plan.input_shape, self._guard.width)
