@@ -28,7 +28,7 @@ from edge_sdk.session import Array
 
 FOLDER: Final = "training"
 ENDING: Final = ".safetensors"
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class OwnWeights:
             ) from None
         folder = state / FOLDER
         path = folder / f"{training}{ENDING}"
-        if not _NAME.fullmatch(training) or not path.is_file():
+        if not NAME.fullmatch(training) or not path.is_file():
             there = ", ".join(sorted(each.stem for each in folder.glob(f"*{ENDING}"))) or "none"
             raise ConfigurationError(
                 f"own weights: expected a training this device took part in, {there}; got"
@@ -67,10 +67,9 @@ class OwnWeights:
         try:
             raw = path.read_bytes()
             tensors = load(raw)
-            header = orjson.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         except (OSError, SafetensorError) as err:
             raise ConfigurationError(f"{path}: cannot be read ({err}); train again") from err
-        return cls(training, header.get("__metadata__", {}).get("run", ""), tensors)
+        return cls(training, run_of(raw), tensors)
 
     def overrides(self, manifest: BundleManifest) -> dict[str, dict[str, Array]]:
         """What to put in place of a bundle's own, by graph and by the graph's names.
@@ -124,6 +123,17 @@ class OwnWeights:
                 f" {manifest.bundle} is of run {manifest.run}; run a bundle that is exported from"
                 " that training, or answer with the bundle's own"
             )
+
+
+def run_of(raw: bytes) -> str:
+    """Which run of a training weights are of, by the header of their file; empty if it is not said.
+
+    Args:
+        raw: a safetensors file that was read without fault.
+    """
+    header = orjson.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    run: str = header.get("__metadata__", {}).get("run", "")
+    return run
 
 
 def _kept_as(name: str, graph: str, manifest: BundleManifest) -> str:

@@ -7,22 +7,17 @@ STATE/training/NAME.update        what it made of a round alone and has not hand
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
-from typing import Final
 
-import orjson
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from edge_sdk.durable import make_folder, storage_error, sync_folder, write_atomic
 from edge_sdk.errors import ConfigurationError, FrameError
+from edge_sdk.own_weights import FOLDER, NAME, run_of
 from edge_sdk.training.messages import Update, Weights, from_bytes, to_bytes
 
 logger = logging.getLogger(__name__)
-
-FOLDER: Final = "training"
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def save_personal(state: Path, training: str, weights: Weights, run: str = "") -> None:
@@ -49,14 +44,12 @@ def load_personal(state: Path, training: str, run: str | None = None) -> Weights
     try:
         raw = path.read_bytes()
         weights: Weights = load(raw)
-        header = orjson.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     except FileNotFoundError:
         return {}
     except (OSError, SafetensorError) as err:
         text = f"{path}: cannot be read ({err}); remove it to begin anew"
         raise ConfigurationError(text) from err
-    kept_in = header.get("__metadata__", {}).get("run", "")
-    return weights if run in {None, kept_in} else {}
+    return weights if run in {None, run_of(raw)} else {}
 
 
 def save_update(state: Path, training: str, run: str, update: Update) -> None:
@@ -102,7 +95,7 @@ def drop_update(state: Path, training: str) -> None:
 
 def _path(state: Path, training: str, ending: str) -> Path:
     # the name comes from the trainer, and a file name shall not leave its folder
-    if not _NAME.fullmatch(training):
+    if not NAME.fullmatch(training):
         raise ConfigurationError(
             f"training: expected a name of letters, digits, '.', '_' and '-', got {training!r:.100}"
         )
