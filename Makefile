@@ -53,7 +53,7 @@ unit: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest $(ARGS)
 
 faults-training: $(VENV)/installed-dev
-	@$(BIN)/python -m pytest tests/training/test_training_kills.py --hypothesis-profile=faults \
+	@$(BIN)/python -m pytest tests/training/fleet/test_kills.py --hypothesis-profile=faults \
 		--timeout=1800 $(ARGS)
 
 clean:

@@ -149,10 +149,10 @@ def _ours(text: str, threads: int) -> tuple[Done, dict[str, str]]:
     import torch  # noqa: PLC0415 - each side imports its own, on its own time
 
     from benchmarks.plain_loops import Done  # noqa: PLC0415
-    from edge_sdk.training.weights import read_weights  # noqa: PLC0415
+    from edge_sdk.training.protocol.weights import read_weights  # noqa: PLC0415
     from edge_sdk.version import __version__  # noqa: PLC0415
-    from server.training.recipe import read_recipe  # noqa: PLC0415
-    from server.training.world import build_world  # noqa: PLC0415
+    from server.training.recipe.recipe import read_recipe  # noqa: PLC0415
+    from server.training.simulation.build import build_world  # noqa: PLC0415
 
     torch.set_num_threads(threads)
     world = build_world(read_recipe(orjson.loads(text)))
@@ -169,9 +169,9 @@ def _accuracy(text: str, weights: dict[str, Any]) -> float:
     """Of the final network on the whole test set, computed alike for both sides."""
     import torch  # noqa: PLC0415 - as above
 
-    from edge_sdk.training.weights import load_weights  # noqa: PLC0415
-    from server.training.recipe import read_recipe  # noqa: PLC0415
-    from server.training.world import build_network, load_data  # noqa: PLC0415
+    from edge_sdk.training.protocol.weights import load_weights  # noqa: PLC0415
+    from server.training.recipe.recipe import read_recipe  # noqa: PLC0415
+    from server.training.simulation.build import build_network, load_data  # noqa: PLC0415
 
     recipe = read_recipe(orjson.loads(text))
     data = load_data(recipe)

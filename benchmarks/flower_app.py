@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.plain_loops import Done, batches, sgd
-from edge_sdk.training.datasets import Dataset
-from edge_sdk.training.weights import load_weights, read_weights
-from server.training.partition import partition
-from server.training.recipe import Recipe, read_recipe
-from server.training.world import build_network, client_names, load_data
+from edge_sdk.training.data.load import Dataset
+from edge_sdk.training.protocol.weights import load_weights, read_weights
+from server.training.recipe.partition import partition
+from server.training.recipe.recipe import Recipe, read_recipe
+from server.training.simulation.build import build_network, client_names, load_data
 
 CPUS = 2
 VERSIONS: dict[str, str] = {

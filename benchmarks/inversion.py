@@ -7,7 +7,7 @@
 
 Each variant is trained by `simulate`'s engine; then an attacker who has its prefix and one half of
 the test images trains a decoder and draws the clients' training images with it
-(server.training.attacks.inversion). All
+(benchmarks.attacks.inversion). All
 variants are cut after stage 2; SCALA and SCALA-PE also elsewhere.
 Writes benchmarks/results/inversion-DATASET.json and .md.
 """
@@ -29,12 +29,12 @@ import orjson
 import torch
 import typer
 
+from benchmarks.attacks.inversion import Attacker, Leak, attack
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.version import __version__
-from server.training.attacks.inversion import Attacker, Leak, attack
-from server.training.recipe import Recipe, read_recipe
-from server.training.simulate import run_rounds
-from server.training.world import build_world
+from server.training.recipe.recipe import Recipe, read_recipe
+from server.training.simulation.build import build_world
+from server.training.simulation.run import run_rounds
 
 RESULTS = Path(__file__).parent / "results"
 PLAIN: Final = "SCALA"

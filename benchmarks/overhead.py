@@ -33,16 +33,16 @@ from torch import Tensor
 from benchmarks.paper.tables import over
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.messages import Feedback, Reply, Request
+from edge_sdk.training.protocol.messages import Feedback, Reply, Request
 from edge_sdk.version import __version__
-from server.training.aggregation import Contributions, WeightRule
-from server.training.engine import Engine
-from server.training.evaluate import Evaluator
-from server.training.recipe import Recipe, read_recipe
-from server.training.server_steps import Arrivals, Asking, ServerStep, needs_labels
-from server.training.state import ServerState
-from server.training.view import RoundView
-from server.training.world import VisitingTransport, World, build_world
+from server.training.core.round_view import RoundView
+from server.training.core.server_state import ServerState
+from server.training.core.weighted_mean import Contributions, WeightRule
+from server.training.methods.steps import Arrivals, Asking, ServerStep, needs_labels
+from server.training.recipe.recipe import Recipe, read_recipe
+from server.training.report.evaluate import Evaluator
+from server.training.rounds.loop import Engine
+from server.training.simulation.build import VisitingTransport, World, build_world
 
 RESULTS = Path(__file__).parent / "results"
 REFERENCE: Final = "SplitFedV1"

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.messages import Weights
-from edge_sdk.training.weights import own_weights
+from edge_sdk.training.protocol.messages import Weights
+from edge_sdk.training.protocol.weights import own_weights
 from server.training.methods.supersfl import CLIP, SERVER_WEIGHT
-from server.training.recipe import Recipe, TrainSettings
-from server.training.world import World
+from server.training.recipe.recipe import Recipe, TrainSettings
+from server.training.simulation.build import World
 
 EPS = 1e-8
 

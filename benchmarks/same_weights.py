@@ -1,4 +1,5 @@
-"""Final weights of every recipe in a checkout, as digests: two files show whether a change kept them.
+"""Digests of the weights that every recipe of a checkout ends with: two files show what changed.
+them.
 
     python -m benchmarks.same_weights record before.json --data DIR    # in the checkout before
     python -m benchmarks.same_weights record after.json --data DIR     # in the checkout after

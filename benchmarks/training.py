@@ -29,14 +29,14 @@ import orjson
 import torch
 import typer
 
+from benchmarks.compare import Run, by_name, cost_table, run_all, shown
 from benchmarks.plain_loops import SuperSfl, WholeNetwork
 from edge_sdk.durable import make_folder, write_atomic
-from edge_sdk.training.weights import own_weights
+from edge_sdk.training.protocol.weights import own_weights
 from edge_sdk.version import __version__
-from server.training.compare import Run, by_name, cost_table, run_all, shown
-from server.training.recipe import Recipe, load_recipe
-from server.training.simulate import run_rounds
-from server.training.world import build_world
+from server.training.recipe.recipe import Recipe, load_recipe
+from server.training.simulation.build import build_world
+from server.training.simulation.run import run_rounds
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parent / "examples" / "recipes"

@@ -25,10 +25,10 @@ import typer
 
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.version import __version__
-from server.training.metrics import mean_interval
-from server.training.recipe import Recipe, load_recipe
-from server.training.simulate import run_rounds
-from server.training.world import build_world
+from server.training.recipe.recipe import Recipe, load_recipe
+from server.training.report.metrics import mean_interval
+from server.training.simulation.build import build_world
+from server.training.simulation.run import run_rounds
 
 RESULTS = Path(__file__).parent / "results"
 RECIPES = Path(__file__).parent.parent / "examples" / "recipes"

@@ -13,8 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
-from edge_sdk.bundle import ActiveBundle, BundleStore
-from edge_sdk.engine import Engine, read_logits
+from edge_sdk.bundle_runner import Engine, read_logits
+from edge_sdk.bundles.personal_weights import OwnWeights
+from edge_sdk.bundles.run_update import run_update
+from edge_sdk.bundles.store import ActiveBundle, BundleStore
 from edge_sdk.errors import (
     BundleError,
     ConfigurationError,
@@ -25,21 +27,19 @@ from edge_sdk.errors import (
     StorageError,
     UpdateRefusedError,
 )
-from edge_sdk.gate import POLICIES, Verdict
+from edge_sdk.gate.controllers import AgreementReport
+from edge_sdk.gate.gate import POLICIES, Verdict
+from edge_sdk.gate.threshold_control import Audit, Auditor
 from edge_sdk.identity import Identity
-from edge_sdk.install import run_update
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.mqtt import BrokerAddress
-from edge_sdk.offload import NoReply, Offloader, Outcome, Pending, Presence
-from edge_sdk.outbox import Outbox, Waiting
-from edge_sdk.own_weights import OwnWeights
+from edge_sdk.offload.late_answers import LateAnswers, passing
+from edge_sdk.offload.offloader import NoReply, Offloader, Outcome, Pending, Presence
+from edge_sdk.offload.outbox import Outbox, Waiting
 from edge_sdk.prediction import DEVICE, FALLBACK, SERVER, LateAnswer, Prediction
-from edge_sdk.replay import LateAnswers, passing
 from edge_sdk.session import Array
 from edge_sdk.settings import AgentSettings, Agreement
 from edge_sdk.state import StateLock
-from edge_sdk.steering import Audit, Auditor
-from edge_sdk.thresholds import AgreementReport
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Reply
 

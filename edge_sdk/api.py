@@ -30,7 +30,7 @@ from edge_sdk.errors import (
 )
 from edge_sdk.identity import Identity, check_not_enrolled, check_server_url
 from edge_sdk.mqtt import BrokerAddress
-from edge_sdk.trust import trusting
+from edge_sdk.tls import trusting
 from edge_sdk.wire.frames import HTTP_LIMITS, decode, encode
 from edge_sdk.wire.messages import RETRY_AFTER_MAX_S, Problem, Query, Reply, read_reply
 from profiles import DeviceProfile, probe

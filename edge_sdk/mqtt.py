@@ -28,7 +28,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from edge_sdk.errors import ConfigurationError, FrameTooLargeError, LinkError
-from edge_sdk.trust import trusting, trusting_only
+from edge_sdk.tls import trusting, trusting_only
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.gate.controllers import AgreementController, BudgetController
 from edge_sdk.manifest import CODECS, Codec
-from edge_sdk.thresholds import AgreementController, BudgetController
 
 GRID_SIZE: Final = 10
 
@@ -81,7 +81,7 @@ class AgentSettings:
         heartbeat_s: between two telemetry messages.
         max_in_flight: offloads of `predict_many` under way at once.
         personal: a training this device took part in, to answer with what it learnt there for
-            itself (edge_sdk.own_weights); None answers with the bundle's.
+            itself (edge_sdk.bundles.personal_weights); None answers with the bundle's.
     """
 
     deadline_s: float = 1.0

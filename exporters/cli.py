@@ -15,7 +15,7 @@ from edge_sdk.manifest import BundleManifest, ModelManifest
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help shall not
     from edge_sdk.nets import Supernet
-    from edge_sdk.training.datasets import Dataset
+    from edge_sdk.training.data.load import Dataset
 
 _EPILOG = (
     "Example: splitedge export --backbone tiny --weights tiny.safetensors --data digits"
@@ -125,7 +125,7 @@ def _export(
 
 
 def _dataset(data: str) -> Dataset:
-    from edge_sdk.training.datasets import load_dataset
+    from edge_sdk.training.data.load import load_dataset
 
     folder = Path(data)
     if folder.is_dir():

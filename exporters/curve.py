@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.gate import uncertainties
+from edge_sdk.gate.gate import uncertainties
 from edge_sdk.manifest import GatePoint, GatePolicy, GateSpec
 
 Floats = NDArray[np.floating[Any]]

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import orjson
 
-from server.training.checkpoint import Row
-from server.training.compare import LAST_ROUNDS
-from server.training.evaluate import ClientScore, Evaluator
-from server.training.evaluate_answers import auxiliary_report
-from server.training.metrics import ClientSummary, pearson, summarise_clients
-from server.training.stand_alone import by_itself, stand_alone
-from server.training.world import World
+from benchmarks.compare import LAST_ROUNDS
+from benchmarks.paper.local_only import by_itself, stand_alone
+from server.training.report.evaluate import ClientScore, Evaluator
+from server.training.report.evaluate_answers import auxiliary_report
+from server.training.report.metrics import ClientSummary, pearson, summarise_clients
+from server.training.run.checkpoint import Row
+from server.training.simulation.build import World
 
 # of each client alone, by its recipe: one training for all rows that leave it the same budget
 _ALONE: Final[dict[bytes, list[float]]] = {}

@@ -21,7 +21,7 @@ from benchmarks.paper.__main__ import RESULTS
 from benchmarks.paper.measures import shown
 from benchmarks.paper.tables import TABLES, Scale
 from edge_sdk.durable import write_atomic
-from server.training.metrics import Interval, mean_interval
+from server.training.report.metrics import Interval, mean_interval
 
 app = typer.Typer(add_completion=False)
 

@@ -116,7 +116,7 @@ def run(
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
         on_command = None
         if data is not None:
-            from edge_sdk.training.trainee import Trainee
+            from edge_sdk.training.device.background import Trainee
 
             on_command = stack.enter_context(Trainee(state, data)).command
         settings = AgentSettings(personal=personal)
@@ -168,7 +168,7 @@ def train(
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
 ) -> None:
     """Take part in training until it ends, or Ctrl-C. The data stay on this device."""
-    from edge_sdk.training.member import take_part
+    from edge_sdk.training.device.participate import take_part
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
@@ -226,7 +226,7 @@ def predict(
 def status(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
     """Show who this device is, what it runs and whether its server answers."""
     from edge_sdk import api
-    from edge_sdk.bundle import BundleStore
+    from edge_sdk.bundles.store import BundleStore
     from edge_sdk.errors import BundleError, LinkError
     from edge_sdk.identity import Identity
 
@@ -274,7 +274,7 @@ def _profile(reference: str | None) -> DeviceProfile:
 
 
 def _active_bundle(state: Path) -> str | None:
-    from edge_sdk.bundle import BundleStore
+    from edge_sdk.bundles.store import BundleStore
     from edge_sdk.errors import NoBundleError
 
     try:

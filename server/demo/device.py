@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from edge_sdk import AgentSettings, EdgeAgent, Prediction
-from edge_sdk.bundle import BundleStore
+from edge_sdk.bundles.store import BundleStore
 from edge_sdk.session import Array
 
 # A sensor's pace: an outage of seconds then holds hundreds of predictions, not millions.

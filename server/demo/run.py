@@ -17,11 +17,11 @@ import urllib3
 
 from edge_sdk import api
 from edge_sdk.agent import update
-from edge_sdk.bundle import BundleStore
+from edge_sdk.bundles.store import BundleStore
 from edge_sdk.durable import make_folder
 from edge_sdk.errors import ConfigurationError, LinkError, NoBundleError
 from edge_sdk.state import Role, StateLock
-from edge_sdk.training.datasets import Dataset, load_dataset
+from edge_sdk.training.data.load import Dataset, load_dataset
 from edge_sdk.wire.frames import HTTP_LIMITS, Tensor, decode, encode
 from profiles import load_reference
 from server.demo.processes import DeviceProcess, ServerProcess
@@ -178,8 +178,8 @@ def _export(plan: Plan, trained: Trained, shares: Shares, state: Path, progress:
         from exporters.graphs import shared_exit  # noqa: PLC0415
         from exporters.model import export_model  # noqa: PLC0415
         from exporters.weights import load_weights, origin  # noqa: PLC0415
-        from server.training.recipe import load_recipe  # noqa: PLC0415
-        from server.training.world import build_network  # noqa: PLC0415
+        from server.training.recipe.recipe import load_recipe  # noqa: PLC0415
+        from server.training.simulation.build import build_network  # noqa: PLC0415
     torch.set_num_threads(1)  # the server and its broker run beside it
     dataset = shares.dataset
     net = build_network(load_recipe(plan.recipe), dataset)

@@ -20,7 +20,7 @@ import orjson
 
 from edge_sdk.durable import make_folder
 from edge_sdk.errors import LinkError
-from edge_sdk.training.datasets import Array, Dataset
+from edge_sdk.training.data.load import Array, Dataset
 from server.demo.processes import MemberProcess, TrainerProcess
 
 Progress = Callable[[str], contextlib.AbstractContextManager[Callable[[str], None]]]

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edge_sdk import api
+from edge_sdk.bundles.run_update import run_update
+from edge_sdk.bundles.update import update
 from edge_sdk.identity import Identity
-from edge_sdk.install import run_update
 from edge_sdk.manifest import (
     BundleManifest,
     GateSpec,
@@ -37,7 +38,6 @@ from edge_sdk.manifest import (
     SmashedSpec,
     TensorSpec,
 )
-from edge_sdk.update import update
 from edge_sdk.wire.frames import Tensor, pack_request, unpack
 from profiles import load_reference
 from server.demo.processes import ServerProcess
@@ -347,7 +347,7 @@ def digits(
     import torch
 
     from edge_sdk.nets import build
-    from edge_sdk.training.datasets import load_dataset
+    from edge_sdk.training.data.load import load_dataset
     from exporters.graphs import DeviceGraphs, own_exit
     from exporters.model import export_model
 

@@ -15,8 +15,8 @@ import pytest
 
 from edge_sdk import AgentSettings, Agreement, Budget, EdgeAgent
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.gate.controllers import AgreementReport
 from edge_sdk.session import Array
-from edge_sdk.thresholds import AgreementReport
 from edge_sdk.wire.frames import Tensor
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from edge_sdk import AgentSettings, EdgeAgent
-from edge_sdk.bundle import BundleRecord, BundleStore, FileRecord
+from edge_sdk.bundles.store import BundleRecord, BundleStore, FileRecord
 from edge_sdk.errors import BundleError, ConfigurationError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from edge_sdk import EdgeAgent, api, enroll
 from edge_sdk.errors import ConfigurationError, EnrolmentError, FrameError, LinkError, StorageError
 from edge_sdk.identity import Identity
 from edge_sdk.mqtt import BrokerAddress
-from edge_sdk.offload import NoReply, Offloader, Presence, Target
+from edge_sdk.offload.offloader import NoReply, Offloader, Presence, Target
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Problem, Query, Reply
 from profiles import load_reference

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.models import export_random
+from server.bench.models import export_random
 from server.demo.processes import ServerProcess
 from server.tokens import create_token
 

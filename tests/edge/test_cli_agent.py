@@ -20,21 +20,21 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.models import export_random
-from edge_sdk.bundle import BundleStore
+from edge_sdk.bundles.personal_weights import OwnWeights
+from edge_sdk.bundles.store import BundleStore
 from edge_sdk.cli.inputs import read_samples
 from edge_sdk.cli.main import main
 from edge_sdk.errors import ConfigurationError, InputError
 from edge_sdk.manifest import BundleManifest, TensorSpec
 from edge_sdk.nets import build
-from edge_sdk.own_weights import OwnWeights
 from edge_sdk.session import Array
-from edge_sdk.training.trainee import Trainee
+from edge_sdk.training.device.background import Trainee
+from server.bench.models import export_random
 from server.demo.processes import ServerProcess
 from server.settings import Address
 from server.tokens import create_token
-from server.training.recipe import read_recipe
-from server.training.remote import TrainerSettings, train
+from server.training.fleet.trainer import TrainerSettings, train
+from server.training.recipe.recipe import read_recipe
 
 SPEC = TensorSpec("float32", (1, 8, 8))
 SAMPLES: Array = np.random.default_rng(7).integers(0, 17, (5, 1, 8, 8)).astype(np.float32)
@@ -449,7 +449,7 @@ def test_running_agent_takes_invitations_of_its_server_only(
         trainee.command({"op": "train", "url": "http://192.0.2.1:8100"})
         trainee.command({"op": "update"})
         assert trainee._process is None
-    monkeypatch.setattr("edge_sdk.training.trainee.find_spec", lambda name: None)
+    monkeypatch.setattr("edge_sdk.training.device.background.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="torch"):
         Trainee(pi, "digits")
 

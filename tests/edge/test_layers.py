@@ -20,7 +20,7 @@ HEAVY = ("torch", "fastapi", "sqlalchemy", "tuf", "typer", "onnx", "amqtt", "uvi
 SOLE_IMPORTERS = {
     "onnxruntime": "edge_sdk/session.py",
     "paho": "edge_sdk/mqtt.py",
-    "tuf": "edge_sdk/update.py",
+    "tuf": "edge_sdk/bundles/update.py",
 }
 
 
@@ -76,7 +76,9 @@ def test_torch_stays_in_nets_and_training() -> None:
         for path in files("profiles", "edge_sdk")
         if any(module.partition(".")[0] == "torch" for module in imports(path))
     }
-    training = {f"edge_sdk/training{part}" for part in ("", "/data", "/halves")}
+    training = {
+        f"edge_sdk/training/{room}" for room in ("client", "data", "device", "formulas", "protocol")
+    }
     assert found <= {"edge_sdk/nets", *training}
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from edge_sdk.manifest import BundleManifest, ModelManifest
 from edge_sdk.nets import Supernet, build
-from edge_sdk.training.datasets import Dataset, load_dataset
+from edge_sdk.training.data.load import Dataset, load_dataset
 from exporters.model import export_model
 
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from edge_sdk.engine import Engine
-from edge_sdk.gate import vacuity
+from edge_sdk.bundle_runner import Engine
+from edge_sdk.gate.gate import vacuity
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.nets import Supernet
 from edge_sdk.session import Session
 from edge_sdk.settings import AgentSettings
-from edge_sdk.training.datasets import Dataset
-from edge_sdk.training.evidence import evidential_losses
-from edge_sdk.training.halves.auxiliary import MARK, Auxiliary, auxiliary_of
-from edge_sdk.training.plan import ClientPart, Distillation, Plan
+from edge_sdk.training.client.auxiliary import MARK, Auxiliary, auxiliary_of
+from edge_sdk.training.data.load import Dataset
+from edge_sdk.training.formulas.evidence import evidential_losses
+from edge_sdk.training.protocol.plan import ClientPart, Distillation, Plan
 from exporters.graphs import own_exit
 from exporters.model import export_model
 

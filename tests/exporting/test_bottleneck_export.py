@@ -10,7 +10,7 @@ import torch
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.nets import Supernet
 from edge_sdk.nets.bottleneck import add_bottleneck
-from edge_sdk.training.datasets import Dataset
+from edge_sdk.training.data.load import Dataset
 from exporters.model import export_model
 
 

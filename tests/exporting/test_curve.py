@@ -8,7 +8,7 @@ import pytest
 from scipy.special import softmax
 from scipy.stats import entropy as scipy_entropy
 
-from edge_sdk.gate import gate_from
+from edge_sdk.gate.gate import gate_from
 from edge_sdk.manifest import GatePoint
 from exporters.curve import (
     candidate_thresholds,

@@ -12,7 +12,7 @@ from torch import nn
 from edge_sdk.manifest import BundleManifest, TensorSpec
 from edge_sdk.nets import Supernet, build
 from edge_sdk.session import Session
-from edge_sdk.training.datasets import Dataset
+from edge_sdk.training.data.load import Dataset
 from exporters.errors import ExportError
 from exporters.graphs import (
     DeviceGraphs,

@@ -13,7 +13,7 @@ from edge_sdk.errors import StorageError
 from edge_sdk.manifest import BundleManifest, ModelManifest
 from edge_sdk.nets import Supernet
 from edge_sdk.session import Session
-from edge_sdk.training.datasets import Dataset
+from edge_sdk.training.data.load import Dataset
 from edge_sdk.wire import frames
 from exporters import model as model_module
 from exporters.errors import ExportError, ParityError

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.nets import Supernet
 from edge_sdk.session import Session
-from edge_sdk.training.datasets import Dataset
+from edge_sdk.training.data.load import Dataset
 from exporters import bundle as bundle_module
 from exporters import model as model_module
 from exporters.bundle import HeldOut, Source, write_fp32, write_int8

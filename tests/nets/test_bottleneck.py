@@ -10,7 +10,7 @@ from torch import nn
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets import Supernet, build
-from edge_sdk.training.weights import load_weights, read_weights
+from edge_sdk.training.protocol.weights import load_weights, read_weights
 
 # name, arguments, depth, C at the cut, taps of a kernel
 CUTS: list[tuple[str, dict[str, Any], int, int, int]] = [

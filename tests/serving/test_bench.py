@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.measure import Row, at_least, at_most, not_measured, take_turns
 from edge_sdk.cli.main import main
+from server.bench.measure import Row, at_least, at_most, not_measured, take_turns
 
 
 class Clock:
@@ -38,7 +38,9 @@ class Worker:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("benchmarks.measure.time", SimpleNamespace(perf_counter=clock.perf_counter))
+    monkeypatch.setattr(
+        "server.bench.measure.time", SimpleNamespace(perf_counter=clock.perf_counter)
+    )
     return clock
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from edge_sdk.cli.main import main
 from edge_sdk.errors import LinkError
-from edge_sdk.training.datasets import load_dataset
+from edge_sdk.training.data.load import load_dataset
 from server.demo.processes import MemberProcess, TrainerProcess
 from server.demo.report import device_figures, outage
 from server.demo.run import DEVICES, PLANS

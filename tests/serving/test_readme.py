@@ -21,7 +21,7 @@ import urllib3
 from safetensors.torch import save_file
 
 from edge_sdk.nets import Supernet, build
-from edge_sdk.training.datasets import load_dataset
+from edge_sdk.training.data.load import load_dataset
 from server.run import Addresses
 
 ROOT = Path(__file__).parents[2]

@@ -24,14 +24,14 @@ from hypothesis import settings
 
 from edge_sdk.identity import Identity
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.driver import Driver
-from edge_sdk.training.link import TrainerLink
+from edge_sdk.training.device.session import Driver
+from edge_sdk.training.device.trainer_client import TrainerLink
 from server.registry.credentials import new_secret, secret_sha256
 from server.registry.database import Registry, open_registry
 from server.settings import Address
-from server.training.app import Welcome, create_app
-from server.training.listener import Listener
-from server.training.mailbox import Hello, HttpTransport, Mailbox
+from server.training.fleet.api import Welcome, create_app
+from server.training.fleet.http_server import Listener
+from server.training.fleet.mailbox import Hello, HttpTransport, Mailbox
 
 # for a command to say what is waited for, on a machine that has much else to do
 START_S: Final = 180.0
@@ -66,20 +66,20 @@ import uvicorn.protocols.http.auto
 import uvicorn.protocols.websockets.auto
 
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.datasets import load_dataset
-from edge_sdk.training.driver import Driver
-from edge_sdk.training.member import take_part
-from edge_sdk.training.warmup import warm_up
+from edge_sdk.training.data.load import load_dataset
+from edge_sdk.training.device.session import Driver
+from edge_sdk.training.device.participate import take_part
+from edge_sdk.training.device.warmup import warm_up
 from server.settings import Address
-from server.training import remote
-from server.training.mailbox import Mailbox
-from server.training.recipe import load_recipe
+from server.training.fleet import trainer
+from server.training.fleet.mailbox import Mailbox
+from server.training.recipe.recipe import load_recipe
 
 CALLS = {
     "handle": (TrainingClient, "handle"),
     "hand_in": (Driver, "_hand_in"),
     "reply": (Mailbox, "reply"),
-    "save": (remote, "save_checkpoint"),
+    "save": (trainer, "save_checkpoint"),
 }
 
 def kill_at(name, number):
@@ -102,8 +102,8 @@ def device(state, data, trainer):
 
 def trainer(state, recipe, port, **more):
     file = Path(recipe)
-    settings = remote.TrainerSettings(Path(state), file.stem, Address("127.0.0.1", port), **more)
-    remote.train(load_recipe(file), settings, say=say, on_round=say)
+    settings = trainer.TrainerSettings(Path(state), file.stem, Address("127.0.0.1", port), **more)
+    trainer.train(load_recipe(file), settings, say=say, on_round=say)
 
 torch.set_num_threads(1)
 warm_up()

@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.training.evidence import kl_weight_at
-from edge_sdk.training.messages import Feedback
-from edge_sdk.training.plan import ClientPart, Distillation
-from server.training.aggregation import Contributions, by_samples
-from server.training.formulas.collaboration import counts_to_move, pairs_present
-from server.training.formulas.records import (
+from edge_sdk.training.formulas.evidence import kl_weight_at
+from edge_sdk.training.protocol.messages import Feedback
+from edge_sdk.training.protocol.plan import ClientPart, Distillation
+from server.training.core.round_view import RoundView
+from server.training.core.server_state import ServerState
+from server.training.core.weighted_mean import Contributions, by_samples
+from server.training.methods.formulas.client_records import (
     FACTORS,
     Factor,
     Missing,
@@ -40,11 +41,10 @@ from server.training.formulas.records import (
     record_of,
     updated,
 )
-from server.training.formulas.smashed_exchange import Batches, Lesson, exchanged, learn, own_batch
-from server.training.method import Method
-from server.training.server_steps import Arrivals
-from server.training.state import ServerState
-from server.training.view import RoundView
+from server.training.methods.formulas.collaboration import counts_to_move, pairs_present
+from server.training.methods.method import Method
+from server.training.methods.smashed_exchange import Batches, Lesson, exchanged, learn, own_batch
+from server.training.methods.steps import Arrivals
 
 Ablation = Literal[
     "none", "no_ea", "no_evidence", "no_aleatoric", "no_epistemic", "no_bcc", "no_dtd"
@@ -76,11 +76,11 @@ def besplit(
         ablation: `no_ea` weighs by n_k; the next three leave a factor out of the weights; `no_bcc`
             moves nothing; `no_dtd` has no auxiliary model.
         missing: how average uncertainties are joined over classes
-            (server.training.formulas.records).
+            (server.training.methods.formulas.client_records).
         beta: share of the old record that is kept from one round to the next.
         ttl: rounds for which a client that is not seen is remembered.
         anneal_rounds: T of lam_t. tau, client_share, server_share, auxiliary_head: of the
-            auxiliary model (edge_sdk.training.plan.Distillation).
+            auxiliary model (edge_sdk.training.protocol.plan.Distillation).
     """
     _one_of("ablation", ablation, get_args(Ablation))
     _one_of("missing", missing, get_args(Missing))

@@ -5,8 +5,8 @@ Labels are not sent; an update's change of the last layer still tells which a cl
 
 from __future__ import annotations
 
-from edge_sdk.training.plan import ClientPart
-from server.training.method import Method
+from edge_sdk.training.protocol.plan import ClientPart
+from server.training.methods.method import Method
 
 
 def fedavg() -> Method:

@@ -2,7 +2,8 @@
 METHODS.md, HARMONY; papers/003, 3.1-3.5.
 
     client      adapt (f, h) to B1 and to B2;  z1 = f1[:K](x2), z2 = f2(x1)           (Eq. 3-4)
-                I = [y1 == y2];  sends z2, z1, K, I             (edge_sdk.training.halves.meta)
+                I = [y1 == y2];  sends z2, z1, K, I
+                (edge_sdk.training.client.adaptation)
     server      s2 = neck(z2), s1 = neck(z1) from the stage after K                   (Eq. 6)
                 returns the logits of s2
     client      Ls = CE(logits, y1);  returns dLs by the logits
@@ -15,7 +16,8 @@ METHODS.md, HARMONY; papers/003, 3.1-3.5.
 Labels are not sent, and known all the same: the gradient by the logits is negative at the label
 alone. Beside them travels I, whether two labels are equal, and from the change of an exit head a
 server can tell which classes a client has. The counter-measures do not make labels private either.
-Read of 300 labels of clients of two classes, guessing gets 53 % (tests/training/test_harmony.py):
+Read of 300 labels of clients of two classes, guessing gets 53 %
+(tests/training/methods/test_harmony.py):
 
     noise                        0     1    10   100  1000    head on the client
     by likelihood, %           100    95    73    60    55    -
@@ -36,14 +38,14 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.nets.supernet import View
-from edge_sdk.training.fusion import clip_l2
-from edge_sdk.training.messages import Feedback
-from edge_sdk.training.plan import ClientPart, MetaAdaptation
-from server.training.formulas.contrastive import Alignment, Gradients
-from server.training.method import Method
-from server.training.server_steps import Arrival, Arrivals, Asking, Pairs, ServerStep
-from server.training.state import ServerState, Statistics, Suffix
-from server.training.view import RoundView
+from edge_sdk.training.client.fusion import clip_l2
+from edge_sdk.training.protocol.messages import Feedback
+from edge_sdk.training.protocol.plan import ClientPart, MetaAdaptation
+from server.training.core.round_view import RoundView
+from server.training.core.server_state import ServerState, Statistics, Suffix
+from server.training.methods.formulas.contrastive import Alignment, Gradients
+from server.training.methods.method import Method
+from server.training.methods.steps import Arrival, Arrivals, Asking, Pairs, ServerStep
 
 logger = logging.getLogger(__name__)
 

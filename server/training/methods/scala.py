@@ -24,18 +24,20 @@ import torch
 from torch import Tensor
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.training.messages import Feedback
-from edge_sdk.training.plan import ClientPart, Inversion
-from server.training.formulas.adjustment import (
+from edge_sdk.training.protocol.messages import Feedback
+from edge_sdk.training.protocol.plan import ClientPart, Inversion
+from server.training.core.round_view import RoundView
+from server.training.core.server_state import ServerState
+from server.training.methods.formulas.adjustment import (
     LEAST_SHARE,
     adjusted_losses,
     adjustment,
     joint_share,
     label_share,
 )
-from server.training.formulas.batch_share import proportional
-from server.training.method import Method
-from server.training.server_steps import (
+from server.training.methods.formulas.batch_share import proportional
+from server.training.methods.method import Method
+from server.training.methods.steps import (
     Arrivals,
     ClientLoss,
     Joint,
@@ -46,8 +48,6 @@ from server.training.server_steps import (
     one_model,
     one_model_step,
 )
-from server.training.state import ServerState
-from server.training.view import RoundView
 
 Adjust = Literal["both", "local", "none"]
 ADJUSTS: Final = get_args(Adjust)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edge_sdk.training.plan import ClientPart
-from server.training.method import Method
-from server.training.server_steps import concatenated, copies, one_model
+from edge_sdk.training.protocol.plan import ClientPart
+from server.training.methods.method import Method
+from server.training.methods.steps import concatenated, copies, one_model
 
 
 def splitfed_v1() -> Method:

@@ -8,8 +8,8 @@ docs/methods.md, SplitLPF; the paper's Alg. 1-3.
     client, front     f -= lr * J_f^T dL/dz                                 (Eq. 6)
     aggregate         f and S by p_k, from data size and direction          (Eq. 8-11)
 
-The client's lines are edge_sdk.training.halves.u_shape. What comes up at the end of a round may be
-coded as synthetic samples (Eq. 5): `[train] update_codec = "synthetic"`.
+The client's lines are edge_sdk.training.client.personal_head. What comes up at the end of a round
+may be coded as synthetic samples (Eq. 5): `[train] update_codec = "synthetic"`.
 
 Differs: Algorithm 2 compares the backs' gradients. Backs are personal and have no average to be
 compared with, so the fronts' are (docs/methods.md).
@@ -25,12 +25,14 @@ import torch
 from torch import Tensor
 
 from edge_sdk.nets.supernet import View
-from edge_sdk.training.fusion import clip_l2
-from edge_sdk.training.messages import Feedback, Weights
-from edge_sdk.training.plan import ClientPart, PersonalBack
-from server.training.aggregation import Contributions, WeightRule
-from server.training.formulas.contrastive import added
-from server.training.formulas.contribution import (
+from edge_sdk.training.client.fusion import clip_l2
+from edge_sdk.training.protocol.messages import Feedback, Weights
+from edge_sdk.training.protocol.plan import ClientPart, PersonalBack
+from server.training.core.round_view import RoundView
+from server.training.core.server_state import ServerState, Statistics, Suffix
+from server.training.core.weighted_mean import Contributions, WeightRule
+from server.training.methods.formulas.contrastive import added
+from server.training.methods.formulas.contribution import (
     ALPHA,
     check_alpha,
     contribution_weights,
@@ -38,10 +40,8 @@ from server.training.formulas.contribution import (
     global_gradient,
     gradient_of,
 )
-from server.training.method import Method
-from server.training.server_steps import Arrivals, Asking
-from server.training.state import ServerState, Statistics, Suffix
-from server.training.view import RoundView
+from server.training.methods.method import Method
+from server.training.methods.steps import Arrivals, Asking
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from edge_sdk.training.plan import ClientPart
-from server.training.aggregation import by_depth_and_loss, normalised
-from server.training.method import Method
-from server.training.server_steps import one_model
+from edge_sdk.training.protocol.plan import ClientPart
+from server.training.core.weighted_mean import by_depth_and_loss, normalised
+from server.training.methods.method import Method
+from server.training.methods.steps import one_model
 
 CLIP: Final = 0.5
 SERVER_WEIGHT: Final = 0.01

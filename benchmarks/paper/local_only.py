@@ -1,0 +1,41 @@
+"""What each client would reach without the others: the other side of SplitLPF's PC."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from server.training.recipe.recipe import Recipe
+from server.training.report.evaluate import ClientScore, Evaluator
+from server.training.rounds.loop import Engine
+from server.training.simulation.build import VisitingTransport, build_world
+
+
+def stand_alone(recipe: Recipe, device: str = "cpu") -> list[ClientScore]:
+    """Every client's whole network, trained on its own data alone, on its own test samples.
+
+    With the recipe's budget: as many rounds, epochs and batches at its rates, from the same first
+    weights. Its test samples are those of a run of the recipe, so that the two can be compared
+    (server.training.report.metrics.pearson).
+
+    Args:
+        recipe: of any method.
+    """
+    world = build_world(by_itself(recipe), device)
+    first = world.state.read()
+    evaluator = Evaluator(world)
+    scores = []
+    for place, name in enumerate(world.clients):
+        world.state.write(first)
+        engine = Engine(
+            world.method, {name: world.plans[name]}, world.state, VisitingTransport(world.clients)
+        )
+        for number in range(1, recipe.train.rounds + 1):
+            engine.run_round(number, recipe.seed)
+        scores.append(evaluator.clients(supervised=False)[place])
+    return scores
+
+
+def by_itself(recipe: Recipe) -> Recipe:
+    """The recipe of a client alone: nothing is split, nothing travels, its budget stays."""
+    train = replace(recipe.train, update_codec="fp32")
+    return replace(recipe, method="fedavg", method_numbers={}, parts={}, train=train)

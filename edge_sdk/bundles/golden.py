@@ -1,0 +1,130 @@
+"""The golden check: does a bundle, on this very device, give the answers its export gave?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from edge_sdk.errors import BundleError, FrameError, InputError, UpdateRefusedError
+from edge_sdk.manifest import BundleManifest, GraphSpec, TensorSpec
+from edge_sdk.session import Array, Session
+from edge_sdk.wire.frames import HTTP_LIMITS, unpack
+
+# Share of the largest golden logit by which a logit may differ. Between processors fp32 kernels
+# differ in the order of additions, some 1e-6; int8 kernels also in how they saturate and round.
+TOLERANCE: Final = {"fp32": 1e-3, "int8": 5e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenReport:
+    """What the check saw.
+
+    Attributes:
+        samples: golden inputs that were run.
+        difference: the largest |logit - golden logit|, as a share of the largest golden logit.
+        latency_ms: of one run of the `exit` graph, the median.
+    """
+
+    samples: int
+    difference: float
+    latency_ms: float
+
+
+def check_golden(folder: Path) -> GoldenReport:
+    """Load every graph of the bundle in `folder` and run its golden inputs.
+
+    Call it in a process that may die: see `edge_sdk.bundles.trial`.
+
+    Raises: UpdateRefusedError naming the graph, what was expected and what came.
+    """
+    try:
+        manifest = BundleManifest.load(folder)
+        x, golden = _read_golden(folder / manifest.golden)
+        sessions = {name: Session(folder / g.file) for name, g in manifest.graphs.items()}
+        _check_z(manifest)
+        for name, graph in manifest.graphs.items():
+            if name != "exit":
+                _run(sessions[name], name, graph, _feeds(graph, x))
+        return _compare(sessions["exit"], manifest, x, golden)
+    except (BundleError, InputError, FrameError) as err:
+        raise UpdateRefusedError(str(err)) from err
+
+
+def _read_golden(path: Path) -> tuple[Array, Array]:
+    try:
+        frame = unpack(path.read_bytes(), HTTP_LIMITS)
+    except OSError as err:
+        raise UpdateRefusedError(f"{path.name}: cannot be read ({err.strerror})") from err
+    x, logits = frame.tensor("x").array, frame.tensor("logits").array
+    if len(x) == 0 or len(x) != len(logits):
+        raise UpdateRefusedError(f"{path.name}: {len(x)} inputs and {len(logits)} logits")
+    return x, logits
+
+
+def _check_z(manifest: BundleManifest) -> None:
+    """The smashed data must come from somewhere, in the shape the server is told."""
+    graph = manifest.graphs.get("prefix", manifest.graphs["exit"])
+    z = graph.outputs.get("z")
+    if z is None or z.shape != manifest.smashed.shape:
+        got = "none" if z is None else str(z.shape)
+        raise UpdateRefusedError(
+            f"{graph.file}: output z: expected {manifest.smashed.shape}, {got}"
+        )
+
+
+def _compare(session: Session, manifest: BundleManifest, x: Array, golden: Array) -> GoldenReport:
+    graph = manifest.graphs["exit"]
+    peak = float(np.abs(golden).max(initial=1e-6))
+    worst, times = 0.0, []
+    for sample, expected in zip(x, golden, strict=True):
+        started = time.perf_counter()
+        logits = _run(session, "exit", graph, {"x": sample[None]})["logits"]
+        times.append(time.perf_counter() - started)
+        if logits.shape != expected[None].shape:
+            raise UpdateRefusedError(
+                f"{graph.file}: golden logits of shape {expected.shape}, got {logits.shape[1:]}"
+            )
+        worst = max(worst, float(np.abs(logits[0] - expected).max()) / peak)
+    allowed = TOLERANCE[graph.precision]
+    if worst > allowed:
+        raise UpdateRefusedError(
+            f"{graph.file}: golden logits missed by {worst:.2g} of their size, allowed {allowed:g}"
+        )
+    return GoldenReport(len(x), worst, 1e3 * float(np.median(times)))
+
+
+def _run(
+    session: Session, name: str, graph: GraphSpec, feeds: dict[str, Array]
+) -> Mapping[str, Array]:
+    """One run, its outputs held against the manifest: names, dtypes, shapes, finite values."""
+    missing = set(graph.outputs) - set(session.outputs)
+    if missing:
+        raise UpdateRefusedError(f"{graph.file}: outputs {sorted(missing)} are not in the graph")
+    outputs = dict(zip(session.outputs, session.run(None, feeds), strict=True))
+    for output, spec in graph.outputs.items():
+        value = outputs[output]
+        if value.shape != (1, *spec.shape) or value.dtype != np.dtype(spec.dtype):
+            raise UpdateRefusedError(
+                f"{graph.file}: {name}: {output}: expected {spec.dtype} (1, {_sizes(spec)}), "
+                f"got {value.dtype} {value.shape}"
+            )
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise UpdateRefusedError(f"{graph.file}: {output} is not finite on the golden input")
+    return outputs
+
+
+def _feeds(graph: GraphSpec, x: Array) -> dict[str, Array]:
+    """The first golden input; zeros for what only the server could send."""
+    return {
+        name: x[:1] if name == "x" else np.zeros((1, *spec.shape), np.dtype(spec.dtype))
+        for name, spec in graph.inputs.items()
+    }
+
+
+def _sizes(spec: TensorSpec) -> str:
+    return ", ".join(str(size) for size in spec.shape)

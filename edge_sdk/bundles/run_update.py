@@ -1,0 +1,77 @@
+"""Ask for a bundle: run the updater as a short-lived process and read what came of it.
+
+The agent never imports tuf and cryptography (12 MB), and whatever an update meets, it ends there.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import orjson
+
+Status = Literal["installed", "unchanged", "refused", "unreachable", "no_space"]
+
+# a slow link takes its time; what was fetched until then is kept and resumed
+TIMEOUT_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateOutcome:
+    """What an update came to. In every case but `installed` the bundle before it keeps running.
+
+    Attributes:
+        status: `unchanged`: the assigned bundle is here and whole, or none is assigned;
+            `unreachable`: the server is away or its signed metadata expired.
+        bundle: the one asked for; None where the server never said.
+        reason: for people; empty when all is well.
+        fresh_at: when metadata was last known fresh, ISO 8601 UTC; None for never.
+        needed_bytes, available_bytes: of `no_space`.
+    """
+
+    status: Status
+    bundle: str | None
+    reason: str = ""
+    fresh_at: str | None = None
+    needed_bytes: int | None = None
+    available_bytes: int | None = None
+
+    def to_json(self) -> bytes:
+        """One line."""
+        return orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE)
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> UpdateOutcome:
+        """Read what the updater printed.
+
+        Raises: ValueError, TypeError if it is not an outcome.
+        """
+        data: dict[str, Any] = orjson.loads(raw)
+        return cls(**data)
+
+
+def run_update(
+    state: Path, bundle: str | None = None, *, timeout_s: float = TIMEOUT_S
+) -> UpdateOutcome:
+    """Bring the device to `bundle`, or to the one the server assigns it.
+
+    Blocks until the updater is done; call it off the agent's own threads. Never raises because of
+    the network, the disk or what the server sent.
+    """
+    command = [sys.executable, "-P", "-m", "edge_sdk.bundles.update", "--state", str(state)]
+    if bundle is not None:
+        command += ["--bundle", bundle]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+        return UpdateOutcome.from_json(done.stdout)
+    except subprocess.TimeoutExpired:
+        return UpdateOutcome("unreachable", bundle, f"not done after {timeout_s:g} s; run it again")
+    except OSError as err:
+        return UpdateOutcome("refused", bundle, f"updater cannot be started ({err.strerror})")
+    except (ValueError, TypeError):
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"]
+        reason = f"updater ended with {done.returncode}: {said[-1][:300]}"
+        return UpdateOutcome("refused", bundle, reason)

@@ -1,0 +1,90 @@
+"""Try a bundle in a process of its own, under limits: a bad graph takes that down, not the agent.
+
+`python -P -m edge_sdk.bundles.trial FOLDER` prints one line of JSON: `{"ok": true, ...}` with the
+golden report, or `{"ok": false, "why": ...}`.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from edge_sdk.errors import StorageError, UpdateRefusedError
+
+TIMEOUT_S: Final = 60.0
+# Address space, not memory: onnxruntime reserves some 190 MB before its first model here, more
+# with more cores; a model is mapped, parsed and packed, so thrice its size on top.
+BASE_BYTES: Final = 1 << 30
+PER_MODEL_BYTE: Final = 3
+
+
+def run_trial(folder: Path, *, timeout_s: float = TIMEOUT_S) -> dict[str, float]:
+    """Run the golden check on the bundle in `folder` in a child process.
+
+    Returns: the golden report: samples, difference, latency_ms.
+    Raises: UpdateRefusedError saying why the bundle is not fit to run; StorageError if no child
+        could be started at all.
+    """
+    command = [sys.executable, "-P", "-m", "edge_sdk.bundles.trial", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise UpdateRefusedError(f"trial: not done after {timeout_s:g} s") from None
+    except OSError as err:
+        raise StorageError(f"trial: cannot be started ({err.strerror}); try again later") from err
+    try:
+        report = orjson.loads(done.stdout)
+    except orjson.JSONDecodeError:
+        raise UpdateRefusedError(f"trial: {_death(done)}") from None
+    if not report["ok"]:
+        raise UpdateRefusedError(f"trial: {report['why']}")
+    return {name: float(report[name]) for name in ("samples", "difference", "latency_ms")}
+
+
+def main() -> None:
+    """Limit this process, then let the bundle loose in it."""
+    folder = Path(sys.argv[1])
+    _limit(folder)
+    # only now, under the limits, and so that the parent needs no onnxruntime
+    from edge_sdk.bundles.golden import check_golden  # noqa: PLC0415
+
+    try:
+        report = {"ok": True, **asdict(check_golden(folder))}
+    except (UpdateRefusedError, MemoryError) as err:
+        report = {"ok": False, "why": str(err) or "out of memory"}
+    sys.stdout.buffer.write(orjson.dumps(report))
+
+
+def _limit(folder: Path) -> None:
+    model_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    _lower(resource.RLIMIT_AS, BASE_BYTES + PER_MODEL_BYTE * model_bytes)
+    _lower(resource.RLIMIT_CPU, int(TIMEOUT_S))  # outlives the parent by this much at most
+    _lower(resource.RLIMIT_FSIZE, 0)
+    _lower(resource.RLIMIT_CORE, 0)
+
+
+def _lower(limit: int, value: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(limit, (value, value))
+
+
+def _death(done: subprocess.CompletedProcess[bytes]) -> str:
+    """How the child ended, with the last thing it said."""
+    if done.returncode < 0:
+        how = f"killed by {signal.Signals(-done.returncode).name}"
+    else:
+        how = f"ended with {done.returncode}"
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    return f"{how}: {said[-1][:300]}" if said else how
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""How good what was learnt is on a device's own held-out samples, which stay where they are."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from edge_sdk.errors import FrameError
+from edge_sdk.training.client.auxiliary import auxiliary_of
+from edge_sdk.training.client.client_round import start_of
+from edge_sdk.training.client.personal_head import back_of
+from edge_sdk.training.protocol.messages import Evaluate, Scores
+from edge_sdk.training.protocol.plan import network_of
+from edge_sdk.training.protocol.weights import load_weights, parted
+
+if TYPE_CHECKING:
+    from edge_sdk.training.client import TrainingClient
+
+BATCH: Final = 128
+
+
+def judge(client: TrainingClient, message: Evaluate) -> Scores:
+    """Right answers of the whole network, with what is personal in it, and of the device's exit.
+
+    Returns: no samples where the device has none that are held out.
+    Raises: FrameError where the weights are of another network.
+    """
+    held_out = client.held_out
+    if held_out is None or not len(held_out[1]):
+        return Scores(message.round, 0, 0, None)
+    x, y = held_out
+    if x.shape[1:] != message.plan.input_shape:
+        raise FrameError(
+            f"client {client.name}: the plan is for inputs {message.plan.input_shape},"
+            f" the held-out data here are {x.shape[1:]}"
+        )
+    whole, alone = _models(client, message)
+    for model in (whole, alone):
+        if model is not None:
+            model.to(client.device).eval()
+    right = right_alone = 0
+    with torch.inference_mode():
+        for at in range(0, len(y), BATCH):
+            rows = torch.from_numpy(np.ascontiguousarray(x[at : at + BATCH])).to(client.device)
+            labels = torch.from_numpy(np.asarray(y[at : at + BATCH], np.int64)).to(client.device)
+            right += _right(whole, rows, labels)
+            if alone is not None:
+                right_alone += _right(alone, rows, labels)
+    return Scores(message.round, len(y), right, None if alone is None else right_alone)
+
+
+def _models(client: TrainingClient, message: Evaluate) -> tuple[nn.Module, nn.Module | None]:
+    """The whole network as this client uses it, and what answers without the server, if any."""
+    plan, part, personal = message.plan, message.plan.part, client.personal
+    net = deepcopy(network_of(plan))
+    stages, head = parted(start_of(plan, message.weights, personal), plan.depth)
+    load_weights(net.segment(0, None), stages)
+    if part.whole:
+        return net, None
+    prefix = net.prefix(plan.depth)
+    suffix: nn.Module = net.suffix(plan.depth)
+    if part.own_back:
+        suffix = nn.Sequential(net.suffix(plan.depth).neck, back_of(plan, personal))
+    whole = nn.Sequential(prefix, suffix)
+    if part.distil is not None:
+        auxiliary = auxiliary_of(plan)
+        return whole, auxiliary if auxiliary.load(personal) else None
+    if not part.exit_head or not head:
+        return whole, None
+    load_weights(net.exit_head(plan.depth), head)
+    return whole, nn.Sequential(prefix, net.exit_head(plan.depth))
+
+
+def _right(model: nn.Module, x: Tensor, labels: Tensor) -> int:
+    return int((model(x).argmax(1) == labels).sum())

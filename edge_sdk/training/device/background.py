@@ -1,0 +1,106 @@
+"""Training beside a running agent: a process of its own, at low priority, for each invitation.
+
+The agent stays lean and answers on while its device trains: torch is loaded by the other process,
+which the system runs when nobody else wants the cores. No torch is imported here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from edge_sdk.errors import ConfigurationError, SplitedgeError
+from edge_sdk.identity import Identity
+from edge_sdk.training.device.trainer_address import INVITATION, trainer_url
+
+logger = logging.getLogger(__name__)
+
+NICENESS: Final = 10
+# Invitations come every few seconds; one that cannot train shall not load torch for each.
+PAUSE_S: Final = 60.0
+STOP_S: Final = 10.0
+
+
+class Trainee:
+    """Has this device train when it is invited; from `__enter__` to `__exit__`.
+
+    Args:
+        data: its own samples, as `splitedge agent train --data` takes them.
+        threads: compute threads.
+    Raises: ConfigurationError if training is not installed here; why there is no identity.
+    """
+
+    def __init__(self, state: Path, data: str, *, threads: int = 1) -> None:
+        if find_spec("torch") is None:
+            raise ConfigurationError("--train: needs torch; run `pip install 'splitedge[train]'`")
+        self._identity = Identity.load(state)
+        self._command = [sys.executable, "-P", "-m", "edge_sdk.cli", "agent", "train"]
+        self._command += ["--state", str(state), "--data", data, "--threads", str(threads)]
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._not_before = 0.0
+        self._closed = False
+
+    def command(self, command: Mapping[str, Any]) -> None:
+        """Take a command of the server; an invitation while this device trains changes nothing."""
+        if command.get("op") != INVITATION:
+            return
+        try:
+            trainer = trainer_url(self._identity, str(command.get("url")))
+        except SplitedgeError as err:
+            logger.warning("invitation not taken: %s", err)
+            return
+        with self._lock:
+            if not self._closed and not self._busy():
+                self._start(trainer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            self._closed = True
+            process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _busy(self) -> bool:
+        """Whether it trains, or could not a moment ago."""
+        if self._process is not None:
+            status = self._process.poll()
+            if status is None:
+                return True
+            self._process = None
+            if status != 0:
+                logger.warning("training ended with status %d; its own lines say why", status)
+                self._not_before = time.monotonic() + PAUSE_S
+        return time.monotonic() < self._not_before
+
+    def _start(self, trainer: str) -> None:
+        logger.info("device=%s trains at %s", self._identity.device, trainer)
+        try:
+            self._process = subprocess.Popen([*self._command, "--trainer", trainer])
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
+        except OSError as err:
+            logger.warning("training did not start: %s", err)
+            self._not_before = time.monotonic() + PAUSE_S

@@ -1,0 +1,61 @@
+"""Waiting to be asked: the server's command `{"op": "train", "url": ...}` over MQTT."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from edge_sdk import api
+from edge_sdk.errors import SplitedgeError
+from edge_sdk.identity import Identity
+from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.training.device.trainer_address import INVITATION, trainer_url
+from edge_sdk.wire.topics import Kind, Topic
+
+logger = logging.getLogger(__name__)
+
+
+def wait_for_invitation(identity: Identity, state: Path) -> str:
+    """The address of a trainer, as soon as this device is invited.
+
+    Raises: EnrolmentError where it is not known how to reach the broker.
+    """
+    known = api.Connection.load(state)
+    arrived: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def command(message: Message) -> None:
+        arrived.put(message.payload)
+
+    link = MqttLink(
+        known.address(identity),
+        client_id=identity.device,
+        password=identity.credential,
+        ca=None if identity.ca is None else str(identity.ca),
+    )
+    link.subscribe(str(Topic(identity.fleet, identity.device, Kind.COMMAND)), command)
+    link.start()
+    try:
+        while True:
+            url = _invited(identity, arrived.get())
+            if url is not None:
+                return url
+    finally:
+        link.stop()
+
+
+def _invited(identity: Identity, payload: bytes) -> str | None:
+    try:
+        said: Any = orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(said, dict) or said.get("op") != INVITATION:
+        return None
+    try:
+        return trainer_url(identity, str(said.get("url")))
+    except SplitedgeError as err:
+        logger.warning("invitation not taken: %s", err)
+        return None

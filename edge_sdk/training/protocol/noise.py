@@ -1,0 +1,108 @@
+"""Gaussian noise on what a client gives away: its smashed data and its updates, clipped first.
+
+    z'  = clip(z, C_z) + N(0, (s_z * C_z)^2)          each sample by its own L2 norm
+    u'  = clip(u, C_u) + N(0, (s_u * C_u)^2)          u, the change of all weights together
+
+What that is worth is for the server's accountant to say (server.training.recipe.privacy), against
+a server
+that follows the plan: it is the plan that says how much noise there is. Noise is drawn from what
+the client knows and the server does not, and never twice the same for other data: the key says how
+often the round was begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edge_sdk.errors import InputError
+from edge_sdk.training.protocol.messages import Features, OutputGradient, Reply, Update, Weights
+from edge_sdk.training.protocol.plan import Noise
+
+NO_SCORES: Final = "under noise devices are not scored: how many answers are right is exact"
+
+_FEATURES: Final = 0x7A
+_UPDATE: Final = 0x75
+
+Key = Sequence[int]
+
+
+def noise_key(secret: int, client: str, number: int, begun: int) -> Key:
+    """Of one client's noise in one round.
+
+    Args:
+        secret: the client's own. begun: how often it has begun this round.
+    """
+    return (secret, crc32(client.encode()), number, begun)
+
+
+def clip_samples(z: Tensor, limit: float) -> Tensor:
+    """Each sample scaled so that its L2 norm is at most `limit`.
+
+    Args:
+        z: (B, ...) float32.
+    """
+    norms = z.flatten(1).norm(dim=1).clamp(min=torch.finfo(z.dtype).tiny)
+    scale = (limit / norms).clamp(max=1.0)
+    clipped: Tensor = z * scale.view(-1, *[1] * (z.ndim - 1))
+    return clipped
+
+
+def noised_features(z: Tensor, noise: Noise, key: Key, given: int) -> Tensor:
+    """Clipped smashed data as they leave the client; the same where there is no noise on them.
+
+    Args:
+        given: batches that have left in this round.
+    """
+    if noise.feature_clip is None or not noise.feature_sigma:
+        return z
+    return z + _gaussian(z, noise.feature_sigma * noise.feature_clip, (*key, _FEATURES, given))
+
+
+def noised_update(weights: Weights, sent: Weights, noise: Noise, key: Key) -> Weights:
+    """Weights whose change since the round's start is clipped and noised.
+
+    What was not sent is left out of both: a plan with noise has no weights of that kind.
+
+    Raises: InputError if the change is not finite: what no limit holds, no noise covers.
+    """
+    if noise.update_clip is None:
+        return weights
+    names = sorted(weights)  # a transport may change their order
+    change = {name: weights[name] - sent[name] for name in names}
+    norm = float(torch.stack([c.double().norm() for c in change.values()]).norm())
+    if not np.isfinite(norm):
+        raise InputError(
+            "update: expected finite weights to clip, got NaN or infinity; lower update_sigma"
+            " (noise of earlier rounds makes weights diverge) or learning_rate"
+        )
+    scale = min(1.0, noise.update_clip / norm) if norm else 1.0
+    std = noise.update_sigma * noise.update_clip
+    guarded = {}
+    for place, name in enumerate(names):
+        guarded[name] = sent[name] + scale * change[name]
+        if std:
+            guarded[name] += _gaussian(change[name], std, (*key, _UPDATE, place))
+    return guarded
+
+
+def without_loss(reply: Reply) -> Reply:
+    """The reply without the loss in it, which no noise covers."""
+    match reply:
+        case Features():
+            return replace(reply, loss=None)
+        case OutputGradient() | Update():
+            return replace(reply, loss=0.0)
+        case _:
+            return reply
+
+
+def _gaussian(like: Tensor, std: float, key: Key) -> Tensor:
+    drawn = np.random.default_rng(list(key)).standard_normal(tuple(like.shape))
+    return torch.from_numpy(drawn * std).to(like.device, like.dtype)

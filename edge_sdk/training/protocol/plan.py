@@ -1,0 +1,441 @@
+"""The plan: all that a device needs to know of a recipe, as data. Never code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
+from typing import Any, Final, Literal, TypeVar, get_args
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.manifest import CODECS, Codec
+from edge_sdk.nets import build
+from edge_sdk.nets.supernet import Supernet
+from edge_sdk.training.protocol.update_codec import UpdateCoding
+
+Fusion = Literal["server", "tpgf", "no_loss", "no_depth", "equal", "fixed"]
+FUSIONS: Final = get_args(Fusion)
+Judged = Literal["logits", "embeddings"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Distillation:
+    """How a client teaches an auxiliary model of its own (BESplit, Eq. 18).
+
+    Attributes:
+        head: on its extractor: `global` pools over the whole map, as the paper has it; `exit` is
+            built as the network's own exit head, which on small maps keeps more.
+        client_share: lam_C, weight of the relations between the prefix's features.
+        server_share: lam_G, weight of the server's answers.
+        tau: temperature of both.
+        anneal_rounds: T, rounds until evidence for wrong classes counts in full.
+    """
+
+    head: Literal["global", "exit"] = "global"
+    client_share: float = 0.2
+    server_share: float = 0.3
+    tau: float = 5.0
+    anneal_rounds: int = 10
+
+    def __post_init__(self) -> None:
+        _need(self.head in ("global", "exit"), "distil head", "global or exit", self.head)
+        for name in ("client_share", "server_share"):
+            value = getattr(self, name)
+            _need(_is_number(value) and value >= 0, name, "at least 0", value)
+        _need(_is_number(self.tau) and self.tau > 0, "tau", "more than 0", self.tau)
+        rounds = self.anneal_rounds
+        _need(
+            _is_whole(rounds) and rounds >= 1, "anneal_rounds", "a whole number from 1 up", rounds
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Inversion:
+    """A decoder of the client's own that tries to draw its inputs out of its features, and how much
+    the prefix is trained against it (SCALA, section 5.7, after ResSFL).
+
+    The prefix's loss gains `weight * max(0, SSIM - threshold)`.
+
+    Attributes:
+        threshold: likeness up to which a drawing is no harm.
+        width: channels inside the decoder, a multiple of 8. learning_rate: its own (Adam's).
+    """
+
+    weight: float = 0.3
+    threshold: float = 0.5
+    width: int = 16
+    learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        weight, rate, width = self.weight, self.learning_rate, self.width
+        _need(_is_number(weight) and weight >= 0, "inversion: weight", "at least 0", weight)
+        threshold = self.threshold
+        within = _is_number(threshold) and 0 <= threshold <= 1
+        _need(within, "inversion: threshold", "0 to 1", threshold)
+        eights = _is_whole(width) and 8 <= width <= 512 and width % 8 == 0
+        _need(eights, "inversion: width", "a multiple of 8 up to 512", width)
+        _need(_is_number(rate) and rate > 0, "inversion: learning_rate", "more than 0", rate)
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalBack:
+    """The last linear layer, kept and trained by the client alone    SplitLPF
+
+    Attributes:
+        dropout: share of the embeddings before it that is left out while it learns.
+        learning_rate: its own; None for the plan's.
+        follow_accuracy: lower the rate as the client's accuracy grows
+            (edge_sdk.training.client.personal_head).
+    """
+
+    dropout: float = 0.5
+    learning_rate: float | None = None
+    follow_accuracy: bool = True
+
+    def __post_init__(self) -> None:
+        drop, rate, follow = self.dropout, self.learning_rate, self.follow_accuracy
+        _need(_is_number(drop) and 0 <= drop < 1, "dropout", "from 0 to below 1", drop)
+        _need(rate is None or (_is_number(rate) and rate > 0), "back_rate", "above 0", rate)
+        _need(isinstance(follow, bool), "follow_accuracy", "true or false", follow)
+
+
+@dataclass(frozen=True, slots=True)
+class MetaAdaptation:
+    """How a client runs ahead of itself before it learns (HARMONY;
+    edge_sdk.training.client.adaptation).
+
+    Attributes:
+        steps: M, plain SGD steps of the adaptation. rate: their learning rate.
+        early: whether the second view's depth is drawn anew for each batch; else it is the cut.
+        head: where the last linear layer is: at the server, or with the client, which shares it
+            with nobody.
+        noise: squared norm of the noise on what the client returns of its labels, as a share of the
+            largest gradient's (edge_sdk.training.formulas.gradient_noise); 0 for none.
+    """
+
+    steps: int = 3
+    rate: float = 0.01
+    early: bool = True
+    head: Literal["server", "client"] = "server"
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        steps, rate, noise = self.steps, self.rate, self.noise
+        _need(_is_whole(steps) and steps >= 0, "meta: steps", "a whole number from 0 up", steps)
+        _need(_is_number(rate) and rate > 0, "meta: rate", "more than 0", rate)
+        early = self.early
+        _need(isinstance(early, bool), "meta: early", "true or false", early)
+        _need(self.head in ("server", "client"), "meta: head", "server or client", self.head)
+        _need(_is_number(noise) and noise >= 0, "meta: noise", "at least 0", noise)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Limits and Gaussian noise on what leaves the client (edge_sdk.training.protocol.noise).
+
+    Attributes:
+        feature_clip: largest L2 norm of one sample's smashed data; None for no limit.
+        feature_sigma: the noise's standard deviation as a multiple of that limit.
+        update_clip, update_sigma: the same for the change of all weights in a round.
+    """
+
+    feature_clip: float | None = None
+    feature_sigma: float = 0.0
+    update_clip: float | None = None
+    update_sigma: float = 0.0
+
+    def __post_init__(self) -> None:
+        for what in ("feature", "update"):
+            clip, sigma = getattr(self, f"{what}_clip"), getattr(self, f"{what}_sigma")
+            bounded = clip is None or (_is_number(clip) and clip > 0)
+            _need(bounded, f"{what}_clip", "above 0", clip)
+            _need(_is_number(sigma) and sigma >= 0, f"{what}_sigma", "at least 0", sigma)
+            _need(
+                clip is not None or not sigma, f"{what}_clip", "a limit where there is noise", clip
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPart:
+    """The client's half of a method.
+
+    Attributes:
+        whole: the client trains the whole network and no server step takes place (FedAvg).
+        exit_head: the client trains an exit head at its depth.
+        fusion: how the client's and the server's gradients of the prefix are joined; `server`
+            takes the server's alone.
+        exit_share: gamma of fusion `fixed`: gamma * own + (1 - gamma) * the server's.
+        clip: largest L2 norm of the client's own gradient over its whole prefix; None for no limit.
+        personal_share: lambda: what the client starts from is lambda * its own last weights +
+            (1 - lambda) * the average; 0 takes the average.
+        prox_mu: FedProx's pull towards the round's start; 0 for none.
+        distil: the auxiliary model taught beside the prefix; None for none.
+        bottleneck: channels to which the cut is narrowed (edge_sdk.nets.bottleneck); None leaves
+            the backbone's own.
+        inversion: training against a decoder that tries to draw the inputs; None for none.
+        back: the last layer, where it is the client's own; the server's step asks for its loss.
+        noise: on what leaves the client; None for none.
+        meta: adaptation before the learning of each batch; the server's step asks for its loss.
+        views: whether a second view of other samples travels too, for contrastive alignment
+            (edge_sdk.training.client.second_view).
+        evidence_rounds: T, rounds until evidence for wrong classes counts in full, where the exit
+            head learns evidence, by which a gate goes by vacuity (BESplit, Eq. 5); None where it
+            learns by cross-entropy.
+    """
+
+    whole: bool = False
+    exit_head: bool = False
+    fusion: Fusion = "server"
+    exit_share: float = 0.5
+    clip: float | None = None
+    personal_share: float = 0.0
+    prox_mu: float = 0.0
+    distil: Distillation | None = None
+    bottleneck: int | None = None
+    inversion: Inversion | None = None
+    back: PersonalBack | None = None
+    noise: Noise | None = None
+    meta: MetaAdaptation | None = None
+    views: bool = False
+    evidence_rounds: int | None = None
+
+    @property
+    def judges(self) -> Judged | None:
+        """Which of the server's outputs the client can judge by its labels, if any."""
+        if self.own_back:
+            return "embeddings"
+        return None if self.meta is None else "logits"
+
+    @property
+    def own_back(self) -> bool:
+        """Whether the network's last layer is the client's own."""
+        return self.back is not None or (self.meta is not None and self.meta.head == "client")
+
+    def __post_init__(self) -> None:
+        for name in ("whole", "exit_head", "views"):
+            value = getattr(self, name)
+            _need(isinstance(value, bool), name, "true or false", value)
+        for name in ("exit_share", "personal_share"):
+            value = getattr(self, name)
+            _need(_is_number(value) and 0 <= value <= 1, name, "0 to 1", value)
+        mu, clip = self.prox_mu, self.clip
+        _need(_is_number(mu) and mu >= 0, "prox_mu", "at least 0", mu)
+        _need(
+            clip is None or clip == math.inf or (_is_number(clip) and clip > 0),
+            "clip",
+            "above 0",
+            clip,
+        )
+        _need(self.fusion in FUSIONS, "fusion", f"one of {', '.join(FUSIONS)}", self.fusion)
+        _need(
+            self.exit_head or self.fusion == "server",
+            "fusion",
+            "server where there is no exit head",
+            self.fusion,
+        )
+        _need(
+            not (self.whole and self.exit_head),
+            "exit_head",
+            "none where the client trains the whole network",
+            self.exit_head,
+        )
+        _need(
+            self.back is None or not (self.whole or self.exit_head),
+            "back",
+            "none where the client trains the whole network or an exit head",
+            self.back,
+        )
+        _need(
+            self.noise is None or (self.meta is None and self.inversion is None and not self.views),
+            "noise",
+            "none where a second view or a guard against inversion leaves the client too",
+            "noise",
+        )
+        narrow = self.bottleneck
+        _need(
+            narrow is None or (_is_whole(narrow) and narrow >= 1), "bottleneck", "channels", narrow
+        )
+        uncut = self.whole and (narrow is not None or self.inversion is not None or self.views)
+        _need(
+            not uncut,
+            "bottleneck, inversion, views",
+            "none where nothing is cut: the client trains the whole network",
+            (narrow, self.inversion, self.views),
+        )
+        rounds = self.evidence_rounds
+        _need(
+            rounds is None or (self.exit_head and _is_whole(rounds) and rounds >= 1),
+            "evidence_rounds",
+            "a whole number from 1 up, and an exit head that learns evidence",
+            rounds,
+        )
+        _need(
+            not (self.whole and self.distil),
+            "distil",
+            "none where the client trains the whole network",
+            self.distil,
+        )
+        _need(
+            self.meta is None or (self.exit_head and self.fusion == "fixed"),
+            "meta",
+            "an exit head and fusion fixed beside it",
+            (self.exit_head, self.fusion),
+        )
+        several = ("distil", "inversion", "back", "meta")
+        halves = [name for name in several if getattr(self, name) is not None]
+        _need(len(halves) <= 1, "part", f"at most one of {', '.join(several)}", halves)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one client trains in one round.
+
+    Attributes:
+        backbone, input_shape, classes, mean, std, norm: what `edge_sdk.nets.build` takes.
+        depth: stages on the client; where it trains the whole network, all of them.
+        part: the method's half of the client.
+        iterations: batches a round, drawn from an endless stream of reshuffled samples; None for
+            `epochs` passes over all samples.
+        update: how what was learnt is coded.
+        send_labels: whether labels travel with the features.
+    """
+
+    backbone: str
+    input_shape: tuple[int, ...]
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    depth: int
+    learning_rate: float
+    batch: int
+    part: ClientPart = field(default_factory=ClientPart)
+    epochs: int = 1
+    iterations: int | None = None
+    norm: str | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    codec: Codec = "fp32"
+    update: UpdateCoding = field(default_factory=UpdateCoding)
+    send_labels: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "batch", "epochs", "classes"):
+            value = getattr(self, name)
+            _need(_is_whole(value) and value >= 1, name, "a whole number of at least 1", value)
+        if self.iterations is not None:
+            value = self.iterations
+            _need(_is_whole(value) and value >= 1, "iterations", "a whole number from 1 up", value)
+        _need(
+            _is_whole(self.seed) and self.seed >= 0, "seed", "a whole number from 0 up", self.seed
+        )
+        decay, momentum = self.weight_decay, self.momentum
+        _need(_is_number(decay) and decay >= 0, "weight_decay", "at least 0", decay)
+        below_1 = _is_number(momentum) and 0 <= momentum < 1
+        _need(below_1, "momentum", "at least 0 and below 1", momentum)
+        rate = self.learning_rate
+        _need(_is_number(rate) and rate > 0, "learning_rate", "more than 0", rate)
+        _need(isinstance(self.send_labels, bool), "send_labels", "true or false", self.send_labels)
+        _need(all(map(_is_whole, self.input_shape)), "input_shape", "sizes", self.input_shape)
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            _need(all(map(_is_number, value)), name, "numbers", value)
+        _need(self.codec in CODECS, "codec", f"one of {', '.join(CODECS)}", self.codec)
+        _need(
+            self.part.inversion is None or len(self.input_shape) == 3,
+            "input_shape",
+            "images, of three axes, where they are guarded against inversion",
+            self.input_shape,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Read a plan.
+
+        Raises: ConfigurationError naming what is missing, unknown or wrong.
+        """
+        if not isinstance(data, Mapping):
+            raise ConfigurationError(f"plan: expected its fields, got {data!r:.100}")
+        lists = ("input_shape", "mean", "std")
+        try:
+            read = {name: tuple(v) if name in lists else v for name, v in data.items()}
+            read["part"] = _read(ClientPart, data["part"])
+            read["update"] = _read(UpdateCoding, data["update"])
+        except (KeyError, TypeError) as err:
+            raise ConfigurationError(f"plan: {err}") from err
+        return _read(cls, read)
+
+
+# the parts of a client's half that are records themselves, by the field that holds them
+_RECORDS: Final[Mapping[str, type[Any]]] = {
+    "distil": Distillation,
+    "inversion": Inversion,
+    "back": PersonalBack,
+    "noise": Noise,
+    "meta": MetaAdaptation,
+}
+
+
+def _read(kind: type[T], data: object) -> T:
+    """A record as JSON has it; what a field of it holds is read by `_RECORDS`.
+
+    Raises: ConfigurationError naming what is missing, unknown or wrong.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigurationError(f"plan: expected fields of {kind.__name__}, got {data!r:.100}")
+    unknown = sorted(set(data) - {item.name for item in fields(kind)})  # type: ignore[arg-type]  # a dataclass, always
+    if unknown:
+        raise ConfigurationError(f"plan: unknown {', '.join(unknown)}; update this device")
+    inner = {
+        name: _read(record, data[name])
+        for name, record in _RECORDS.items()
+        if data.get(name) is not None and kind is ClientPart
+    }
+    try:
+        return kind(**{**data, **inner})
+    except TypeError as err:
+        raise ConfigurationError(f"plan: {err}") from err
+
+
+def network_of(plan: Plan) -> Supernet:
+    """The plan's network with the weights of its seed, to copy parts of: built once a process,
+    since that takes longer than a client's round.
+    """
+    more: dict[str, Any] = {} if plan.norm is None else {"norm": plan.norm}
+    if plan.part.bottleneck is not None:
+        more["bottleneck"] = (plan.depth, plan.part.bottleneck)
+    return _network(
+        plan.backbone,
+        plan.seed,
+        tuple(more.items()),
+        input_shape=plan.input_shape,
+        classes=plan.classes,
+        mean=plan.mean,
+        std=plan.std,
+    )
+
+
+@lru_cache(maxsize=8)
+def _network(backbone: str, seed: int, more: tuple[tuple[str, Any], ...], **shape: Any) -> Supernet:
+    return build(backbone, seed=seed, **shape, **dict(more))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _need(condition: bool, field: str, expected: str, got: object) -> None:
+    if not condition:
+        raise ConfigurationError(f"{field}: expected {expected}, got {got!r}")

@@ -1,0 +1,70 @@
+"""`splitedge bench`: the numbers we are held to, each against its reference in the same run."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from edge_sdk.cli.output import check_report
+
+if TYPE_CHECKING:
+    from server.bench.measure import Row
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog="Example: splitedge bench --quick --report bench.json")
+def bench(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer rounds: about two minutes.")
+    ] = False,
+    only: Annotated[
+        Literal["device", "offload", "ladder", "server"] | None,
+        typer.Option(help="Measure this part alone."),
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the rows as JSON.")] = None,
+) -> None:
+    """Measure what splitedge adds: ratios to named references, medians of several rounds."""
+    from server.bench import device, ladder, offload, throughput
+
+    check_report(report)
+    # an end from outside takes the processes along that were started, as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = Console()
+    parts: dict[str, tuple[str, Callable[..., list[Row]]]] = {
+        "device": ("predict on the device", device.run),
+        "offload": ("offload round trip", offload.run),
+        "ladder": ("ladder engine", ladder.run),
+        "server": ("server over MQTT", throughput.run),
+    }
+    rows: list[Row] = []
+    for part, (title, run) in parts.items():
+        if only not in (None, part):
+            continue
+        with console.status(title), tempfile.TemporaryDirectory(prefix="splitedge-bench-") as work:
+            rows += run(Path(work), quick=quick)
+        console.print(f"[green]✓[/] {title}")
+    if report is not None:
+        raw = orjson.dumps([asdict(row) for row in rows], option=orjson.OPT_INDENT_2)
+        report.write_bytes(raw + b"\n")
+    _show(console, rows)
+
+
+def _show(console: Console, rows: list[Row]) -> None:
+    table = Table("figure", "value", "goal", "", "reference")
+    for row in rows:
+        goal = "" if row.limit is None else f"{row.limit:g}"
+        mark = "" if row.limit is None else ("[green]met[/]" if row.ok else "[red]missed[/]")
+        reference = "" if row.reference_value is None else f"{row.reference_value:.4g}"
+        value = "" if row.value is None else f"{row.value:.3f} {row.unit}"
+        table.add_row(row.name, value, goal, mark, reference)
+    console.print(table)

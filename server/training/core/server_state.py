@@ -1,0 +1,262 @@
+"""What the server knows between two rounds: one super-network, its optimisers, its copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from edge_sdk.errors import FrameError
+from edge_sdk.nets.copying import copied
+from edge_sdk.nets.supernet import Supernet
+from edge_sdk.training.formulas.sgd import Sgd
+from edge_sdk.training.protocol.messages import Weights
+from edge_sdk.training.protocol.weights import check_weights, own_weights, read_weights
+
+Trunk = Literal["shared", "own"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTraining:
+    """How the server's own half learns.
+
+    decay: what all learning rates, the clients' too, are multiplied by from round to round.
+    """
+
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    decay: float = 1.0
+
+    def slowed(self, learning_rate: float, number: int) -> float:
+        """A learning rate as it is in round `number`, from 1."""
+        return learning_rate * self.decay ** (number - 1)
+
+
+class ServerState:
+    """The global network and what the server's steps need.
+
+    Args:
+        net: the super-network; every stage, exit head and the final head, held once.
+        trunk: `shared`: clients and server train the same stages; `own`: the server has stages of
+            its own after every cut, which are never merged with clients' (HARMONY).
+
+    Attributes:
+        trunk: what the server's steps train: `net` itself, or the server's own.
+        memory: what the method keeps from round to round.
+        seen: what was last seen of each client where bad ones are looked for
+            (server.training.rounds.outliers).
+        copied: by client, the weights its copy is made of, where these are not the trunk's.
+    """
+
+    def __init__(self, net: Supernet, training: ServerTraining, trunk: Trunk = "shared") -> None:
+        self.net = net
+        self.trunk = net if trunk == "shared" else deepcopy(net)
+        self.training = training
+        self.memory: dict[str, Tensor] = {}
+        self.seen: dict[str, Tensor] = {}
+        self.copies: dict[str, Suffix] = {}
+        self.copied: dict[str, Weights] = {}
+        self._suffixes: dict[int, Suffix] = {}
+        self._rests = False
+        self._learning_rate = training.learning_rate
+        self._optimiser = self._sgd(self.trunk.segment(0, None).parameters())
+        self._cuts: dict[int, tuple[int, ...]] = {}
+
+    def begin(self, number: int) -> None:
+        """Get ready for the steps of that round: to train, at the round's learning rate."""
+        self.net.train()  # whoever judged it in between
+        self.trunk.train()
+        self._learning_rate = self.training.slowed(self.training.learning_rate, number)
+        self._optimiser.learning_rate = self._learning_rate
+
+    def shape_at(self, depth: int) -> tuple[int, ...]:
+        """Of one sample's features after that many stages."""
+        if depth not in self._cuts:
+            self._cuts[depth] = self.net.shape_at(depth)
+        return self._cuts[depth]
+
+    def weights(self, depth: int, *, whole: bool, exit_head: bool) -> Weights:
+        """What a client of that depth starts from."""
+        part = self.net.segment(0, None) if whole else self.net.prefix(depth)
+        weights = read_weights(part)
+        if exit_head:
+            head = read_weights(self.net.exit_head(depth))
+            weights |= {f"exit{depth}.{name}": tensor for name, tensor in head.items()}
+        return weights
+
+    def read(self) -> Weights:
+        """Every weight, by the names that travel: `stage1.…`, `head.…`, `exit2.…`; what the server
+        has of its own as `trunk.stage3.…` and `trunk.head.…`.
+        """
+        return {name: tensor.clone() for name, tensor in self._own().items()}
+
+    def write(self, weights: Weights) -> None:
+        """Set the weights named, leave the others.
+
+        Raises: FrameError for a name or shape the network does not have.
+        """
+        own = self._own()
+        check_weights(weights, {name: own[name] for name in weights if name in own})
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                own[name].copy_(tensor)
+
+    def _own(self) -> Weights:
+        """The network's own tensors, by the names that travel."""
+        weights = own_weights(self.net.segment(0, None))
+        for depth in self.net.cuts:
+            head = own_weights(self.net.exit_head(depth))
+            weights |= {f"exit{depth}.{name}": tensor for name, tensor in head.items()}
+        return weights | self._of_server(own_weights(self.trunk.suffix(min(self.net.cuts))))
+
+    def _of_server(self, weights: Weights) -> Weights:
+        """Weights of a suffix, by the names that travel."""
+        if self.trunk is self.net:
+            return weights
+        return {f"trunk.{name}": tensor for name, tensor in weights.items()}
+
+    def whole(self, depth: int) -> nn.Module:
+        """The network as a client of that depth and the server run it together: (B, ...) to logits.
+
+        Shares its parts with `net` and the server's trunk.
+        """
+        return nn.Sequential(self.net.prefix(depth), self.trunk.suffix(depth))
+
+    def as_one(self, depth: int) -> Supernet:
+        """Clients' stages up to `depth`, the deepest of theirs, and the server's behind them.
+
+        A network that was trained as it is, by the clients of that depth; the others' prefixes are
+        parts of it. Where client and server train the same stages it is `net` itself.
+        """
+        if self.trunk is self.net:
+            return self.net
+        one = deepcopy(self.net)
+        for stage in range(depth, one.L):
+            one.stages[stage] = deepcopy(self.trunk.stages[stage])
+        one.head = deepcopy(self.trunk.head)
+        return one
+
+    def suffix(self, depth: int) -> Suffix:
+        """Stages depth+1..L and the final head, the one for all clients.
+
+        One optimiser serves all depths: it steps the parameters that have gradients, so momentum
+        is a parameter's own and does not depend on where a client is cut.
+        """
+        if depth not in self._suffixes:
+            module = self.trunk.suffix(depth)
+            self._suffixes[depth] = Suffix(module, list(module.parameters()), self._optimiser)
+        suffix = self._suffixes[depth]
+        return replace(suffix, optimiser=None) if self._rests else suffix
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Inside it the one suffix for all stays as it is: weights, momentum, BatchNorm's
+        statistics. Clients' own copies are stepped as ever.
+        """
+        statistics = Statistics(self.trunk)
+        self._rests = True
+        try:
+            yield
+        finally:
+            self._rests = False
+            statistics.put_back()
+
+    def copy_for(self, client: str, depth: int) -> Suffix:
+        """This client's own copy of the suffix, made when first asked for in a round."""
+        if client not in self.copies:
+            module = copied(self.trunk.suffix(depth))
+            if client in self.copied:
+                for name, tensor in self._of_server(own_weights(module)).items():
+                    tensor.copy_(self.copied[client][name])
+            module.train()
+            parameters = list(module.parameters())
+            self.copies[client] = Suffix(module, parameters, self._sgd(parameters))
+        return self.copies[client]
+
+    def take_copy(self, client: str) -> Weights:
+        """The weights of this client's copy, which is dropped; none where it has no copy."""
+        copy = self.copies.pop(client, None)
+        return {} if copy is None else self._of_server(own_weights(copy.module))
+
+    def momentum(self) -> dict[tuple[int, int], Tensor]:
+        """For a checkpoint: the momentum of each stage's parameters that have been stepped, by
+        stage (L is the head's) and place of the parameter.
+        """
+        velocities = self._optimiser.velocities
+        return {
+            place: velocities[parameter]
+            for place, parameter in self._places()
+            if parameter in velocities
+        }
+
+    def set_momentum(self, momentum: Mapping[tuple[int, int], Tensor]) -> None:
+        """Go on with the momentum of a checkpoint.
+
+        Raises: FrameError where it does not fit the network.
+        """
+        places = dict(self._places())
+        for place, tensor in momentum.items():
+            if place not in places or places[place].shape != tensor.shape:
+                stage, number = place
+                raise FrameError(
+                    f"momentum of stage {stage}, parameter {number}: the network has none of shape"
+                    f" {tuple(tensor.shape)}"
+                )
+        self._optimiser.velocities.clear()
+        for place, tensor in momentum.items():
+            parameter = places[place]
+            self._optimiser.velocities[parameter] = tensor.to(parameter.device)
+
+    def _places(self) -> Iterator[tuple[tuple[int, int], nn.Parameter]]:
+        for stage, part in enumerate([*self.trunk.stages, self.trunk.head]):
+            for number, parameter in enumerate(part.parameters()):
+                yield (stage, number), parameter
+
+    def _sgd(self, parameters: Iterable[nn.Parameter]) -> Sgd:
+        how = self.training
+        return Sgd(parameters, self._learning_rate, how.momentum, how.weight_decay)
+
+
+@dataclass(frozen=True, slots=True)
+class Suffix:
+    """The server's half of a network: the one for all, or a client's own copy within a round.
+
+    optimiser: None for one that is at rest.
+    """
+
+    module: nn.Module
+    parameters: list[nn.Parameter] = field(repr=False)
+    optimiser: Sgd | None = field(repr=False)
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """One optimiser step by the gradients of `parameters`, and of nothing else."""
+        if self.optimiser is not None:
+            self.optimiser.step(gradients, self.parameters)
+
+
+class Statistics:
+    """BatchNorm's running statistics of a part, before a batch goes through it.
+
+    A forward pass moves them, and only its end shows whether the batch can be learnt from.
+    """
+
+    def __init__(self, part: nn.Module) -> None:
+        self._before = [(buffer, buffer.clone()) for buffer in part.buffers()]
+
+    @property
+    def sound(self) -> bool:
+        """Whether those of now are finite: a variance overflows where the loss does not yet."""
+        sums = [buffer.sum(dtype=torch.float64) for buffer, _ in self._before]
+        return not sums or bool(torch.isfinite(torch.stack(sums)).all())
+
+    def put_back(self) -> None:
+        """Have them as they were."""
+        for buffer, value in self._before:
+            buffer.copy_(value)

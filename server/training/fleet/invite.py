@@ -1,0 +1,94 @@
+"""Asking devices to train: commands over MQTT, which the running server publishes.
+
+Who was offline when it was asked is asked again, for as long as training goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import urllib3
+
+from edge_sdk.tls import trusting_only
+from server.errors import ServerError
+from server.registry.database import Registry
+from server.training.fleet.mailbox import Mailbox
+
+logger = logging.getLogger(__name__)
+
+AGAIN_S: Final = 5.0
+TIMEOUT_S: Final = 5.0
+
+
+class Inviter:
+    """Invites every device that is enrolled and not there.
+
+    Args:
+        server: URL of the running server; `secret`: its operator's.
+        trainer: URL that devices are told.
+        pinned: PEM file of the server's certificate.
+    """
+
+    def __init__(self, server: str, secret: str, trainer: str, pinned: Path | None) -> None:
+        self._server = server.rstrip("/")
+        self._headers = {"Authorization": f"Bearer operator:{secret}"}
+        self._body = orjson.dumps({"op": "train", "url": trainer})
+        # its certificate names this host as devices know it; that it is the very one is enough
+        tls: dict[str, Any] = {}
+        if pinned is not None:
+            tls = {"ssl_context": trusting_only(pinned), "assert_hostname": False}
+        self._pool = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S, **tls)
+
+    @contextmanager
+    def inviting(self, registry: Registry, mailbox: Mailbox) -> Iterator[None]:
+        """Keep inviting in a thread of its own."""
+        stopping = threading.Event()
+
+        def work() -> None:
+            while True:
+                self.invite_missing(registry, mailbox)
+                if stopping.wait(AGAIN_S):
+                    return
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            thread.join()
+            self._pool.clear()
+
+    def invite_missing(self, registry: Registry, mailbox: Mailbox) -> None:
+        """Tell every device that is not there; one that cannot be told now is told later."""
+        there = set(mailbox.wait_there(0, 0))
+        try:
+            devices = [d.id for d in registry.devices() if d.revoked_at is None]
+        except ServerError as err:  # the database is busy or away: so it is next time, or not
+            logger.warning("invitations: %s", err)
+            return
+        for device in devices:
+            if device not in there:
+                self._invite(device)
+
+    def _invite(self, device: str) -> None:
+        url = f"{self._server}/api/v1/devices/{device}/command"
+        try:
+            response = self._pool.request(
+                "POST",
+                url,
+                body=self._body,
+                headers={**self._headers, "Content-Type": "application/json"},
+                redirect=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as err:
+            logger.info("device=%s not invited: %s", device, err)
+            return
+        if response.status != 202:
+            logger.info("device=%s not invited: HTTP %d", device, response.status)

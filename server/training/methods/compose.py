@@ -1,0 +1,165 @@
+"""A method made of parts of others: one's clients, another's server step, a third one's weights.
+
+    client   the client's half and what becomes of it: exit heads, labels, fine-tuning
+    gate     what the clients' exits are gated by, and so what their heads learn: entropy, or
+             evidence (BESplit); comes with the client where nothing is said
+    server   the server's step, its trunk, how a batch is shared out
+    align    contrastive alignment of embeddings, by the server's stages alone (HARMONY); comes
+             with the server where nothing is said
+    weigh    how much each client counts in aggregation, and the server's own vote
+
+What contradicts is refused with a sentence, before anything is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.training.protocol.plan import ClientPart
+from server.training.methods.method import Method
+from server.training.methods.steps import needs_labels
+
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "client": ("client", "labels", "share_exits", "finetune_steps", "finetune_rate"),
+    "gate": ("evidence_rounds",),
+    "server": ("server_step", "trunk", "batch_share", "gives_outputs", "keeps_records", "asks"),
+    "align": ("align",),
+    "weigh": ("weigh", "server_weight", "reads_records"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """Which method each part is of; `named` are those that a recipe names."""
+
+    client: Method
+    gate: Method
+    server: Method
+    align: Method
+    weigh: Method
+    named: frozenset[str]
+
+
+def combine(base: Method, parts: Mapping[str, Method]) -> Method:
+    """`base` with some parts taken from other methods.
+
+    Raises: ConfigurationError saying which parts do not go together, and why.
+    """
+    unknown = sorted(parts.keys() - FIELDS.keys())
+    if unknown:
+        raise ConfigurationError(
+            f"parts: expected some of {', '.join(FIELDS)}, got {', '.join(unknown)}"
+        )
+    client, server = parts.get("client", base), parts.get("server", base)
+    sources = _Sources(
+        client,
+        parts.get("gate", client),
+        server,
+        parts.get("align", server),
+        parts.get("weigh", base),
+        frozenset(parts),
+    )
+    for faults in (_of_steps, _of_gates, _of_alignment, _of_weights):
+        for fault in faults(sources):
+            raise ConfigurationError(f"parts: {fault}")
+    taken: dict[str, Any] = {
+        name: getattr(getattr(sources, part), name)
+        for part, names in FIELDS.items()
+        for name in names
+    }
+    taken["client"] = _client_half(sources)
+    others = [f"{parts[part].name} {part}" for part in FIELDS if part in parts]
+    return replace(base, name=" + ".join([base.name, *others]), **taken)
+
+
+def _client_half(of: _Sources) -> ClientPart:
+    """The client's half, told what the other parts ask of it."""
+    half, align = of.client.client, of.align.align
+    return replace(
+        half,
+        views=align is not None and align.weight > 0,
+        evidence_rounds=of.gate.evidence_rounds if half.exit_head else None,
+    )
+
+
+def _of_steps(of: _Sources) -> Iterator[str]:
+    """Whether client and server understand each other."""
+    client, server = of.client, of.server
+    half, step = client.client, server.server_step
+    if half.whole and step is not None:
+        yield (
+            f"{client.name}'s clients train the whole network, {server.name}'s server wants their"
+            " features: expected a client part of a split method"
+        )
+    if not half.whole and step is None:
+        yield (
+            f"{client.name}'s clients send features, {server.name}'s server has no step for them:"
+            " expected a server part of a split method"
+        )
+    if step is not None and needs_labels(step) and client.labels != "sent":
+        yield (
+            f"{server.name}'s server needs labels, {client.name} keeps them on its clients"
+            f" (labels = {client.labels!r}): expected a server part that asks its clients, or a"
+            " client part that sends labels"
+        )
+    if step is not None and not needs_labels(step) and half.judges not in server.asks:
+        can = "nothing of the server's" if half.judges is None else f"its {half.judges}"
+        yield (
+            f"{server.name}'s server asks its clients to judge its {' or '.join(server.asks)},"
+            f" {client.name}'s clients can judge {can}: expected a client part that can, as"
+            f" {server.name}'s own"
+        )
+    if half.distil is not None and not server.gives_outputs:
+        yield (
+            f"{client.name}'s clients learn from the server's logits, {server.name}'s server"
+            " returns none: expected the server part of the same method"
+        )
+
+
+def _of_gates(of: _Sources) -> Iterator[str]:
+    """Whether there is an exit for the gate that was asked for, and it learns what that goes by."""
+    half = of.client.client
+    if "gate" not in of.named:
+        return
+    if half.distil is not None and of.gate.gate != of.client.gate:
+        yield (
+            f"{of.client.name}'s auxiliary model learns evidence, {of.gate.name}'s gate goes by"
+            f" {of.gate.gate}: expected {of.client.name}'s gate with it"
+        )
+    elif half.distil is None and not half.exit_head:
+        yield (
+            f"{of.client.name}'s clients have no exit that {of.gate.name}'s gate could open:"
+            " expected a client part with exits, as supersfl's, or no gate part"
+        )
+
+
+def _of_alignment(of: _Sources) -> Iterator[str]:
+    """Whether there is an alignment where one was asked for, and its views fit the server."""
+    half, align = of.client.client, of.align.align
+    if align is None:
+        if "align" in of.named:
+            yield f"{of.align.name} aligns nothing: expected harmony's align part, or none"
+        return
+    if of.server.server_step is None:
+        yield (
+            f"{of.align.name}'s alignment is of embeddings on the server, {of.server.name}'s server"
+            " has none: expected a server part of a split method"
+        )
+    if half.meta is not None and half.meta.early and of.server.trunk != "own":
+        yield (
+            f"{of.client.name}'s clients take second views at any depth, {of.server.name}'s server"
+            f" trains what lies past the cut alone and cannot align them: expected"
+            f" stochastic_depth = false for {of.client.name}'s client part"
+        )
+
+
+def _of_weights(of: _Sources) -> Iterator[str]:
+    """Whether the weights find what they are made from."""
+    if of.weigh.reads_records and not of.server.keeps_records:
+        yield (
+            f"{of.weigh.name}'s weights come from records that its own server step keeps,"
+            f" {of.server.name}'s keeps none: expected the server part of {of.weigh.name} with them"
+        )

@@ -1,0 +1,93 @@
+"""A method: a frozen record of functions for named seams. The neutral record is plain SplitFed.
+
+Each paper is one file in `methods/` that builds such a record out of a recipe's numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.manifest import GatePolicy
+from edge_sdk.training.protocol.plan import ClientPart, Judged
+from server.training.core.server_state import Trunk
+from server.training.core.weighted_mean import WeightRule, by_samples
+from server.training.methods.formulas.contrastive import Alignment
+from server.training.methods.steps import ServerStep, copies, needs_labels
+
+Labels = Literal["sent", "derivable", "private"]
+# n_k by client and the batch of all together, to the batch of each
+BatchShare = Callable[[Mapping[str, int], int], Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """The seams.
+
+    Attributes:
+        name: as in a recipe.
+        labels: what the server learns of labels; nothing is called private without a measured
+            attack that fails.
+        client: the client's half, in the words of its plan.
+        server_step: None where the server has none (FedAvg).
+        trunk: whether the server trains stages of its own (server.training.core.server_state).
+        batch_share: how a batch is shared out among the participants of a round; None gives each
+            the plan's.
+        weigh: aggregation weights of the participants, on both sides of the cut.
+        server_weight: lambda, the server's own vote in aggregation.
+        share_exits: whether exit heads are averaged and sent out, or stay on their clients.
+        gives_outputs: whether the server step returns its logits with the gradients.
+        keeps_records, reads_records: whether the server step keeps the records of clients in the
+            round's memory that the weights are made from.
+        align: how the server's stages learn from second views of the clients', if they do.
+        evidence_rounds: T of the loss by which exit heads learn evidence, where that is what exits
+            are gated by (vacuity); None where they learn by cross-entropy (entropy).
+        asks: which of its outputs the server step can have its clients judge.
+        finetune_steps: SGD steps of each client on its own data after training.
+        finetune_rate: their learning rate; None for the client's own.
+    """
+
+    name: str
+    labels: Labels = "sent"
+    client: ClientPart = field(default_factory=ClientPart)
+    server_step: ServerStep | None = copies
+    trunk: Trunk = "shared"
+    batch_share: BatchShare | None = None
+    weigh: WeightRule = by_samples
+    server_weight: float = 0.0
+    share_exits: bool = False
+    finetune_steps: int = 0
+    finetune_rate: float | None = None
+    gives_outputs: bool = False
+    keeps_records: bool = False
+    reads_records: bool = False
+    align: Alignment | None = None
+    evidence_rounds: int | None = None
+    asks: tuple[Judged, ...] = ()
+
+    @property
+    def gate(self) -> GatePolicy:
+        """By what the answers of clients' exits are judged."""
+        return "entropy" if self.evidence_rounds is None else "vacuity"
+
+    def __post_init__(self) -> None:
+        step = self.server_step
+        if self.labels != "sent" and step is not None and needs_labels(step):
+            raise ConfigurationError(
+                f"{self.name}: its server step needs labels, and labels = {self.labels!r} keeps"
+                " them on the clients"
+            )
+        if not 0 <= self.server_weight < math.inf:
+            raise ConfigurationError(
+                f"server_weight: expected a number from 0 up, got {self.server_weight}"
+            )
+        if not isinstance(self.finetune_steps, int) or self.finetune_steps < 0:
+            raise ConfigurationError(
+                f"finetune_steps: expected a whole number from 0 up, got {self.finetune_steps}"
+            )
+        rate = self.finetune_rate
+        if rate is not None and not 0 < rate < math.inf:
+            raise ConfigurationError(f"finetune_rate: expected a number above 0, got {rate}")

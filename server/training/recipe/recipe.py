@@ -1,0 +1,419 @@
+"""Recipes: a TOML file that names a method and its numbers.
+
+method = "supersfl"
+
+[method_numbers]          # what the method's own function takes; all have defaults
+fusion = "tpgf"
+
+[parts]                   # what is taken from other methods; empty for most recipes
+server = "scala"
+
+[data]
+name = "digits"           # and `folder` where the data set has files
+partition = "dirichlet"   # and its numbers
+clients = 10
+
+[train]
+backbone = "tiny"
+rounds = 30
+...
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar, get_type_hints
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.manifest import Codec
+from edge_sdk.nets import TOKENS
+from edge_sdk.training.protocol.update_codec import UpdateCodec, UpdateCoding
+from profiles.energy import PowerModel
+from profiles.errors import InvalidProfileError
+from server.training.methods import besplit, fedavg, harmony, scala, splitfed, splitlpf, supersfl
+from server.training.methods.compose import FIELDS, combine
+from server.training.methods.method import Method
+from server.training.recipe.privacy import PrivacySettings, guarded
+from server.training.recipe.toml_types import check_kinds
+from server.training.rounds.round import RoundSettings
+
+T = TypeVar("T")
+
+# of `staleness_max`, where a recipe gives `buffer` and not that
+BUFFERED_STALENESS: Final = 10
+
+METHODS: Final[Mapping[str, Callable[..., Method]]] = {
+    "fedavg": fedavg.fedavg,
+    "fedprox": fedavg.fedprox,
+    "splitfed-v1": splitfed.splitfed_v1,
+    "splitfed-v2": splitfed.splitfed_v2,
+    "minibatch-sfl": splitfed.minibatch,
+    "multi-exit": splitfed.multi_exit,
+    "splitgp": splitfed.splitgp,
+    "harmony": harmony.harmony,
+    "scala": scala.scala,
+    "splitlpf": splitlpf.splitlpf,
+    "supersfl": supersfl.supersfl,
+    "besplit": besplit.besplit,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """Which data, and how it lies on the clients.
+
+    Attributes:
+        partition: `iid`, `shards`, `dirichlet`, ... (server.training.recipe.partition).
+        numbers: what that partition takes.
+        folder: where its files are, for a data set that has files.
+        train_max, test_max: samples used; None for all.
+        split: `global` tests everyone on samples of the common test set; `local` merges both sets,
+            deals them out, and splits client by client
+            (server.training.recipe.partition.local_splits).
+        malignant: classes that must not be taken for another; where there are any, the report has
+            the share of them that is (BMR).
+    """
+
+    name: str
+    clients: int
+    partition: str = "iid"
+    folder: Path | None = None
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    train_max: int | None = None
+    test_max: int | None = None
+    split: Literal["global", "local"] = "global"
+    malignant: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "train_max", "test_max"):
+            value = getattr(self, name)
+            if value is not None:
+                _whole(name, value)
+        for label in self.malignant:
+            _whole("malignant", label, least=0)
+        if self.split not in {"global", "local"}:
+            raise ConfigurationError(f"split: expected global or local, got {self.split!r}")
+        if not isinstance(self.numbers, Mapping):
+            raise ConfigurationError(f"numbers: expected a table, got {self.numbers!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """How clients and server learn.
+
+    Attributes:
+        depth: every client's; None lets SuperSFL's Eq. 1 decide from memory and latency drawn
+            uniformly from `memory_gb` and `latency_ms`.
+        depths: in a simulation, those of the clients in turn, in place of `depth`.
+        iterations: batches a round; None for `epochs` passes over a client's samples.
+        decay: what learning rates are multiplied by from one round to the next, on both sides.
+        server_learning_rate: the clients' own where None.
+        codec: of features. update_codec: of what a client has learnt
+            (edge_sdk.training.protocol.update_codec); update_share, update_samples and
+            update_steps are the numbers of `top-k` and `synthetic`.
+    """
+
+    backbone: str
+    rounds: int
+    learning_rate: float
+    batch: int
+    epochs: int = 1
+    iterations: int | None = None
+    depth: int | None = None
+    depths: tuple[int, ...] | None = None
+    memory_gb: tuple[float, float] = (2.0, 16.0)
+    latency_ms: tuple[float, float] = (20.0, 200.0)
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    decay: float = 1.0
+    server_learning_rate: float | None = None
+    server_clip: float | None = None
+    codec: Codec = "fp32"
+    update_codec: UpdateCodec = "fp32"
+    update_share: float = 0.05
+    update_samples: int = 2
+    update_steps: int = 60
+    norm: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "batch", "epochs", "iterations", "depth"):
+            value = getattr(self, name)
+            if value is not None:
+                _whole(name, value)
+        if self.depths is not None and (self.depth is not None or not self.depths):
+            raise ConfigurationError(
+                f"depths: expected one or more, and no depth beside them, got {list(self.depths)}"
+            )
+        for name in ("memory_gb", "latency_ms"):
+            value = getattr(self, name)
+            if len(value) != 2 or not 0 < value[0] <= value[1]:
+                raise ConfigurationError(
+                    f"{name}: expected two numbers above 0, the smaller first, got {list(value)}"
+                )
+        if not 0 < self.decay <= 1:
+            raise ConfigurationError(f"decay: expected above 0 and at most 1, got {self.decay}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigurationError(
+                f"momentum: expected at least 0 and below 1, got {self.momentum}"
+            )
+        for name in ("learning_rate", "server_learning_rate", "server_clip"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigurationError(f"{name}: expected a number above 0, got {value}")
+        self.update_coding()
+
+    def update_coding(self) -> UpdateCoding:
+        """How clients code what they have learnt.
+
+        Raises: ConfigurationError naming the number that is wrong.
+        """
+        return UpdateCoding(
+            self.update_codec, self.update_share, self.update_samples, self.update_steps
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateSettings:
+    """How a run is judged.
+
+    Attributes:
+        every: rounds from one measurement of accuracy to the next; the last is always measured.
+        rho: test samples of classes a client has never seen, as a share of those of its own: 0 to
+            1, where there are as many of them (the papers go up to 0.8).
+    """
+
+    every: int = 1
+    rho: float = 0.4
+
+    def __post_init__(self) -> None:
+        _whole("every", self.every)
+        if not 0 <= self.rho <= 1:
+            raise ConfigurationError(f"rho: expected 0 to 1, got {self.rho}")
+
+
+@dataclass(frozen=True, slots=True)
+class EnergySettings:
+    """What a simulation's machine draws, where nothing on it can be measured.
+
+    Attributes:
+        idle_w, busy_w: at rest and with all cores busy; None where that is not known.
+    """
+
+    idle_w: float | None = None
+    busy_w: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.idle_w is None) != (self.busy_w is None):
+            raise ConfigurationError("expected idle_w and busy_w, or neither")
+        try:
+            self.model()
+        except InvalidProfileError as err:
+            raise ConfigurationError(str(err)) from err
+
+    def model(self) -> PowerModel | None:
+        """None where nothing is declared."""
+        if self.idle_w is None or self.busy_w is None:
+            return None
+        return PowerModel(self.idle_w, self.busy_w, "the recipe")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A whole recipe, checked.
+
+    Attributes:
+        method_numbers: what the method's own function takes.
+        parts: what is taken from other methods (server.training.methods.compose): a method's name,
+            or a table of `method` and `numbers`, by `client`, `gate`, `server`, `align` or `weigh`.
+    """
+
+    method: str
+    data: DataSettings
+    train: TrainSettings
+    round: RoundSettings = field(default_factory=RoundSettings)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    energy: EnergySettings = field(default_factory=EnergySettings)
+    method_numbers: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _whole("seed", self.seed, least=0)
+        if self.round.staleness_max and self.train.update_codec != "fp32":
+            raise ConfigurationError(
+                f"update_codec: {self.train.update_codec} codes a change of what a round began"
+                " with, and an update that comes rounds later finds other weights: expected fp32,"
+                " or staleness_max = 0"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As TOML has it, defaults filled in."""
+        data = asdict(self)
+        data["data"]["folder"] = None if self.data.folder is None else str(self.data.folder)
+        return data
+
+    def build_method(self) -> Method:
+        """The method with this recipe's numbers.
+
+        Raises: ConfigurationError naming what is known.
+        """
+        base = _method(self.method, self.method_numbers, "method_numbers")
+        if not self.parts:
+            return guarded(base, self.privacy.noise())
+        if not isinstance(self.parts, Mapping):
+            raise ConfigurationError(f"parts: expected a table, got {self.parts!r}")
+        parts = {name: _part(name, said) for name, said in self.parts.items()}
+        return guarded(combine(base, parts), self.privacy.noise())
+
+
+def _method(name: str, numbers: object, where: str) -> Method:
+    factory = METHODS.get(name)
+    if factory is None:
+        raise ConfigurationError(f"method {name!r}: expected one of {', '.join(METHODS)}")
+    if not isinstance(numbers, Mapping):
+        raise ConfigurationError(f"{where}: expected a table, got {numbers!r}")
+    known = list(inspect.signature(factory).parameters)
+    unknown = sorted(set(numbers) - set(known))
+    if unknown:
+        takes = ", ".join(known) or "none"
+        raise ConfigurationError(f"{where}: {name} takes {takes}; got {', '.join(unknown)}")
+    try:
+        check_kinds(numbers, get_type_hints(factory))
+        return factory(**numbers)
+    except ConfigurationError as err:
+        raise ConfigurationError(f"{where}: {err}") from err
+
+
+def _part(name: str, said: object) -> Method:
+    where = f"parts.{name}"
+    if isinstance(said, str):
+        return _method(said, {}, where)
+    if not isinstance(said, Mapping) or not {"method"} <= said.keys() <= {"method", "numbers"}:
+        raise ConfigurationError(f"{where}: expected a method's name, or method and numbers")
+    numbers = said.get("numbers", {})
+    method = _method(said["method"], numbers, f"{where}.numbers")
+    for number in _idle(name, said["method"], numbers):
+        raise ConfigurationError(
+            f"{where}.numbers: {number} changes nothing of what is taken from {method.name}:"
+            " leave it out, or take the part that it is of"
+        )
+    return method
+
+
+def _idle(part: str, method: str, numbers: Mapping[str, Any]) -> Iterator[str]:
+    """Numbers that are not the default's and make no difference to a part.
+
+    A part with functions in it tells nothing: two of the same numbers differ.
+    """
+
+    def taken(given: Mapping[str, Any]) -> list[Any]:
+        built = METHODS[method](**given)
+        return [getattr(built, name) for name in FIELDS.get(part, ())]
+
+    whole = taken(numbers)
+    if any(map(callable, whole)):
+        return
+    defaults = inspect.signature(METHODS[method]).parameters
+    for number, value in numbers.items():
+        others = {name: other for name, other in numbers.items() if name != number}
+        if value != defaults[number].default and taken(others) == whole:
+            yield number
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read and check a recipe.
+
+    Raises: ConfigurationError naming the file, the field and what was expected.
+    """
+    try:
+        data = tomllib.loads(path.read_text())
+    except OSError as err:
+        raise ConfigurationError(f"{path}: cannot be read ({err.strerror})") from err
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise ConfigurationError(f"{path}: not TOML ({err})") from err
+    try:
+        return read_recipe(data)
+    except ConfigurationError as err:
+        raise ConfigurationError(f"{path}: {err}") from err
+
+
+def read_recipe(data: Mapping[str, Any]) -> Recipe:
+    """Check a recipe that was read from TOML.
+
+    Raises: ConfigurationError.
+    """
+    tables = {
+        "data": DataSettings,
+        "train": TrainSettings,
+        "round": RoundSettings,
+        "evaluate": EvaluateSettings,
+        "privacy": PrivacySettings,
+        "energy": EnergySettings,
+    }
+    built: dict[str, Any] = {}
+    for name, value in _with_staleness(data).items():
+        built[name] = _record(tables[name], value, name) if name in tables else value
+    recipe: Recipe = _record(Recipe, built, "recipe")
+    method, backbone = recipe.build_method(), recipe.train.backbone
+    distil = method.client.distil
+    if distil is not None and distil.head == "global" and backbone in TOKENS:
+        raise ConfigurationError(
+            f"train: {backbone}'s features are tokens, no maps to pool over: expected"
+            ' auxiliary_head = "exit", or another backbone'
+        )
+    if method.batch_share is not None and recipe.train.iterations is None:
+        raise ConfigurationError(
+            f"train: {method.name} shares each batch out among the participants, so its rounds are"
+            " counted in batches: expected iterations"
+        )
+    return recipe
+
+
+def _with_staleness(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Buffered rounds merge while clients are at work: 0 would refuse whoever is not first."""
+    said = data.get("round")
+    if not isinstance(said, Mapping) or "buffer" not in said:
+        return data
+    return {**data, "round": {"staleness_max": BUFFERED_STALENESS, **said}}
+
+
+def _whole(name: str, value: object, least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigurationError(
+            f"{name}: expected a whole number of at least {least}, got {value!r}"
+        )
+
+
+def _record(kind: type[T], values: object, where: str) -> T:
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(f"{where}: expected a table, got {values!r}")
+    known = {item.name for item in fields(kind)}  # type: ignore[arg-type]  # a dataclass, always
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ConfigurationError(
+            f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+        )
+    missing = [
+        item.name
+        for item in fields(kind)  # type: ignore[arg-type]  # as above
+        if item.name not in values and item.default is item.default_factory is MISSING
+    ]
+    if missing:
+        raise ConfigurationError(f"{where}: expected also {', '.join(missing)}")
+    try:
+        check_kinds(values, get_type_hints(kind))
+        return kind(**{name: _converted(name, value) for name, value in values.items()})
+    except ConfigurationError as err:
+        raise ConfigurationError(f"{where}: {err}") from err
+
+
+def _converted(name: str, value: Any) -> Any:
+    if name == "folder":
+        return Path(value)
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,76 @@
+"""What a run cost, and what its answers would: bytes by kind, seconds, joules, modelled latency."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from profiles.energy import EnergyReading
+from server.training.report.metrics import ClientLoad, modelled_latency
+from server.training.simulation.build import World
+
+Row = Mapping[str, Any]
+
+
+def training_cost(rows: Sequence[Row]) -> dict[str, Any]:
+    """Seconds and payload bytes of all rounds together."""
+    kinds: Counter[str] = Counter()
+    for row in rows:
+        kinds.update(row["bytes_by_kind"])
+    return {
+        "seconds": sum(row["seconds"] for row in rows),
+        "bytes_up": sum(row["bytes_up"] for row in rows),
+        "bytes_down": sum(row["bytes_down"] for row in rows),
+        "bytes_by_kind": dict(sorted(kinds.items())),
+    }
+
+
+def answer_latency(
+    world: World, tested: Mapping[str, int], offload_rates: Mapping[str, float]
+) -> dict[str, Any]:
+    """Latency of all clients' test samples by HARMONY's model (Eq. 12), in its units.
+
+    Args:
+        tested: by client, how many samples it answered.
+        offload_rates: by client, the share that went to the server: 1 without exits, 0 by exits
+            alone. A client of less than 1 runs its exit head on every sample.
+    """
+    loads = [_load(world, name, samples, offload_rates[name]) for name, samples in tested.items()]
+    return {
+        "modelled": modelled_latency(loads),
+        "unit": "relative, not seconds: HARMONY, Eq. 12; its tables print it / 10^8",
+        "means": "parameters run and channels sent for all samples, over its powers and bandwidth",
+        "samples": sum(tested.values()),
+        "offload_rate": (
+            sum(load.samples * load.offload_rate for load in loads) / sum(tested.values())
+            if any(tested.values())
+            else None
+        ),
+    }
+
+
+def energy_report(reading: EnergyReading, what: str, rounds: int) -> dict[str, Any]:
+    """Joules as a report has them: how they are known, of what, and over how many rounds."""
+    return asdict(reading) | {"of": what, "rounds": rounds}
+
+
+def _load(world: World, name: str, samples: int, offload_rate: float) -> ClientLoad:
+    plan, net = world.plans[name], world.state.net
+    if plan.part.whole:
+        return ClientLoad(samples, _size(net.segment(0, None)), 0, 0, 0, 0.0)
+    return ClientLoad(
+        samples=samples,
+        front=_size(net.prefix(plan.depth)),
+        head=_size(net.exit_head(plan.depth)) if offload_rate < 1 else 0,
+        cut_channels=world.state.shape_at(plan.depth)[0],
+        suffix=_size(world.state.trunk.suffix(plan.depth)),
+        offload_rate=offload_rate,
+    )
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

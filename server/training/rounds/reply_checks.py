@@ -1,0 +1,184 @@
+"""What the server takes from a client: every reply is checked whole before any of it is used.
+
+Each check returns why the reply is refused, or None. A fault is the client's alone: the round goes
+on without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+
+from edge_sdk.errors import ConfigurationError, FrameError
+from edge_sdk.training.protocol.feature_codec import CODED
+from edge_sdk.training.protocol.messages import Features, OutputGradient, Ready, Update, Weights
+from edge_sdk.training.protocol.plan import Plan
+from edge_sdk.training.protocol.weights import check_weights, is_variance
+
+# Of half precision, so that every codec could carry it. Larger ones are a network that diverges,
+# and would leave infinities in the server's BatchNorm statistics.
+LARGEST_FEATURE: Final = 65504.0
+
+
+def samples_fault(samples: int, samples_max: int | None) -> str | None:
+    """Of n_k, which weighs an update and which nobody can check: more than the recipe allows."""
+    if samples_max is not None and samples > samples_max:
+        return f"{samples} samples: the recipe takes at most {samples_max} a client (samples_max)"
+    return None
+
+
+def ready_fault(ready: Ready, plan: Plan) -> str | None:
+    """Of a client about to start: samples there are, and batches that these can fill."""
+    batches = plan.iterations or plan.epochs * -(-ready.samples // plan.batch)
+    if ready.samples < 1 or not 0 <= ready.steps <= batches:
+        return (
+            f"{ready.samples} samples in {ready.steps} steps: expected at least 1 sample"
+            f" and 0 to {batches} steps"
+        )
+    counts = ready.label_counts
+    if counts and (len(counts) != plan.classes or sum(counts) != ready.samples):
+        return f"label counts: expected {plan.classes} that sum to {ready.samples}, got {counts}"
+    return None
+
+
+def shapes_fault(
+    features: Features,
+    plan: Plan,
+    shape_at: Callable[[int], tuple[int, ...]],
+    batch: int | None = None,
+) -> str | None:
+    """Of one batch as it travels, before anything is decoded: decoding takes a while for each row.
+
+    Args:
+        shape_at: of one sample at a depth.
+        batch: as ordered; None for the plan's, where a last batch of one sample joins the one
+            before it.
+    """
+    shape = shape_at(plan.depth)
+    most = plan.batch + 1 if batch is None else batch
+    z = features.features
+    size = len(z) if z.ndim else 0
+    if z.shape[1:] != shape or not 1 <= size <= most:
+        want = f"(1..{most}, {', '.join(map(str, shape))})"
+        return f"features: expected shape {want}, got {tuple(z.shape)}"
+    if features.view is not None and not plan.part.views:
+        return "view: expected none, nothing is aligned by it"
+    for name, values, ranges in (
+        ("features", z, features.ranges),
+        ("view", features.view, features.view_ranges),
+    ):
+        fault = None if values is None else _coding_fault(values, ranges, size)
+        if fault is not None:
+            return f"{name}: {fault}"
+    return _view_fault(features, plan, shape_at) or _labels_fault(features.labels, plan, size)
+
+
+def features_fault(features: Features) -> str | None:
+    """Of one batch whose shapes are sound, decoded."""
+    if not _bounded(features.features):
+        return f"features: expected values up to {LARGEST_FEATURE:g}, got larger ones or NaN"
+    if features.view is not None and not _bounded(features.view):
+        return f"view: expected values up to {LARGEST_FEATURE:g}, got larger ones or NaN"
+    return None
+
+
+def gradient_fault(reply: OutputGradient, outputs: torch.Tensor) -> str | None:
+    """Of a client's gradient with respect to the server's outputs."""
+    gradient = reply.gradient
+    if gradient.shape != outputs.shape or gradient.dtype != torch.float32:
+        got = f"{gradient.dtype} {tuple(gradient.shape)}"
+        return f"output gradient: expected float32 of shape {tuple(outputs.shape)}, got {got}"
+    if not _bounded(gradient) or not 0 <= reply.loss < float("inf"):
+        return "output gradient: expected finite values and a loss from 0 up"
+    return None
+
+
+def _coding_fault(values: torch.Tensor, ranges: torch.Tensor | None, size: int) -> str | None:
+    """Of a codec's type and numbers."""
+    if values.dtype not in CODED:
+        return f"expected float32, float16 or uint8, got {values.dtype}"
+    if values.dtype != torch.uint8:
+        return None if ranges is None else f"expected no ranges beside {values.dtype}"
+    if ranges is None or ranges.shape != (size, 2) or ranges.dtype != torch.float32:
+        return f"expected a scale and a zero point for {size} samples"
+    return None if bool(torch.isfinite(ranges).all()) else "expected a finite scale and zero point"
+
+
+def _view_fault(
+    features: Features, plan: Plan, shape_at: Callable[[int], tuple[int, ...]]
+) -> str | None:
+    """Of a second view, if there is one: all of it or nothing."""
+    view, entry, same = features.view, features.entry, features.same
+    if view is None:
+        return None if entry is None and same is None else "view: expected features with its depth"
+    # the server's stages begin at the cut, unless it has some of its own for every depth
+    least = 1 if plan.part.meta is not None and plan.part.meta.early else plan.depth
+    if entry is None or not least <= entry <= plan.depth:
+        return f"view: expected an entry depth of {least} to {plan.depth}, got {entry}"
+    size = len(features.features)
+    try:
+        want = (size, *shape_at(entry))
+    except ConfigurationError as err:  # a depth where the network is not cut
+        return f"view: {err}"
+    if view.shape != want:
+        return f"view: expected shape {want}, got {tuple(view.shape)}"
+    if same is None or same.dtype != torch.uint8 or same.shape != (size,) or int(same.max()) > 1:
+        return f"view: expected {size} bits that say where labels are equal"
+    return None
+
+
+def _labels_fault(labels: torch.Tensor | None, plan: Plan, size: int) -> str | None:
+    if not plan.send_labels:
+        return None if labels is None else "labels: expected none, they stay on the client"
+    if labels is None:
+        return "labels: expected one for each sample, got none"
+    if labels.dtype != torch.int64 or labels.shape != (size,):
+        got = f"{labels.dtype} {tuple(labels.shape)}"
+        return f"labels: expected int64 of shape ({size},), got {got}"
+    if int(labels.min()) < 0 or int(labels.max()) >= plan.classes:
+        return f"labels: expected 0 to {plan.classes - 1}"
+    return None
+
+
+def update_fault(
+    update: Update, sent: Weights, samples: int, norm_bound: float | None
+) -> str | None:
+    """Of an update.
+
+    Args:
+        sent: what the client started from, an exit head it keeps to itself included.
+        samples: n_k as it said at the start of the round.
+        norm_bound: largest L2 norm of the change; exit heads are left out.
+    """
+    try:
+        check_weights(update.weights, sent)
+    except FrameError as err:
+        return str(err)
+    for name, tensor in update.weights.items():
+        if is_variance(name) and bool((tensor < 0).any()):
+            return f"weights: {name}: expected variances from 0 up, got negative ones"
+    if update.samples != samples:
+        return f"samples: expected {samples}, as at the start of the round, got {update.samples}"
+    if not 0 <= update.loss < float("inf"):
+        return f"loss: expected a number from 0 up, got {update.loss}"
+    if norm_bound is not None:
+        norm = _change(update.weights, sent)
+        if not norm <= norm_bound:
+            return f"change of norm {norm:.3g}: expected at most {norm_bound:g}"
+    return None
+
+
+def _bounded(values: torch.Tensor) -> bool:
+    low, high = torch.aminmax(values)
+    return bool(low >= -LARGEST_FEATURE and high <= LARGEST_FEATURE)  # NaN fails every comparison
+
+
+def _change(weights: Mapping[str, torch.Tensor], sent: Weights) -> float:
+    norms = [
+        torch.linalg.vector_norm(tensor - sent[name], dtype=torch.float64)
+        for name, tensor in weights.items()
+        if not name.startswith("exit")
+    ]
+    return float(torch.linalg.vector_norm(torch.stack(norms)))

@@ -1,0 +1,218 @@
+"""Signed is not yet good: hostile graphs and wrong answers are refused, and the agent lives."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edge_sdk.bundles.golden import check_golden
+from edge_sdk.bundles.store import BundleStore
+from edge_sdk.bundles.trial import run_trial
+from edge_sdk.bundles.update import update
+from edge_sdk.errors import UpdateRefusedError
+
+if TYPE_CHECKING:
+    from tests.edge.conftest import Depot, Export
+
+Sabotage = Callable[[onnx.ModelProto], bytes]
+
+
+def serialised(model: onnx.ModelProto) -> bytes:
+    return bytes(model.SerializeToString())
+
+
+def garbage(_: onnx.ModelProto) -> bytes:
+    return os.urandom(5000)
+
+
+def empty(_: onnx.ModelProto) -> bytes:
+    return b""
+
+
+def truncated(model: onnx.ModelProto) -> bytes:
+    return serialised(model)[:-100]
+
+
+def external_data(location: str) -> Sabotage:
+    """Weights read from another file of the device, to come out as answers."""
+
+    def sabotage(model: onnx.ModelProto) -> bytes:
+        weight = model.graph.initializer[0]
+        weight.ClearField("raw_data")
+        weight.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", location), ("offset", "0"), ("length", "128")):
+            entry = weight.external_data.add()
+            entry.key, entry.value = key, value
+        return serialised(model)
+
+    return sabotage
+
+
+def huge_tensor(model: onnx.ModelProto) -> bytes:
+    """z plus the sum of 10^12 ones: 4 TB, asked for in a few bytes."""
+    size = numpy_helper.from_array(np.array([1_000_000_000_000], np.int64), "size")
+    model.graph.initializer.append(size)
+    fill = helper.make_node("ConstantOfShape", ["size"], ["ones"])
+    total = helper.make_node("ReduceSum", ["ones"], ["total"], keepdims=0)
+    model.graph.node.extend([fill, total])
+    return _add_to_logits(model, "total")
+
+
+def not_a_number(model: onnx.ModelProto) -> bytes:
+    zero = numpy_helper.from_array(np.zeros((1, 3), np.float32), "zero")
+    model.graph.initializer.append(zero)
+    model.graph.node.append(helper.make_node("Div", ["zero", "zero"], ["nan"]))
+    return _add_to_logits(model, "nan")
+
+
+def no_logits(model: onnx.ModelProto) -> bytes:
+    del model.graph.output[1]
+    return serialised(model)
+
+
+def wrong_shape(model: onnx.ModelProto) -> bytes:
+    model.graph.initializer[1].CopyFrom(
+        numpy_helper.from_array(np.ones((8, 4), np.float32), model.graph.initializer[1].name)
+    )
+    model.graph.output[1].type.tensor_type.shape.dim[1].dim_value = 4
+    return serialised(model)
+
+
+def other_weights(model: onnx.ModelProto) -> bytes:
+    weights = numpy_helper.to_array(model.graph.initializer[1])
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(weights * np.float32(1.01), "v"))
+    return serialised(model)
+
+
+def endless_loop(model: onnx.ModelProto) -> bytes:
+    """2^60 turns of a loop whose body does next to nothing."""
+    turns = numpy_helper.from_array(np.array(1 << 60, np.int64), "turns")
+    always = numpy_helper.from_array(np.array(True), "always")
+    start = numpy_helper.from_array(np.zeros((1, 3), np.float32), "start")
+    model.graph.initializer.extend([turns, always, start])
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["go_on"]),
+            helper.make_node("Neg", ["carried"], ["carried_on"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("carried", TensorProto.FLOAT, [1, 3]),
+        ],
+        [
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("carried_on", TensorProto.FLOAT, [1, 3]),
+        ],
+    )
+    loop = helper.make_node("Loop", ["turns", "always", "start"], ["never"], body=body)
+    model.graph.node.append(loop)
+    return _add_to_logits(model, "never")
+
+
+def _add_to_logits(model: onnx.ModelProto, name: str) -> bytes:
+    model.graph.node[2].output[0] = "sum"
+    model.graph.node.append(helper.make_node("Add", ["sum", name], ["logits"]))
+    return serialised(model)
+
+
+def bundle(export: Export, sabotage: Sabotage) -> Path:
+    return export.write(2, model=sabotage) / "bundles" / "d2"
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "why"),
+    [
+        (garbage, "onnxruntime refuses"),
+        (empty, "onnxruntime refuses"),
+        (truncated, "onnxruntime refuses"),
+        (external_data("../../../agent.json"), "onnxruntime refuses"),
+        (external_data("/etc/passwd"), "onnxruntime refuses"),
+        (huge_tensor, "onnxruntime"),
+        (not_a_number, "not finite"),
+        (no_logits, "not in the graph"),
+        (wrong_shape, "expected float32"),
+        (other_weights, "golden logits missed"),
+    ],
+)
+def test_bad_graph_is_refused_by_the_trial(
+    export: Export, tmp_path: Path, sabotage: Sabotage, why: str
+) -> None:
+    (tmp_path / "exports" / "tiny").mkdir(parents=True)
+    (tmp_path / "exports" / "tiny" / "agent.json").write_bytes(bytes(128))
+    with pytest.raises(UpdateRefusedError, match=why):
+        run_trial(bundle(export, sabotage))
+
+
+def test_graph_that_never_ends_is_stopped(export: Export) -> None:
+    with pytest.raises(UpdateRefusedError, match="not done after 2 s"):
+        run_trial(bundle(export, endless_loop), timeout_s=2)
+
+
+def test_good_bundle_passes_and_says_how_fast_it_is(export: Export) -> None:
+    report = run_trial(bundle(export, serialised))
+    assert report["samples"] == 5
+    assert report["difference"] < 1e-5  # float32 sums of 8 terms, in another order
+    assert 0 < report["latency_ms"] < 100
+
+
+def test_golden_answers_that_differ_in_the_last_digits_pass(export: Export) -> None:
+    folder = export.write(1, golden_error=1e-6) / "bundles" / "d2"
+    assert 0 < check_golden(folder).difference < 1e-4
+
+
+@pytest.mark.parametrize("sabotage", [garbage, huge_tensor, other_weights])
+def test_bad_bundle_is_quarantined_and_the_old_one_runs_on(
+    depot: Depot, export: Export, state: Path, sabotage: Sabotage
+) -> None:
+    depot.repository.publish_bundles(export.write(1))
+    assert update(state, "tiny/1/d2").status == "installed"
+    depot.repository.publish_bundles(export.write(2, model=sabotage))
+
+    first = update(state, "tiny/2/d2")
+
+    assert first.status == "refused"
+    assert "trial" in first.reason
+    store = BundleStore(state)
+    assert store.active().manifest.bundle == "tiny/1/d2"
+    # it is not fetched and tried again, whoever asks
+    depot.served.clear()
+    again = update(state, "tiny/2/d2")
+    assert again.status == "refused"
+    assert "failed on this device before" in again.reason
+    assert depot.sent(".onnx") == 0
+
+
+def test_manifest_for_a_newer_splitedge_is_refused_for_now(
+    depot: Depot, export: Export, state: Path
+) -> None:
+    folder = export.write(1)
+    depot.repository.publish_bundles(folder)
+    assert update(state, "tiny/1/d2").status == "installed"
+    folder = export.write(2)
+    depot.repository.publish_bundles(folder)
+    (path,) = depot.repository.targets_folder.rglob("2/d2/*manifest.json")
+    newer = path.read_bytes().replace(b'"format": 1', b'"format": 9')
+    with depot.repository._locked():
+        metadata = depot.repository._load()
+        target = metadata.targets.signed.targets["bundles/tiny/2/d2/manifest.json"]
+        digest = hashlib.sha256(newer).hexdigest()
+        target.hashes["sha256"] = digest
+        depot.repository._release(metadata, targets=True, snapshot=True)
+    path.with_name(f"{digest}.manifest.json").write_bytes(newer)
+
+    outcome = update(state, "tiny/2/d2")
+
+    assert outcome.status == "refused"
+    assert "update splitedge" in outcome.reason
+    assert not (state / "quarantine.json").exists()  # a newer splitedge will take it
+    assert BundleStore(state).active().manifest.bundle == "tiny/1/d2"

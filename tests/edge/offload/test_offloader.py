@@ -1,0 +1,402 @@
+"""The offloader before a scripted server: a real broker, real links, and any reply at any time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+import pytest
+
+from edge_sdk.identity import Identity
+from edge_sdk.mqtt import BrokerAddress, Message, MqttLink
+from edge_sdk.offload.offloader import NoReply, Offloader, Outcome, Presence, Target
+from edge_sdk.wire.frames import Tensor, unpack
+from edge_sdk.wire.messages import Problem, Query, Reply, pack_reply, read_query
+from edge_sdk.wire.topics import Kind, Topic, all_devices
+from server.broker.child import BrokerChild
+from server.broker.policy import Principal, credential_sha256
+
+if TYPE_CHECKING:
+    from tests.edge.conftest import FaultProxy
+
+TARGET = Target("digits", "1")
+TENSOR = Tensor("z2", np.zeros((1, 4), np.float32))
+SECRET = "s" * 43
+
+
+class Scripted:
+    """A server whose every reply the test decides; probes are answered unless `mute`."""
+
+    def __init__(self, broker: BrokerChild) -> None:
+        self.mute = False
+        self.on_query: Callable[[Query], None] = lambda query: self.send(answer(query))
+        self.queries: list[Query] = []
+        self.probes: list[Query] = []
+        self.statuses: list[Any] = []
+        self.telemetry: list[Any] = []
+        self.device = ""
+        address = BrokerAddress("127.0.0.1", broker.port)
+        self.link = MqttLink(address, client_id="backend-1", username="backend", password=SECRET)
+        self.link.subscribe(all_devices(Kind.QUERY), self._receive)
+        self.link.subscribe(
+            all_devices(Kind.STATUS),
+            lambda message: self.statuses.append(orjson.loads(message.payload)["status"]),
+        )
+        self.link.subscribe(
+            all_devices(Kind.TELEMETRY),
+            lambda message: self.telemetry.append(orjson.loads(message.payload)),
+        )
+        self.link.start()
+        self.link.wait_connected(10.0)
+
+    def send(self, reply: Reply) -> None:
+        """Reply to the device at hand."""
+        self.send_raw(pack_reply(reply, "digits", "1"))
+
+    def send_raw(self, payload: bytes) -> None:
+        """Whatever bytes, on the device's reply topic."""
+        self.link.publish(str(Topic("default", self.device, Kind.REPLY)), payload)
+
+    def command(self, payload: bytes) -> None:
+        """Whatever bytes, on the device's command topic."""
+        self.link.publish(str(Topic("default", self.device, Kind.COMMAND)), payload)
+
+    def _receive(self, message: Message) -> None:
+        query = read_query(unpack(message.payload))
+        if query.tensor is None:
+            self.probes.append(query)
+            if not self.mute:
+                self.send(Reply(query.id))
+        else:
+            self.queries.append(query)
+            self.on_query(query)
+
+
+def answer(query: Query, value: float = 0.0) -> Reply:
+    return Reply(query.id, {"logits": np.full((1, 3), value, np.float32)})
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerChild]:
+    child = BrokerChild()
+    child.set_principal(Principal("backend", "backend", None, credential_sha256(SECRET)))
+    child.start()
+    yield child
+    child.stop()
+
+
+@pytest.fixture
+def server(broker: BrokerChild) -> Iterator[Scripted]:
+    server = Scripted(broker)
+    yield server
+    server.link.stop()
+
+
+Open = Callable[..., Offloader]
+
+
+@pytest.fixture
+def offloader(
+    broker: BrokerChild, server: Scripted, request: pytest.FixtureRequest
+) -> Iterator[Open]:
+    """Opens an offloader of a device of its own, connected and with the server present."""
+    opened: list[Offloader] = []
+
+    def start(*, wait: bool = True, port: int | None = None, **other: Any) -> Offloader:
+        device = f"pi-{request.node.name.replace('_', '-')}"[:50].rstrip("-").lower()
+        device = "".join(c for c in device if c.isalnum() or c == "-")
+        principal = Principal(device, "device", "default", credential_sha256(SECRET))
+        broker.set_principal(principal)
+        server.device = device
+        offloader = Offloader(
+            Identity("http://127.0.0.1:9", device, "default", SECRET),
+            BrokerAddress("127.0.0.1", port or broker.port),
+            **{"probe_interval_s": 0.1, **other},
+        )
+        opened.append(offloader)
+        if wait:
+            until(lambda: offloader.presence is Presence.PRESENT)
+        return offloader
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.005)
+
+
+def ask(offloader: Offloader, deadline_s: float = 2.0) -> Outcome:
+    return offloader.finish(offloader.begin(lambda: TENSOR, TARGET, deadline_s))
+
+
+def test_a_query_says_whom_it_asks_and_how_long_it_has(server: Scripted, offloader: Open) -> None:
+    outcome = ask(offloader())
+    (query,) = server.queries
+    assert isinstance(outcome, Reply)
+    assert outcome.id == query.id
+    assert (query.model, query.version, query.depth) == ("digits", "1", 2)
+    assert query.deadline_ms is not None
+    assert 1_800 < query.deadline_ms <= 2_000
+
+
+def test_presence_is_known_before_the_first_query(server: Scripted, offloader: Open) -> None:
+    offloader()
+    assert server.probes
+    assert not server.queries
+
+
+def test_replies_reach_their_own_queries_in_any_order(server: Scripted, offloader: Open) -> None:
+    held: list[Query] = []
+
+    def hold(query: Query) -> None:
+        held.append(query)
+        if len(held) == 5:
+            for value, one in reversed(list(enumerate(held))):
+                server.send(answer(one, value))
+
+    server.on_query = hold
+    device = offloader()
+    begun = [device.begin(lambda: TENSOR, TARGET, 2.0) for _ in range(5)]
+    outcomes = [device.finish(pending) for pending in begun]
+    assert [one.tensors["logits"][0, 0] for one in outcomes if isinstance(one, Reply)] == [
+        0.0, 1.0, 2.0, 3.0, 4.0,
+    ]  # fmt: skip
+
+
+def test_a_late_reply_is_counted_and_nothing_else(server: Scripted, offloader: Open) -> None:
+    server.on_query = lambda query: None
+    device = offloader()
+    assert ask(device, 0.1) == NoReply("no reply within the deadline")
+    server.send(answer(server.queries[0]))
+    until(lambda: device.late_replies == 1)
+    server.on_query = lambda query: server.send(answer(query, 7.0))
+    until(lambda: device.presence is Presence.PRESENT)
+    outcome = ask(device)
+    assert isinstance(outcome, Reply)
+    assert outcome.tensors["logits"][0, 0] == 7.0
+
+
+def test_of_two_replies_the_first_counts(server: Scripted, offloader: Open) -> None:
+    def twice(query: Query) -> None:
+        server.send(answer(query, 1.0))
+        server.send(answer(query, 2.0))
+
+    server.on_query = twice
+    device = offloader()
+    for number in range(1, 6):
+        outcome = ask(device)
+        assert isinstance(outcome, Reply)
+        assert outcome.tensors["logits"][0, 0] == 1.0
+        until(partial(lambda expected: device.late_replies == expected, number))
+
+
+def test_replies_that_are_no_frames_are_counted_and_the_right_one_still_counts(
+    server: Scripted, offloader: Open
+) -> None:
+    def garble(query: Query) -> None:
+        good = pack_reply(answer(query, 3.0), "digits", "1")
+        for bad in (b"", b"\xff" * 40, good[:-1], good[4:], bytes(8)):
+            server.send_raw(bad)
+        server.send_raw(good)
+
+    server.on_query = garble
+    device = offloader()
+    outcome = ask(device)
+    assert isinstance(outcome, Reply)
+    assert outcome.tensors["logits"][0, 0] == 3.0
+    assert device.refused_replies == 5
+
+
+def test_an_overloaded_server_is_spared_until_it_said(server: Scripted, offloader: Open) -> None:
+    def refuse(query: Query) -> None:
+        server.send(Reply(query.id, problem=Problem.OVERLOADED, detail="full", retry_after_s=0.4))
+
+    server.on_query = refuse
+    device = offloader()
+    refused = ask(device)
+    told_at = time.monotonic()
+    assert isinstance(refused, Reply)
+    assert refused.problem is Problem.OVERLOADED
+    server.on_query = lambda query: server.send(answer(query))
+    while time.monotonic() < told_at + 0.35:
+        assert ask(device) == NoReply("the server asked to be spared")
+        time.sleep(0.02)
+    assert len(server.queries) == 1
+    time.sleep(0.1)
+    assert isinstance(ask(device), Reply)
+    assert device.presence is Presence.PRESENT
+
+
+def test_a_silent_server_costs_one_deadline_and_then_none(
+    server: Scripted, offloader: Open
+) -> None:
+    server.on_query = lambda query: None
+    device = offloader()
+    server.mute = True
+    start = time.monotonic()
+    assert ask(device, 0.3) == NoReply("no reply within the deadline")
+    assert 0.3 <= time.monotonic() - start < 0.55
+    made: list[int] = []
+    for number in range(100):
+        start = time.monotonic()
+
+        def tensor(number: int = number) -> Tensor:
+            made.append(number)
+            return TENSOR
+
+        outcome = device.finish(device.begin(tensor, TARGET, 0.3))
+        assert outcome == NoReply("server away: no reply within the deadline")
+        assert time.monotonic() - start < 0.05
+    assert made == []  # nothing is encoded for nobody
+    assert len(server.queries) == 1
+
+
+def test_a_server_that_answers_probes_but_no_query_is_doubted_more_and_more(
+    server: Scripted, offloader: Open
+) -> None:
+    server.on_query = lambda query: None
+    device = offloader()
+    waits = []
+    for _ in range(4):
+        until(lambda: device.presence is Presence.PRESENT)
+        assert isinstance(ask(device, 0.05), NoReply)
+        away_at = time.monotonic()
+        until(lambda: device.presence is Presence.PRESENT)
+        waits.append(time.monotonic() - away_at)
+    # probes every 0.1 s: the first is believed, then none for 0.2, 0.4 and 0.8 s
+    assert waits[1] >= 0.2
+    assert waits[2] >= 0.4
+    assert waits[3] >= 0.8
+    server.on_query = lambda query: server.send(answer(query))
+    assert isinstance(ask(device), Reply)
+    server.on_query = lambda query: None
+    assert isinstance(ask(device, 0.05), NoReply)
+    away_at = time.monotonic()
+    until(lambda: device.presence is Presence.PRESENT)
+    assert time.monotonic() - away_at < 0.4  # one answer, and it is believed again
+
+
+def test_a_round_trip_longer_than_the_probe_interval_is_no_absence(
+    broker: BrokerChild, server: Scripted, offloader: Open, make_proxy: Callable[[int], FaultProxy]
+) -> None:
+    proxy = make_proxy(broker.port)
+    proxy.latency_s = 0.15  # each way; a probe every 0.1 s
+    device = offloader(port=proxy.port)
+    assert isinstance(ask(device), Reply)
+
+
+def test_a_reset_in_mid_offload_ends_the_wait_at_once(
+    broker: BrokerChild, server: Scripted, offloader: Open, make_proxy: Callable[[int], FaultProxy]
+) -> None:
+    proxy = make_proxy(broker.port)
+    server.on_query = lambda query: proxy.reset()
+    device = offloader(port=proxy.port)
+    start = time.monotonic()
+    outcome = ask(device, 5.0)
+    assert isinstance(outcome, NoReply)
+    assert "connection was lost" in outcome.reason
+    assert time.monotonic() - start < 1.0
+    server.on_query = lambda query: server.send(answer(query))
+    until(lambda: device.presence is Presence.PRESENT)
+    assert isinstance(ask(device), Reply)
+
+
+def test_the_last_word_is_offline(server: Scripted, offloader: Open) -> None:
+    device = offloader()
+    until(lambda: server.statuses[-1:] == ["online"])
+    threads = set(threading.enumerate())
+    device.close()
+    until(lambda: server.statuses[-1:] == ["offline"])
+    gone = threads - set(threading.enumerate())
+    assert {"splitedge-watch"} <= {thread.name for thread in gone}
+    assert ask(device) == NoReply("the agent is closed")
+
+
+def test_closing_does_not_wait_for_a_query_under_way(server: Scripted, offloader: Open) -> None:
+    server.on_query = lambda query: None
+    device = offloader()
+    pending = device.begin(lambda: TENSOR, TARGET, 30.0)
+    until(lambda: server.queries)
+    start = time.monotonic()
+    device.close()
+    assert device.finish(pending) == NoReply("the agent is closed")
+    assert time.monotonic() - start < 3.0
+
+
+def test_closing_in_a_black_hole_takes_seconds_at_most(
+    broker: BrokerChild, offloader: Open, make_proxy: Callable[[int], FaultProxy]
+) -> None:
+    proxy = make_proxy(broker.port)
+    device = offloader(port=proxy.port)
+    proxy.hole()
+    big = Tensor("z2", np.zeros((1, 250_000), np.float32))
+    # more than the sockets between here and there hold
+    for _ in range(12):
+        device.begin(lambda: big, TARGET, 0.2)
+    start = time.monotonic()
+    device.close()
+    assert time.monotonic() - start < 6.0
+
+
+def test_a_heartbeat_that_fails_ends_nothing(
+    server: Scripted, offloader: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    beats = []
+
+    def telemetry() -> dict[str, int]:
+        beats.append(1)
+        if len(beats) == 1:
+            raise OSError("no such file")
+        return {"beat": len(beats)}
+
+    device = offloader(telemetry=telemetry, heartbeat_s=0.05)
+    until(lambda: {"beat": 3} in server.telemetry)
+    assert "watching the server failed" in caplog.text
+    assert isinstance(ask(device), Reply)
+
+
+def test_commands_are_handed_on_and_nonsense_is_not(server: Scripted, offloader: Open) -> None:
+    heard: list[Any] = []
+    offloader(on_command=heard.append)
+    for payload in (b"not json", b"[1]", b'{"op": "update"}'):
+        server.command(payload)
+    until(lambda: heard)
+    assert heard == [{"op": "update"}]
+
+
+def test_a_broker_that_moved_is_found(
+    broker: BrokerChild, server: Scripted, offloader: Open, free_port: int
+) -> None:
+    device = offloader(
+        wait=False, port=free_port, locate=lambda: BrokerAddress("127.0.0.1", broker.port)
+    )
+    until(lambda: device.presence is Presence.PRESENT, 8.0)
+    assert isinstance(ask(device), Reply)
+
+
+def test_reasons_name_the_broker_that_is_not_there(offloader: Open, free_port: int) -> None:
+    device = offloader(wait=False, port=free_port)
+    outcome = ask(device, 0.3)
+    assert isinstance(outcome, NoReply)
+    assert f"no broker at mqtt://127.0.0.1:{free_port}" in outcome.reason
+    assert device.why_away
+
+
+def test_secrets_stay_out_of_logs(
+    server: Scripted, offloader: Open, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    ask(offloader())
+    assert SECRET not in caplog.text

@@ -1,0 +1,269 @@
+"""The auxiliary model on the client: its size, what teaches it, and that it stays at home."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edge_sdk.errors import ConfigurationError, FrameError
+from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.client.auxiliary import MARK, Auxiliary, DistillingHalf, auxiliary_of
+from edge_sdk.training.formulas.distillation import kd_client, kd_global
+from edge_sdk.training.formulas.evidence import evidential_losses
+from edge_sdk.training.protocol.messages import (
+    EndRound,
+    Features,
+    Feedback,
+    NoReply,
+    StartRound,
+    Step,
+    Update,
+    from_bytes,
+    to_bytes,
+)
+from edge_sdk.training.protocol.plan import ClientPart, Distillation, Plan, network_of
+from edge_sdk.training.protocol.weights import read_weights
+
+RATE = 0.1
+
+
+def plan_of(
+    backbone: str = "tiny",
+    shape: tuple[int, ...] = (1, 8, 8),
+    depth: int = 2,
+    classes: int = 3,
+    **how: Any,
+) -> Plan:
+    return Plan(
+        backbone=backbone,
+        input_shape=shape,
+        classes=classes,
+        mean=(0.0,) * shape[0],
+        std=(1.0,) * shape[0],
+        depth=depth,
+        learning_rate=RATE,
+        batch=4,
+        part=ClientPart(distil=Distillation(**how)),
+        seed=3,
+    )
+
+
+def client_of(samples: int = 8, classes: int = 3) -> TrainingClient:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(samples, 1, 8, 8)).astype(np.float32)
+    return TrainingClient("ada", x, generator.integers(0, classes, samples))
+
+
+def start_of(plan: Plan, number: int = 1) -> StartRound:
+    return StartRound(number, plan, read_weights(network_of(plan).prefix(plan.depth)))
+
+
+def feedback_for(features: Features, seed: int = 0, *, outputs: bool = True) -> Feedback:
+    generator = torch.Generator().manual_seed(seed)
+    gradient = 0.1 * torch.randn(features.features.shape, generator=generator)
+    logits = torch.randn(len(gradient), 3, generator=generator) if outputs else None
+    return Feedback(gradient, 1.0, logits)
+
+
+def kept(client: TrainingClient) -> dict[str, Tensor]:
+    return {k: t for k, t in client.personal.items() if k.startswith(MARK)}
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("backbone", "shape", "depth", "classes", "expected"),
+    [
+        # the paper's Table 8: 84.2K and 347.1K; docs/methods.md's backbone table to the last one
+        ("resnet18", (3, 32, 32), 2, 10, 84_170),
+        ("resnet18", (1, 28, 28), 2, 10, 77_898),
+        ("densenet121", (3, 64, 64), 1, 10, 347_146),
+        ("tiny", (1, 8, 8), 2, 10, 1_248 + 16 * 10 + 10),
+        ("har_cnn", (9, 128), 1, 6, 9 * 32 * 5 + 2 * 32 + 32 * 6 + 6),
+    ],
+)
+def test_it_is_an_extractor_of_the_prefix_s_make_pooling_and_a_linear(
+    backbone: str, shape: tuple[int, ...], depth: int, classes: int, expected: int
+) -> None:
+    assert count(auxiliary_of(plan_of(backbone, shape, depth, classes))) == expected
+
+
+def test_with_the_exit_head_it_is_the_network_s_own_pair() -> None:
+    auxiliary = auxiliary_of(plan_of(head="exit", classes=10))
+    assert count(auxiliary.head) == 650  # pools to 2x2, which a global pool on tiny does not
+    net = network_of(plan_of(head="exit", classes=10))
+    x = torch.randn(2, 1, 8, 8)
+    torch.testing.assert_close(auxiliary(x), net.exit_head(2)(net.prefix(2)(x)))
+
+
+def test_its_weights_are_those_of_the_plan_s_seed() -> None:
+    state = torch.get_rng_state()
+    one, other = auxiliary_of(plan_of()), auxiliary_of(plan_of())
+    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+        assert a.data_ptr() != b.data_ptr()
+    assert torch.equal(torch.get_rng_state(), state)  # dropout elsewhere draws from it
+
+
+def test_tokens_are_not_pooled_over() -> None:
+    plan = plan_of("vit_s", (3, 32, 32), 1)
+    with pytest.raises(ConfigurationError, match="expected distil head exit"):
+        auxiliary_of(plan)
+    assert auxiliary_of(plan_of("vit_s", (3, 32, 32), 1, head="exit")).head is not None
+
+
+def test_a_batch_is_one_sgd_step_on_the_three_losses() -> None:
+    plan, client = plan_of(anneal_rounds=4), client_of(4)
+    client.handle(start_of(plan))
+    features = client.handle(Step(1, 0))
+    assert isinstance(features, Features)
+    assert features.labels is not None
+    feedback = feedback_for(features)
+    client.handle(EndRound(1, feedback))
+
+    twin = auxiliary_of(plan)
+    rows = DistillingHalf(client_of(4), start_of(plan)).samples.rows(0, None)
+    x, y = torch.from_numpy(client.x[rows]), torch.from_numpy(client.y[rows])
+    assert torch.equal(y, features.labels)
+    z = twin.extractor(x)
+    logits = twin.head(z)
+    assert feedback.outputs is not None
+    loss = (
+        evidential_losses(logits, y, 1 / 4).mean()
+        + 0.2 * kd_client(z, features.features, 5.0)
+        + 0.3 * kd_global(logits, feedback.outputs, 5.0)
+    )
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    torch.optim.SGD(twin.parameters(), RATE).step()
+    for name, tensor in twin.read().items():
+        torch.testing.assert_close(kept(client)[name], tensor, rtol=1e-5, atol=1e-7)
+
+
+def test_the_prefix_trains_as_if_it_taught_nobody() -> None:
+    plain = Plan(**{**{f: getattr(plan_of(), f) for f in Plan.__slots__}, "part": ClientPart()})
+    updates = []
+    for plan in (plan_of(), plain):
+        client = client_of()
+        client.handle(start_of(plan))
+        first = client.handle(Step(1, 0))
+        assert isinstance(first, Features)
+        second = client.handle(Step(1, 1, feedback_for(first)))
+        assert isinstance(second, Features)
+        updates.append(client.handle(EndRound(1, feedback_for(second, 1))))
+    taught, alone = updates
+    assert isinstance(taught, Update)
+    assert isinstance(alone, Update)
+    assert taught.weights.keys() == alone.weights.keys()
+    for name, tensor in alone.weights.items():
+        assert torch.equal(taught.weights[name], tensor)
+    assert (taught.steps, taught.loss) == (alone.steps, alone.loss)
+
+
+def test_it_goes_on_from_round_to_round_and_is_never_sent() -> None:
+    plan, client = plan_of(), client_of()
+    after = []
+    for number in (1, 2):
+        client.handle(start_of(plan, number))
+        features = client.handle(Step(number, 0))
+        assert isinstance(features, Features)
+        update = client.handle(EndRound(number, feedback_for(features, number)))
+        assert isinstance(update, Update)
+        assert not any(name.startswith(MARK) for name in update.weights)
+        after.append(kept(client))
+    fresh = client_of()
+    fresh.handle(start_of(plan, 2))
+    features = fresh.handle(Step(2, 0))
+    assert isinstance(features, Features)
+    fresh.handle(EndRound(2, feedback_for(features, 2)))
+    name = f"{MARK}head.2.weight"
+    assert not torch.equal(after[0][name], after[1][name])
+    assert not torch.equal(kept(fresh)[name], after[1][name])
+    assert not any("normalise" in key for key in after[1])
+    model = auxiliary_of(plan)
+    assert model.load(client.personal)
+    assert torch.equal(model.read()[name], after[1][name])
+    assert not Auxiliary.load(auxiliary_of(plan), {})
+
+
+def test_a_silent_server_leaves_the_other_teacher() -> None:
+    plan, client, silent = plan_of(), client_of(), client_of()
+    client.handle(start_of(plan))
+    features = client.handle(Step(1, 0))
+    assert isinstance(features, Features)
+    client.handle(Step(1, 1, feedback_for(features, outputs=False)))
+    silent.handle(start_of(plan))
+    silent.handle(Step(1, 0))
+    update = silent.handle(NoReply(1))
+    assert isinstance(update, Update)
+    # nothing was learnt that could be merged, yet both batches taught W_A
+    assert (update.steps, update.supervised) == (0, 0)
+    sent = read_weights(network_of(plan).prefix(2))
+    assert all(torch.equal(update.weights[name], tensor) for name, tensor in sent.items())
+    name = f"{MARK}head.2.weight"
+    assert not torch.equal(kept(silent)[name], auxiliary_of(plan).read()[name])
+
+
+def test_batches_that_cannot_be_learnt_from_leave_it_as_it_was() -> None:
+    plan, client = plan_of(), client_of(4)
+    client.x[:] = 1e38  # finite, and too large for any layer
+    client.handle(start_of(plan))
+    update = client.handle(NoReply(1))
+    assert isinstance(update, Update)
+    for name, tensor in auxiliary_of(plan).read().items():
+        assert torch.equal(kept(client)[name], tensor)
+
+
+def test_a_single_sample_teaches() -> None:
+    plan, client = plan_of(), client_of(1)
+    client.handle(start_of(plan))
+    features = client.handle(Step(1, 0))
+    assert isinstance(features, Features)
+    update = client.handle(EndRound(1, feedback_for(features)))
+    assert isinstance(update, Update)
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in kept(client).values())
+    name = f"{MARK}head.2.weight"
+    assert not torch.equal(kept(client)[name], auxiliary_of(plan).read()[name])
+
+
+@pytest.mark.parametrize("outputs", [torch.zeros(4, 2), torch.full((4, 3), torch.nan)])
+def test_outputs_that_cannot_be_are_refused(outputs: Tensor) -> None:
+    client = client_of()
+    client.handle(start_of(plan_of()))
+    features = client.handle(Step(1, 0))
+    assert isinstance(features, Features)
+    bad = Feedback(torch.zeros_like(features.features), 1.0, outputs)
+    with pytest.raises(FrameError, match=r"finite outputs of shape \(4, 3\)"):
+        client.handle(EndRound(1, bad))
+
+
+def test_the_plan_travels() -> None:
+    plan = plan_of(head="exit", tau=2.5, anneal_rounds=7)
+    message = from_bytes(to_bytes(start_of(plan)))
+    assert isinstance(message, StartRound)
+    assert message.plan == plan
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({"tau": 0.0}, "tau: expected more than 0"),
+        ({"client_share": -0.1}, "client_share: expected at least 0"),
+        ({"server_share": float("nan")}, "server_share: expected at least 0"),
+        ({"anneal_rounds": 0}, "anneal_rounds: expected a whole number from 1 up"),
+        ({"head": "grid"}, "distil head: expected global or exit"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(how: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        Distillation(**how)
+
+
+def test_whole_networks_have_no_auxiliary_model() -> None:
+    with pytest.raises(ConfigurationError, match="distil: expected none"):
+        ClientPart(whole=True, distil=Distillation())

@@ -1,0 +1,530 @@
+"""The boxes and the network: what counts once, who is waited for, and who goes on alone."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import urllib3
+from torch import Tensor
+
+from edge_sdk.errors import ConfigurationError, FrameError, LinkError
+from edge_sdk.identity import Identity
+from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.device.kept_weights import load_personal, save_personal
+from edge_sdk.training.device.session import Driver
+from edge_sdk.training.device.trainer_address import trainer_url
+from edge_sdk.training.device.trainer_client import (
+    NotThereError,
+    RefusedReplyError,
+    TrainerLink,
+    TrainingEndedError,
+)
+from edge_sdk.training.protocol.messages import (
+    EndRound,
+    Features,
+    NoReply,
+    Ready,
+    Reply,
+    StartRound,
+    Step,
+    Update,
+    to_bytes,
+)
+from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
+from server.settings import Address
+from server.training.core.server_state import ServerState, ServerTraining
+from server.training.fleet.trainer import TrainerSettings
+from server.training.methods.splitfed import splitfed_v1
+from server.training.methods.supersfl import supersfl
+from server.training.rounds.loop import Engine
+from server.training.rounds.round import RoundSettings
+from server.training.rounds.transport import LocalTransport
+
+SHAPE = (1, 8, 8)
+GOOD = Ready(1, 30, 2, ())
+
+
+def plan_with(*, exit_head: bool) -> Plan:
+    return Plan(
+        backbone="tiny",
+        input_shape=SHAPE,
+        classes=4,
+        mean=(0.5,),
+        std=(1.0,),
+        depth=1,
+        learning_rate=0.1,
+        batch=10,
+        part=ClientPart(exit_head=exit_head, fusion="tpgf" if exit_head else "server"),
+    )
+
+
+def start(number: int = 1, *, exit_head: bool = True) -> StartRound:
+    plan = plan_with(exit_head=exit_head)
+    state = ServerState(network_of(plan), ServerTraining(0.1))
+    return StartRound(number, plan, state.weights(1, whole=False, exit_head=False))
+
+
+def client(name: str = "pi", samples: int = 30) -> TrainingClient:
+    generator = np.random.default_rng(samples)
+    x = generator.random((samples, *SHAPE), np.float32)
+    return TrainingClient(name, x, np.arange(samples) % 4)
+
+
+class Asking:
+    """An exchange under way in a thread."""
+
+    def __init__(self, trainer: Any, requests: dict[str, Any], deadline_s: float) -> None:
+        self._replies: list[dict[str, Reply]] = []
+        self._thread = threading.Thread(
+            target=lambda: self._replies.append(trainer.mailbox.exchange(requests, deadline_s)),
+            daemon=True,
+        )
+        self._thread.start()
+
+    def replies(self) -> dict[str, Reply]:
+        """What it ends with."""
+        self._thread.join(20)
+        return self._replies[0]
+
+
+@pytest.fixture
+def trainer(make_trainer: Callable[..., Any]) -> Any:
+    return make_trainer(SHAPE, 4, fetch_s=0.5)
+
+
+@pytest.fixture
+def pi(trainer: Any) -> TrainerLink:
+    """A device that is there, driven by hand."""
+    link: TrainerLink = trainer.link(trainer.enrol("pi"))
+    link.hello(30, SHAPE)
+    return link
+
+
+def fetched(link: TrainerLink, after: str = "") -> str:
+    """The id of the message that waits."""
+    found = link.fetch(after, 5.0)
+    assert found is not None
+    return found[0]
+
+
+def test_slow_device_misses_this_message_and_gets_the_next(trainer: Any, pi: TrainerLink) -> None:
+    asking = Asking(trainer, {"pi": start()}, 0.3)
+    late = fetched(pi)
+    assert asking.replies() == {}
+    assert pi.reply(late, GOOD) == "late"
+    assert [(m.device, m.what, m.why) for m in trainer.mailbox.take_missed()] == [
+        ("pi", "start", "no reply within 0.3 s")
+    ]
+    asking = Asking(trainer, {"pi": start(2)}, 10)
+    assert pi.reply(fetched(pi, late), Ready(2, 30, 2, ())) == "taken"
+    assert asking.replies() == {"pi": Ready(2, 30, 2, ())}
+    assert trainer.mailbox.take_counts() == {"late": 1}
+
+
+def test_device_that_missed_a_deadline_is_not_waited_for_until_it_is_heard_of(
+    trainer: Any, pi: TrainerLink
+) -> None:
+    assert Asking(trainer, {"pi": start()}, 30).replies() == {}  # nobody fetches: 0.5 s
+    began = time.monotonic()
+    assert Asking(trainer, {"pi": start(2)}, 30).replies() == {}
+    assert time.monotonic() - began < 0.3
+    assert pi.fetch("", 0.0) is None  # heard of; what it missed is not brought again
+    asking = Asking(trainer, {"pi": start(3)}, 30)
+    pi.reply(fetched(pi), Ready(3, 30, 2, ()))
+    assert tuple(asking.replies()) == ("pi",)
+
+
+def test_message_is_fetched_again_until_it_is_answered(trainer: Any, pi: TrainerLink) -> None:
+    asking = Asking(trainer, {"pi": start()}, 10)
+    first = fetched(pi)
+    assert fetched(pi) == first  # the answer to the poll before was lost on its way, say
+    assert pi.reply(first, GOOD) == "taken"
+    assert pi.fetch("", 0.0) is None
+    assert tuple(asking.replies()) == ("pi",)
+
+
+def test_first_complete_reply_counts_and_others_are_counted(trainer: Any, pi: TrainerLink) -> None:
+    asking = Asking(trainer, {"pi": start(), "other": start()}, 1.5)
+    now = fetched(pi)
+    assert pi.reply(now, Ready(7, 1, 1, ())) == "foreign"  # of another round
+    features = Features(1, 0, torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), None)
+    assert pi.reply(now, features) == "foreign"
+    assert pi.reply("made-up", GOOD) == "foreign"
+    assert pi.reply(now, GOOD) == "taken"
+    assert pi.reply(now, Ready(1, 99, 9, ())) == "duplicate"
+    assert asking.replies() == {"pi": GOOD}
+    assert pi.reply(now, GOOD) == "duplicate"
+    assert trainer.mailbox.take_counts() == {"foreign": 3, "duplicate": 2}
+
+
+def test_hostile_bytes_are_refused_and_leave_the_place_to_a_sound_reply(
+    make_trainer: Callable[..., Any],
+) -> None:
+    trainer = make_trainer(SHAPE, 4, reply_bytes_max=100_000)
+    identity = trainer.enrol("pi")
+    link = trainer.link(identity)
+    link.hello(30, SHAPE)
+    asking = Asking(trainer, {"pi": start()}, 20)
+    now = fetched(link)
+    good = to_bytes(GOOD)
+    hostile = {
+        b"": 400,
+        b"\xff" * 64: 400,
+        good[:-3][:20]: 400,
+        (2**62).to_bytes(8, "little") + good[8:]: 400,
+        pickle.dumps({"kind": "Ready"}): 400,
+        to_bytes(start()): 400,
+        b"\0" * 100_001: 413,
+    }
+    url = f"{trainer.url}/api/v1/training/reply?message={now}"
+    headers = {"Authorization": identity.authorization}
+    for body, status in hostile.items():
+        reply = urllib3.request("POST", url, body=body, headers=headers, retries=False)
+        assert reply.status == status, (body[:20], reply.data)
+        assert list(reply.json()) == ["error"]
+    assert link.reply(now, GOOD) == "taken"
+    assert asking.replies() == {"pi": GOOD}
+
+
+def test_a_device_has_one_reply_in_the_trainers_memory(trainer: Any) -> None:
+    identity = trainer.enrol("pi")
+    pi: TrainerLink = trainer.link(identity)
+    pi.hello(30, SHAPE)
+    asking = Asking(trainer, {"pi": start()}, 30)
+    now = fetched(pi)
+    good = to_bytes(GOOD)
+    head = (
+        f"POST /api/v1/training/reply?message={now} HTTP/1.1\r\nHost: x\r\n"
+        f"Authorization: {identity.authorization}\r\nContent-Length: {len(good)}\r\n\r\n"
+    ).encode()
+    url = urllib3.util.parse_url(trainer.url)
+    with ExitStack() as stack:
+        slow: list[socket.socket] = []
+        for _ in range(3):  # each stops one byte before its end; what it holds goes with the next
+            sock = stack.enter_context(socket.create_connection((url.host, url.port), 10))
+            sock.sendall(head + good[:-1])
+            if slow:
+                assert slow[-1].recv(12) == b"HTTP/1.1 429"
+            slow.append(sock)
+            time.sleep(0.1)  # else the next may be read first
+        # a connection that hangs keeps nobody from sending the same reply again
+        assert pi.reply(now, GOOD) == "taken"
+        assert slow[-1].recv(12) == b"HTTP/1.1 429"
+    assert asking.replies() == {"pi": GOOD}
+
+
+def test_a_reply_is_refused_while_another_is_decoded_and_may_come_again(
+    trainer: Any, pi: TrainerLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = Asking(trainer, {"pi": start()}, 30)
+    now = fetched(pi)
+    taken, go_on = trainer.mailbox.reply, threading.Event()
+
+    def slowly(*said: Any) -> Any:
+        assert go_on.wait(10)
+        return taken(*said)
+
+    monkeypatch.setattr(trainer.mailbox, "reply", slowly)
+    first = threading.Thread(target=pi.reply, args=(now, GOOD), daemon=True)
+    first.start()
+    time.sleep(0.2)
+    with pytest.raises(LinkError, match="one reply at a time"):
+        pi.reply(now, GOOD)
+    go_on.set()
+    first.join(10)
+    assert asking.replies() == {"pi": GOOD}
+    assert pi.reply(now, GOOD) == "duplicate"
+
+
+def test_nobody_answers_for_another(trainer: Any, pi: TrainerLink) -> None:
+    eve = trainer.enrol("eve")
+    asking = Asking(trainer, {"pi": start()}, 10)
+    now = fetched(pi)
+    stranger = trainer.link(Identity("http://x", "pi", "default", "x" * 43))
+    with pytest.raises(RefusedReplyError, match="401"):
+        stranger.reply(now, GOOD)
+    with pytest.raises(NotThereError):
+        trainer.link(eve).reply(now, GOOD)
+    other = trainer.link(eve)
+    other.hello(30, SHAPE)
+    assert other.reply(now, Ready(1, 1, 1, ())) == "foreign"
+    operator = trainer.link(Identity("http://x", "operator", "default", trainer.operator))
+    with pytest.raises(RefusedReplyError, match="403"):
+        operator.hello(30, SHAPE)
+    assert pi.reply(now, GOOD) == "taken"
+    assert asking.replies() == {"pi": GOOD}
+    trainer.registry.revoke("pi")
+    with pytest.raises(RefusedReplyError, match="revoked"):
+        pi.fetch("", 0.0)
+
+
+def test_device_with_other_data_is_told_so(trainer: Any) -> None:
+    link = trainer.link(trainer.enrol("pi"))
+    with pytest.raises(NotThereError):
+        link.fetch("", 0.0)
+    with pytest.raises(RefusedReplyError, match=r"expected inputs \(1, 8, 8\)"):
+        link.hello(30, (3, 8, 8))
+
+
+def test_device_weighs_no_more_than_it_said_when_it_came(
+    trainer: Any, pi: TrainerLink, make_trainer: Callable[..., Any]
+) -> None:
+    asking = Asking(trainer, {"pi": start()}, 30)
+    now = fetched(pi)
+    assert pi.reply(now, Ready(1, 10**9, 2, ())) == "foreign"
+    assert asking.replies() == {}
+    assert trainer.mailbox.take_missed()[0].why == "it says it has more samples than when it came"
+    update = alone()
+    assert pi.reply("", replace(update, samples=31)) == "foreign"
+    assert pi.reply("", update) == "kept"
+
+    small = make_trainer(SHAPE, 4, samples_max=29)
+    with pytest.raises(RefusedReplyError, match=r"30 samples: .* at most 29 .*samples_max"):
+        small.link(small.enrol("ada")).hello(30, SHAPE)
+
+
+def test_samples_beyond_the_recipes_most_are_refused_and_named() -> None:
+    plans = dict.fromkeys(("ada", "bob"), plan_with(exit_head=True))
+    state = ServerState(network_of(plans["ada"]), ServerTraining(0.1))
+    clients = {"ada": client("ada", 30), "bob": client("bob", 31)}
+    settings = RoundSettings(samples_max=30, staleness_max=1)
+    engine = Engine(supersfl(), plans, state, LocalTransport(clients), settings)
+    result = engine.run_round(1, 0)
+    assert result.participants == ("ada",)
+    assert "31 samples: the recipe takes at most 30" in result.refused["bob"]
+    late = replace(alone(), samples=31)
+    plans["pi"] = plan_with(exit_head=True)
+    engine = Engine(supersfl(), plans, state, LocalTransport(clients), settings)
+    assert "at most 30" in engine.run_round(2, 0, {"pi": late}).refused["pi"]
+    with pytest.raises(ConfigurationError, match="samples_max"):
+        RoundSettings(samples_max=0)
+
+
+def test_restarted_device_is_not_waited_for(trainer: Any, pi: TrainerLink) -> None:
+    asking = Asking(trainer, {"pi": start()}, 30)
+    fetched(pi)
+    pi.hello(30, SHAPE)  # a new process: what the old one fetched is lost
+    began = time.monotonic()
+    assert asking.replies() == {}
+    assert time.monotonic() - began < 5
+    assert trainer.mailbox.take_missed()[0].why == "it started anew"
+
+
+def test_end_reaches_those_who_wait(trainer: Any, pi: TrainerLink) -> None:
+    ends: list[type[Exception]] = []
+
+    def poll() -> None:
+        with pytest.raises(TrainingEndedError):
+            pi.fetch("", 10.0)
+        ends.append(TrainingEndedError)
+
+    waiting = threading.Thread(target=poll, daemon=True)
+    waiting.start()
+    time.sleep(0.1)
+    began = time.monotonic()
+    trainer.mailbox.end(10)
+    assert time.monotonic() - began < 2
+    waiting.join(5)
+    assert ends == [TrainingEndedError]
+
+
+def alone(samples: int = 30) -> Update:
+    """What phase 1 alone makes of a round whose first batch was sent and never answered."""
+    here = client(samples=samples)
+    here.handle(start())
+    here.handle(Step(1, 0))
+    update = here.handle(NoReply(1))
+    assert isinstance(update, Update)
+    return update
+
+
+def equal(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    return got.keys() == expected.keys() and all(torch.equal(got[k], expected[k]) for k in got)
+
+
+def test_device_goes_on_alone_and_hands_in_the_round_it_finished(
+    make_trainer: Callable[..., Any],
+) -> None:
+    trainer = make_trainer(SHAPE, 4, no_reply_s=0.3)
+    trainer.join({"pi": client()})
+    trainer.mailbox.exchange({"pi": start()}, 10)
+    trainer.mailbox.exchange({"pi": Step(1, 0)}, 10)
+    time.sleep(1.0)  # the server is silent for longer than the device waits
+    assert trainer.drivers["pi"].tally.alone == 1
+    assert trainer.mailbox.exchange({"pi": Step(1, 1)}, 10) == {}
+    assert trainer.mailbox.take_missed()[0].why == "it finished the round without the server"
+    update = trainer.mailbox.exchange({"pi": EndRound(1)}, 10)["pi"]
+    assert isinstance(update, Update)
+    assert (update.steps, update.supervised) == (3, 0)  # 30 samples in batches of 10
+    assert equal(update.weights, alone().weights)
+    assert trainer.mailbox.take_late() == {}
+
+
+def test_update_of_a_past_round_counts_within_the_staleness_limit(
+    make_trainer: Callable[..., Any],
+) -> None:
+    trainer = make_trainer(SHAPE, 4, no_reply_s=0.3)
+    trainer.join({"pi": client()})
+    trainer.mailbox.exchange({"pi": start()}, 10)
+    trainer.mailbox.exchange({"pi": Step(1, 0)}, 10)
+    trainer.mailbox.exchange({"other": start(2)}, 0.1)  # round 1 ended without it
+    deadline = time.monotonic() + 10
+    while not (late := trainer.mailbox.take_late()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert equal(late["pi"].weights, alone().weights)
+    ada = client("ada", 20)
+    plans = {"ada": plan_with(exit_head=True), "pi": plan_with(exit_head=True)}
+    results = {}
+    for limit in (1, 2):
+        state = ServerState(network_of(plans["pi"]), ServerTraining(0.1))
+        settings = RoundSettings(staleness_max=limit)
+        engine = Engine(supersfl(), plans, state, LocalTransport({"ada": ada}), settings)
+        for number in (1, 2):
+            engine.run_round(number, 0)
+        results[limit] = engine.run_round(3, 0, late)
+    assert results[1].stale == {}
+    assert "2 rounds late: expected at most 1" in results[1].refused["pi"]
+    assert results[1].participants == ("ada",)
+    assert results[2].stale == {"pi": 2}
+    assert results[2].participants == ("ada", "pi")
+
+
+def test_without_an_exit_head_a_silent_round_is_given_up() -> None:
+    here = client()
+    here.handle(start(exit_head=False))
+    here.handle(Step(1, 0))
+    with pytest.raises(FrameError, match="given up"):
+        here.handle(NoReply(1))
+    assert isinstance(here.handle(start(2, exit_head=False)), Ready)
+
+
+class Noisy(TrainerLink):
+    """A network that brings replies twice, and those of the past again."""
+
+    def __init__(self, identity: Identity, url: str) -> None:
+        super().__init__(identity, url)
+        self._sent: list[tuple[str, Reply]] = []
+
+    def reply(self, identifier: str, reply: Reply, timeout_s: float = 5.0) -> str:
+        outcome = super().reply(identifier, reply, timeout_s)
+        for old_identifier, old_reply in [(identifier, reply), *self._sent[-2:]]:
+            super().reply(old_identifier, old_reply, timeout_s)
+        self._sent.append((identifier, reply))
+        return outcome
+
+
+def test_duplicate_and_reordered_replies_leave_no_trace_in_the_weights(trainer: Any) -> None:
+    def weights(transport: Any) -> dict[str, Tensor]:
+        plans = {name: plan_with(exit_head=False) for name in ("ada", "bob")}
+        state = ServerState(network_of(plans["ada"]), ServerTraining(0.1))
+        engine = Engine(splitfed_v1(), plans, state, transport)
+        for number in (1, 2):
+            assert engine.run_round(number, 0).participants == ("ada", "bob")
+        return state.read()
+
+    begun = network_of(plan_with(exit_head=False))
+    untouched = {key: tensor.clone() for key, tensor in begun.state_dict().items()}
+    expected = weights(LocalTransport({n: client(n) for n in ("ada", "bob")}))
+    begun.load_state_dict(untouched)
+    threads = []
+    for name in ("ada", "bob"):
+        driver = Driver(client(name), Noisy(trainer.enrol(name), trainer.url))
+        threads.append(threading.Thread(target=driver.run, daemon=True))
+        threads[-1].start()
+    trainer.mailbox.wait_there(2, 10)
+    got = weights(trainer.transport)
+    counts = trainer.mailbox.take_counts()
+    trainer.mailbox.end(5)
+    for thread in threads:
+        thread.join(10)
+    begun.load_state_dict(untouched)
+    assert counts["duplicate"] > 8
+    assert equal(got, expected)
+
+
+def test_driver_waits_out_a_trainer_that_is_restarted(make_trainer: Callable[..., Any]) -> None:
+    first, second = make_trainer(SHAPE, 4), make_trainer(SHAPE, 4)
+    identity = first.enrol("pi")
+
+    class Moving:
+        """A link whose trainer is gone for a while, and another one when it is back."""
+
+        def __init__(self) -> None:
+            self.gone = 0
+            self._links = [first.link(identity), second.link(identity)]
+
+        def __getattr__(self, name: str) -> Any:
+            if self.gone:
+                self.gone -= 1
+                if not self.gone:
+                    self._links.pop(0)
+                raise LinkError("refused")
+            return getattr(self._links[0], name)
+
+    link = Moving()
+    driver = Driver(client(), link)
+    thread = threading.Thread(target=driver.run, daemon=True)
+    thread.start()
+    first.mailbox.wait_there(1, 10)
+    assert tuple(first.mailbox.exchange({"pi": start()}, 10)) == ("pi",)
+    link.gone = 2
+    assert first.mailbox.exchange({"pi": Step(1, 0)}, 0.5).keys() <= {"pi"}
+    assert second.mailbox.wait_there(1, 25) == ["pi"]
+    assert tuple(second.mailbox.exchange({"pi": start()}, 10)) == ("pi",)
+    first.mailbox.end(0)
+    second.mailbox.end(5)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_personal_weights_survive_a_restart_and_damage_is_named(tmp_path: Path) -> None:
+    weights = {"exit1.0.weight": torch.randn(3, 2)}
+    assert load_personal(tmp_path, "run") == {}
+    save_personal(tmp_path, "run", weights)
+    assert equal(load_personal(tmp_path, "run"), weights)
+    path = tmp_path / "training" / "run.safetensors"
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ConfigurationError, match=r"run\.safetensors"):
+        load_personal(tmp_path, "run")
+    with pytest.raises(ConfigurationError, match="name"):
+        save_personal(tmp_path, "../agent", weights)
+
+
+def test_invitation_is_taken_to_the_servers_own_host_only() -> None:
+    plain = Identity("http://10.0.0.5:8000", "pi", "default", "secret")
+    safe = Identity("https://hub:8000", "pi", "default", "secret")
+    assert trainer_url(plain, "http://10.0.0.5:8100") == "http://10.0.0.5:8100"
+    assert trainer_url(plain, "http://0.0.0.0:8100") == "http://10.0.0.5:8100"
+    assert trainer_url(safe, "https://[::]:8100/") == "https://hub:8100"
+    for identity, url in (
+        (plain, "http://evil:8100"),
+        (safe, "http://hub:8100"),
+        (plain, "file:///etc/passwd"),
+        (plain, "http://10.0.0.5:8100/elsewhere"),
+    ):
+        with pytest.raises(ConfigurationError, match="trainer"):
+            trainer_url(identity, url)
+
+
+def test_trainer_does_not_listen_to_the_network_in_the_clear(tmp_path: Path) -> None:
+    everywhere = Address("0.0.0.0", 8100)
+    with pytest.raises(ConfigurationError, match="in the clear"):
+        TrainerSettings(tmp_path, "run", everywhere)
+    assert TrainerSettings(tmp_path, "run", everywhere, insecure=True).folder == (
+        tmp_path / "training" / "run"
+    )
+    with pytest.raises(ConfigurationError, match="certificate and its key"):
+        TrainerSettings(tmp_path, "run", everywhere, tls_cert=tmp_path / "cert.pem")

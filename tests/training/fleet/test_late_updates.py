@@ -1,0 +1,248 @@
+"""What a device finished alone outlives a kill of the device, and then one of the server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edge_sdk.errors import ConfigurationError, StorageError
+from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.data.load import load_dataset
+from edge_sdk.training.device.kept_weights import (
+    drop_update,
+    load_personal,
+    load_update,
+    save_personal,
+)
+from edge_sdk.training.device.kept_weights import save_update as owe
+from edge_sdk.training.protocol.messages import EndRound, NoReply, Reply, StartRound, Step, Update
+from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
+from server.training.core.server_state import ServerState, ServerTraining
+from server.training.fleet.late_updates import LateUpdates
+from server.training.fleet.mailbox import Hello, Mailbox
+
+SHAPE = (1, 8, 8)
+SAMPLES = 90
+
+
+def start(number: int) -> StartRound:
+    plan = Plan(
+        backbone="tiny",
+        input_shape=SHAPE,
+        classes=10,
+        mean=(0.5,),
+        std=(1.0,),
+        depth=2,
+        learning_rate=0.05,
+        batch=30,
+        part=ClientPart(exit_head=True, fusion="tpgf"),
+    )
+    state = ServerState(network_of(plan), ServerTraining(0.1))
+    return StartRound(number, plan, state.weights(2, whole=False, exit_head=False))
+
+
+def update_of(number: int) -> Update:
+    weights = {"stage1.0.weight": torch.full((2, 2), float(number))}
+    return Update(number, weights, SAMPLES, 0.5, 3, 0)
+
+
+def alone() -> Update:
+    """The round as the device makes it whose first batch was sent and never answered."""
+    data = load_dataset("digits")
+    client = TrainingClient("pi", data.x_train[:SAMPLES], data.y_train[:SAMPLES])
+    client.handle(start(1))
+    client.handle(Step(1, 0))
+    update = client.handle(NoReply(1))
+    assert isinstance(update, Update)
+    return update
+
+
+def test_update_made_alone_is_handed_in_by_the_process_after_a_kill(
+    make_trainer: Callable[..., Any], nursery: Any, tmp_path: Path
+) -> None:
+    data = load_dataset("digits")
+    np.savez(
+        tmp_path / "own.npz",
+        x_train=data.x_train[:SAMPLES],
+        y_train=data.y_train[:SAMPLES],
+        x_test=data.x_test[:10],
+        y_test=data.y_test[:10],
+    )
+    trainer, state = make_trainer(SHAPE, 10, no_reply_s=0.3), tmp_path / "pi"
+    trainer.enrol("pi").save(state)
+    mailbox: Mailbox = trainer.mailbox
+    device = {"state": str(state), "data": str(tmp_path / "own.npz"), "trainer": trainer.url}
+    # it hands in Ready and Features, and is killed as it is about to hand in the update
+    killed = nursery.start("device", kill=("hand_in", 3), **device)
+    assert mailbox.wait_there(1, 20) == ["pi"]
+    assert list(mailbox.exchange({"pi": start(1)}, 10)) == ["pi"]
+    assert list(mailbox.exchange({"pi": Step(1, 0)}, 10)) == ["pi"]
+    assert killed.wait() == 9
+    assert load_update(state, "test", "first") is not None
+    assert (
+        load_update(state, "test", "second") is None
+    )  # a later run of that name has no use for it
+
+    mailbox.exchange({"other": start(2)}, 0.05)  # round 1 is over
+    nursery.start("device", **device)
+    end = time.monotonic() + 20
+    while not (late := mailbox.take_late()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    expected = alone()
+    assert (late["pi"].round, late["pi"].steps, late["pi"].supervised) == (1, 3, 0)
+    assert late["pi"].weights.keys() == expected.weights.keys()
+    for name, tensor in expected.weights.items():
+        assert torch.equal(late["pi"].weights[name], tensor), name
+    while load_update(state, "test", "first") is not None:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_late_update_is_on_the_servers_disk_before_the_device_is_told(tmp_path: Path) -> None:
+    late = LateUpdates(tmp_path)
+    mailbox = Mailbox([("pi", 4)], keep=late.keep)
+    assert mailbox.reply("pi", "", update_of(4)) == "duplicate"
+    assert mailbox.reply("pi", "", update_of(3)) == "kept"
+    late.prune(mailbox.kept)
+
+    # killed and resumed: it is there once, and no second one is taken
+    again = Mailbox([("pi", 4)], late=LateUpdates(tmp_path).load(), keep=late.keep)
+    assert again.reply("pi", "", update_of(3)) == "duplicate"
+    (found,) = again.take_late().values()
+    assert found.round == 3
+    assert torch.equal(found.weights["stage1.0.weight"], torch.full((2, 2), 3.0))
+    assert list(late.load()) == ["pi"]  # until a checkpoint holds what it was merged into
+    late.prune(again.kept)
+    assert late.load() == {}
+
+
+class SlowDisk:
+    """Writes when it is told to; fails where it is told so."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.fails = False
+
+    def keep(self, _device: str, _update: Update) -> None:
+        self.begun.set()
+        assert self.go_on.wait(10)
+        if self.fails:
+            raise StorageError("the disk is full")
+
+
+def handing_in(mailbox: Mailbox, update: Update, told: list[str]) -> threading.Thread:
+    """A device's reply, in a thread of its own."""
+
+    def hand_in() -> None:
+        try:
+            told.append(mailbox.reply("pi", "", update))
+        except StorageError:
+            told.append("failed")
+
+    thread = threading.Thread(target=hand_in, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_nobody_waits_for_the_disk_but_who_hands_the_same_update_in() -> None:
+    disk = SlowDisk()
+    mailbox = Mailbox([("pi", 4)], keep=disk.keep)
+    told: list[str] = []
+    threads = [handing_in(mailbox, update_of(3), told)]
+    assert disk.begun.wait(10)
+    others = threading.Thread(target=mailbox.fetch, args=("ada", ""), daemon=True)
+    others.start()
+    others.join(5)
+    assert not others.is_alive(), "a poll waits for the disk"
+    assert mailbox.kept() == {("pi", 3)}  # its file may be there already and must not be removed
+    assert mailbox.take_late() == {}
+    threads.append(handing_in(mailbox, update_of(3), told))
+    threads[1].join(0.2)
+    assert told == []  # a device that is told forgets it
+    disk.go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(told) == ["duplicate", "kept"]
+    assert list(mailbox.take_late()) == ["pi"]
+
+
+def test_an_update_that_the_disk_did_not_take_may_come_again() -> None:
+    disk = SlowDisk()
+    disk.fails = True
+    disk.go_on.set()
+    mailbox = Mailbox([("pi", 4)], keep=disk.keep)
+    told: list[str] = []
+    handing_in(mailbox, update_of(3), told).join(10)
+    assert (told, mailbox.kept(), mailbox.take_late()) == (["failed"], set(), {})
+    disk.fails = False
+    assert mailbox.reply("pi", "", update_of(3)) == "kept"
+
+
+def test_an_update_asked_for_as_it_is_written_answers() -> None:
+    disk = SlowDisk()
+    mailbox = Mailbox([("pi", 2)], keep=disk.keep)
+    mailbox.hello("pi", Hello(SAMPLES, SHAPE, 10))
+    assert mailbox.exchange({"pi": start(3)}, 0.0) == {}
+    told: list[str] = []
+    thread = handing_in(mailbox, update_of(3), told)
+    assert disk.begun.wait(10)
+    asked: dict[str, Reply] = {}
+    asking = threading.Thread(
+        target=lambda: asked.update(mailbox.exchange({"pi": EndRound(3)}, 10.0)), daemon=True
+    )
+    asking.start()
+    time.sleep(0.1)
+    disk.go_on.set()
+    thread.join(10)
+    asking.join(10)
+    assert told == ["taken"]
+    assert list(asked) == ["pi"]
+    assert mailbox.kept() == set()
+
+
+def test_damaged_late_update_is_lost_alone(tmp_path: Path) -> None:
+    late = LateUpdates(tmp_path)
+    late.keep("pi", update_of(3))
+    late.keep("ada", update_of(2))
+    path = tmp_path / "late" / "000003-pi.update"
+    path.write_bytes(path.read_bytes()[:-5])
+    assert list(late.load()) == ["ada"]
+
+
+def test_one_device_does_not_fill_the_disk_with_late_updates(tmp_path: Path) -> None:
+    late = LateUpdates(tmp_path)
+    mailbox = Mailbox([("ada", 9)], keep=late.keep)
+    for number in (8, 2, 3, 4, 5):
+        assert mailbox.reply("pi", "", update_of(number)) == "kept"
+    assert mailbox.reply("ada-pi", "", update_of(1)) == "kept"
+    names = sorted(path.name for path in (tmp_path / "late").iterdir())
+    assert names == ["000001-ada-pi.update", "000005-pi.update", "000008-pi.update"]
+
+
+def test_what_a_device_keeps_belongs_to_one_run(tmp_path: Path) -> None:
+    save_personal(tmp_path, "digits", {"exit1.0.weight": torch.ones(2)}, "first")
+    assert list(load_personal(tmp_path, "digits", "first")) == ["exit1.0.weight"]
+    assert list(load_personal(tmp_path, "digits")) == ["exit1.0.weight"]
+    assert load_personal(tmp_path, "digits", "second") == {}
+
+    drop_update(tmp_path, "digits")  # there is none
+    owe(tmp_path, "digits", "first", update_of(1))
+    found = load_update(tmp_path, "digits", "first")
+    assert found is not None
+    assert found.round == 1
+    path = tmp_path / "training" / "digits.update"
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_bytes(path.read_bytes()[:-5])
+    assert load_update(tmp_path, "digits", "first") is None  # lost, and no reason to stop
+    drop_update(tmp_path, "digits")
+    assert not path.exists()
+    with pytest.raises(ConfigurationError, match="name"):
+        owe(tmp_path, "../digits", "first", update_of(1))

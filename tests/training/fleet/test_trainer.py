@@ -1,0 +1,163 @@
+"""A real run: server, trainer and four agents as processes; one is killed, one is frozen."""
+
+from __future__ import annotations
+
+import signal
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from safetensors.torch import load_file
+
+from edge_sdk import api
+from edge_sdk.errors import ConfigurationError, LinkError
+from edge_sdk.nets import build
+from edge_sdk.training.data.load import load_dataset
+from profiles import DeviceProfile
+from server.registry.database import open_registry
+from server.registry.operator import load_or_create_operator_secret
+from server.settings import Address
+from server.tokens import create_token
+from server.training.fleet.trainer import TrainerSettings, choose_depths, train
+from server.training.recipe.recipe import read_recipe
+
+RECIPE = """
+method = "supersfl"
+[data]
+name = "digits"
+clients = 4
+[train]
+backbone = "tiny"
+rounds = 5
+batch = 32
+learning_rate = 0.05
+depth = 2
+[round]
+quorum = 0.75
+step_deadline_s = 1.5
+round_deadline_s = 6.0
+staleness_max = 3
+"""
+
+
+def profile(memory_gb: float, score: float, latency_ms: float | None = 5.0) -> DeviceProfile:
+    return DeviceProfile(
+        name="pi",
+        arch="aarch64",
+        cores=4,
+        memory_total_bytes=int(memory_gb * 2**30),
+        memory_available_bytes=int(memory_gb * 2**29),
+        accelerator=None,
+        compute_score_gflops=score,
+        link_latency_ms=latency_ms,
+        link_bandwidth_mbps=None if latency_ms is None else 100.0,
+    )
+
+
+def test_training_ends_though_one_device_is_killed_and_one_frozen(
+    tmp_path: Path, commands: Any
+) -> None:
+    state, data = tmp_path / "server", load_dataset("digits")
+    free = "--http", "127.0.0.1:0"
+    server = commands(
+        "server", "server", "run", "--state", str(state), *free, "--mqtt", "embedded:127.0.0.1:0"
+    )
+    (tmp_path / "run.toml").write_text(RECIPE)
+    url = server.until("(API)").split()[2]
+    trainer = commands(
+        "trainer", "train", "run.toml", "--state", str(state), *free, "--report", "report.json"
+    )
+    names = [f"pi-{number}" for number in range(4)]
+    for place, name in enumerate(names):
+        np.savez(
+            tmp_path / f"{name}.npz",
+            x_train=data.x_train[place::4],
+            y_train=data.y_train[place::4],
+            x_test=data.x_test[:40],
+            y_test=data.y_test[:40],
+        )
+        token = create_token(state)
+        api.enroll(url, token, tmp_path / name, profile=profile(4, 5), name=name)
+
+    def agent(name: str) -> Any:
+        return commands(name, "agent", "train", "--data", f"{name}.npz", "--state", name)
+
+    agents = {name: agent(name) for name in names}
+    trainer.until("round 1:")
+    agents["pi-1"].end()
+    agents["pi-1"] = agent("pi-1")
+    trainer.until("round 2:")
+    agents["pi-2"].process.send_signal(signal.SIGSTOP)
+    trainer.until("round 4:")
+    agents["pi-2"].process.send_signal(signal.SIGCONT)
+    said = trainer.rest()
+    assert trainer.process.returncode == 0, trainer.log.read_text()
+    assert "5 rounds with 4 devices" in said
+
+    report = orjson.loads((tmp_path / "report.json").read_bytes())
+    rows = report["rounds"]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
+    assert rows[0]["participants"] == names
+    killed = rows[1]["missed"]["pi-1"]
+    assert {entry["why"] for entry in killed} <= {
+        "it is away",
+        "no reply within 1.5 s",
+        "no reply within 6 s",
+        "it started anew",
+    }
+    assert "pi-1" in rows[1]["missing"]
+    assert rows[2]["missed"]["pi-2"]
+    assert "pi-2" in rows[2]["missing"]
+    assert rows[3]["merged"]
+    assert rows[3]["participants"] == ["pi-0", "pi-1", "pi-3"]
+    assert "pi-2" in rows[3]["missing"]
+    for name in ("pi-0", "pi-1", "pi-3"):
+        assert "training is over" in agents[name].rest()
+        assert agents[name].process.returncode == 0
+    scored = {row["client"]: row for row in report["each_client"]}
+    assert scored.keys() >= {"pi-0", "pi-1", "pi-3"}
+    assert {row["tested_id"] for row in scored.values()} == {40}
+    accuracies = [row["accuracy_id"] for row in scored.values()]
+    assert report["final"]["accuracy_id"] == pytest.approx(np.mean(accuracies))
+    assert report["final"]["std"] == pytest.approx(np.std(accuracies))
+    assert report["final"]["jain"] == pytest.approx(100.0)  # all were given the same 40 samples
+    assert all(row["seconds"] > 0 for row in scored.values())
+    log = (state / "training" / "run" / "log.jsonl").read_bytes().splitlines()
+    assert [orjson.loads(line)["participants"] for line in log] == [r["participants"] for r in rows]
+    assert list((tmp_path / "pi-0" / "training").glob("*.safetensors"))
+    weights, net = load_file(report["weights"]), build("tiny", mean=data.mean, std=data.std)
+    heads = {name for name in net.state_dict() if name.startswith("exits.")}
+    assert report["exits"] == []  # SuperSFL's stay on their devices
+    assert weights.keys() == net.state_dict().keys() - heads
+
+
+def test_trainer_says_which_devices_are_there_when_too_few_are(tmp_path: Path) -> None:
+    settings = TrainerSettings(tmp_path, "run", Address("127.0.0.1", 0), join_s=0.1)
+    recipe = read_recipe(tomllib.loads(RECIPE))
+    with pytest.raises(ConfigurationError, match="no server has kept its state there"):
+        train(recipe, settings, say=print, on_round=print)
+    create_token(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"operator\.key"):
+        train(recipe, settings, say=print, on_round=print)
+    load_or_create_operator_secret(tmp_path)
+    with pytest.raises(LinkError, match=r"expected 4 devices within 0.1 s, got 0 \(none\)"):
+        train(recipe, settings, say=print, on_round=print)
+    open_registry(tmp_path).close()  # and leaves nothing locked
+
+
+def test_depths_follow_the_devices_profiles() -> None:
+    net = build("tiny")
+    devices = {
+        "small": profile(1, 5),
+        "large": profile(4, 5, 1.0),
+        "unknown": profile(4, 5, None),
+    }
+    # Eq. 1 with a = 0.5 a GB and b = 4 for the fastest: 0 + 0, at least 1; min(2 + 4, L - 1);
+    # 2 + 0, for a link that was never measured counts as the slowest
+    assert choose_depths(None, net, devices) == {"small": 1, "large": 4, "unknown": 2}
+    assert choose_depths(3, net, devices) == dict.fromkeys(devices, 3)
+    with pytest.raises(ConfigurationError, match="1, 2, 3, 4"):
+        choose_depths(9, net, devices)

@@ -1,0 +1,641 @@
+"""HARMONY's server against plain torch, whole rounds against other methods, and what leaks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+import torch
+import urllib3
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from benchmarks.attacks.labels import (
+    by_direction,
+    by_likelihood,
+    by_sign,
+    candidate_gradients,
+    guessing_rate,
+)
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.protocol.messages import (
+    EndRound,
+    Features,
+    OutputGradient,
+    Outputs,
+    Ready,
+    Reply,
+    Request,
+    StartRound,
+    Step,
+    Update,
+    from_bytes,
+    to_bytes,
+)
+from edge_sdk.training.protocol.plan import Plan, network_of
+from server.training.core.server_state import ServerState, ServerTraining
+from server.training.methods.harmony import harmony
+from server.training.methods.method import Method
+from server.training.methods.splitfed import multi_exit, splitfed_v1
+from server.training.recipe.recipe import read_recipe
+from server.training.rounds.loop import Engine
+from server.training.rounds.round import RoundResult, RoundSettings
+from server.training.rounds.transport import LocalTransport
+
+SEED, RATE, CLASSES, BATCH = 3, 0.05, 4, 5
+NAMES = ("ada", "bob", "cyd")
+
+
+def client(name: str, samples: int, classes: int = CLASSES, like: str = "") -> TrainingClient:
+    """Samples whose class can be seen in them, of the first `classes` classes."""
+    generator = np.random.default_rng(crc32((like or name).encode()))
+    y = generator.integers(0, classes, samples)
+    x = generator.standard_normal((samples, 1, 8, 8)).astype(np.float32)
+    x[np.arange(samples), 0, y] += 2
+    return TrainingClient(name, x, y, secret=0)
+
+
+def plan_for(method: Method, depth: int, **numbers: Any) -> Plan:
+    return Plan(
+        "tiny",
+        (1, 8, 8),
+        CLASSES,
+        (0.0,),
+        (1.0,),
+        depth,
+        part=method.client,
+        send_labels=method.labels == "sent",
+        seed=SEED,
+        **{"learning_rate": RATE, "batch": BATCH, **numbers},
+    )
+
+
+@dataclass
+class Trainer:
+    """An engine over a few clients."""
+
+    method: Method
+    depths: Mapping[str, int]
+    clients: Mapping[str, TrainingClient]
+    sgd: dict[str, float] = field(default_factory=dict)
+    transport: Any = LocalTransport
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        plans = {
+            name: plan_for(self.method, self.depths[name], **self.sgd, **self.numbers)
+            for name in self.clients
+        }
+        net = deepcopy(network_of(next(iter(plans.values()))))
+        self.state = ServerState(net, ServerTraining(RATE, **self.sgd), self.method.trunk)
+        self.wire = self.transport(self.clients)
+        self.engine = Engine(self.method, plans, self.state, self.wire, RoundSettings(quorum=0.0))
+
+    def run(self, rounds: int = 1) -> RoundResult:
+        return [self.engine.run_round(number, SEED) for number in range(1, rounds + 1)][-1]
+
+
+def first_batch(owner: TrainingClient, size: int = BATCH) -> NDArray[np.int64]:
+    generator = np.random.default_rng([SEED, 1, crc32(owner.name.encode())])
+    return generator.permutation(owner.samples)[:size]
+
+
+# against other methods and plain torch
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("sgd", [{}, {"momentum": 0.9, "weight_decay": 0.01}], ids=["", "momentum"])
+def test_without_its_parts_it_is_splitfed_to_the_last_bit(
+    depth: int, sgd: dict[str, float]
+) -> None:
+    """M = 0, gamma = 0 and no alignment: SplitFedV1, but for where labels are."""
+    people = {name: client(name, 11 + 2 * k) for k, name in enumerate(NAMES)}
+    bare = harmony(exit_share=0.0, adapt_steps=0, align_weight=0.0)
+    ours = Trainer(bare, dict.fromkeys(NAMES, depth), people, sgd)
+    theirs = Trainer(splitfed_v1(), dict.fromkeys(NAMES, depth), people, sgd)
+    assert ours.run(2).participants == theirs.run(2).participants == NAMES
+    got, want = ours.state.read(), theirs.state.read()
+    for name, tensor in want.items():
+        stage = name.split(".")[0]
+        if stage.startswith("exit"):
+            continue
+        on_client = stage != "head" and int(stage.removeprefix("stage")) <= depth
+        assert torch.equal(got[name if on_client else f"trunk.{name}"], tensor), name
+    # and SplitFedV1 with one client is the whole network (test_split_equals_monolithic)
+
+
+def test_with_exits_alone_it_is_nearly_the_multi_exit_method() -> None:
+    """M = 0, no alignment: the same gradient of the prefix; the rest learns at its share."""
+    people = {"ada": client("ada", BATCH)}
+    ours = Trainer(harmony(adapt_steps=0, align_weight=0.0), {"ada": 2}, people)
+    theirs = Trainer(multi_exit(), {"ada": 2}, people)
+    ours.run()
+    theirs.run()
+    begun = Trainer(multi_exit(), {"ada": 2}, people).state.read()
+    got, want = ours.state.read(), theirs.state.read()
+    for name, tensor in want.items():
+        if name.startswith(("stage1.", "stage2.")):
+            torch.testing.assert_close(got[name], tensor, rtol=1e-6, atol=1e-8)
+        elif name.startswith("head."):  # one step of plain SGD on half the loss: half as far
+            moved = got[f"trunk.{name}"] - begun[name]
+            torch.testing.assert_close(moved, (tensor - begun[name]) / 2, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("entry", [1, 3])
+def test_server_step_is_the_papers_in_plain_torch(entry: int) -> None:
+    """Two losses written out; the trunk enters z1 after `entry`, z2 after the client's depth."""
+    gamma, weight, margin, depth = 0.3, 0.7, 40.0, 3
+    owner = client("ada", BATCH)
+    sgd = {"momentum": 0.9, "weight_decay": 0.01}
+    method = harmony(
+        exit_share=gamma,
+        adapt_steps=0,
+        align_weight=weight,
+        margin=margin,
+        stochastic_depth=entry != depth,
+    )
+    number = next(n for n in range(1, 50) if entry_of(method, owner, depth, n) == entry)
+    ours = Trainer(method, {"ada": depth}, {"ada": owner}, sgd)
+    ours.engine.run_round(number, SEED)
+    got = ours.state.read()
+
+    seen = features_of(method, owner, depth, number)
+    assert seen.view is not None
+    assert seen.same is not None
+    rows = np.random.default_rng([SEED, number, crc32(b"ada")]).permutation(BATCH)
+    labels = torch.from_numpy(owner.y[rows])
+    trunk = deepcopy(network_of(plan_for(method, depth))).train()
+    parts = [*list(trunk.stages)[1:], trunk.head]  # all past the shallowest exit
+    parameters = [parameter for part in parts for parameter in part.parameters()]
+    *body_layers, last = trunk.head.children()
+    body = nn.Sequential(*body_layers)
+
+    def embed(z: Tensor, start: int) -> Tensor:
+        for stage in list(trunk.stages)[start:]:
+            z = stage(z)
+        embedded: Tensor = body(z)
+        return embedded
+
+    first, second = embed(seen.view, entry), embed(seen.features, depth)
+    server_loss = nn.functional.cross_entropy(last(second), labels)
+    distance = (first - second).norm(dim=1)
+    same = seen.same.bool()
+    pairs = torch.where(same, distance**2, (margin - distance).clamp(min=0) ** 2) / 2
+    total = (1 - gamma) * server_loss + weight * pairs.mean()
+    optimiser = torch.optim.SGD(parameters, RATE, **sgd)  # type: ignore[arg-type]  # floats
+    total.backward()  # type: ignore[no-untyped-call]  # torch
+    optimiser.step()
+    begun = network_of(plan_for(method, depth)).state_dict()
+    for stage in range(2, 6):
+        for name, tensor in trunk.stages[stage - 1].state_dict().items():
+            ours_now = got[f"trunk.stage{stage}.{name}"]
+            torch.testing.assert_close(ours_now, tensor, rtol=1e-4, atol=1e-6)
+            # the stages before the entry are passed by: they do not even decay
+            still = torch.equal(tensor, begun[f"stages.{stage - 1}.{name}"])
+            assert still == (stage <= entry), (stage, name)
+    for name, tensor in trunk.head.state_dict().items():
+        torch.testing.assert_close(got[f"trunk.head.{name}"], tensor, rtol=1e-4, atol=1e-6)
+
+
+def features_of(method: Method, owner: TrainingClient, depth: int, number: int) -> Features:
+    """What the client sends first in that round, from the weights of the seed."""
+    plan = plan_for(method, depth)
+    state = ServerState(network_of(plan), ServerTraining(RATE))
+    twin = TrainingClient(owner.name, owner.x, owner.y)
+    weights = state.weights(depth, whole=False, exit_head=True)
+    twin.handle(StartRound(number, plan, weights))
+    reply = twin.handle(Step(number, 0))
+    assert isinstance(reply, Features)
+    return reply
+
+
+def entry_of(method: Method, owner: TrainingClient, depth: int, number: int) -> int | None:
+    return features_of(method, owner, depth, number).entry
+
+
+def test_alignment_changes_the_trunk_and_nothing_on_the_client() -> None:
+    """Its gradient stops at z1 and z2, and embeddings do not touch the classifier."""
+    people = {"ada": client("ada", BATCH)}
+    aligned = Trainer(harmony(margin=50.0), {"ada": 2}, people)
+    apart = Trainer(harmony(align_weight=0.0), {"ada": 2}, people)
+    aligned.run()
+    apart.run()
+    got, want = aligned.state.read(), apart.state.read()
+    for name, tensor in want.items():
+        touched = name.startswith("trunk.") and not name.startswith("trunk.head.")
+        if not touched:
+            assert torch.equal(got[name], tensor), name
+    assert not torch.equal(got["trunk.stage5.0.weight"], want["trunk.stage5.0.weight"])
+
+
+def test_trunk_is_averaged_by_samples_and_apart_from_the_clients() -> None:
+    people = {"ada": client("ada", 4), "bob": client("bob", 12)}
+    both = Trainer(harmony(), {"ada": 1, "bob": 3}, people, numbers={"batch": 12})
+    alone = {
+        name: Trainer(harmony(), {name: depth}, {name: people[name]}, numbers={"batch": 12})
+        for name, depth in (("ada", 1), ("bob", 3))
+    }
+    both.run()
+    for trainer in alone.values():
+        trainer.run()
+    got = both.state.read()
+    ada, bob = (alone[name].state.read() for name in ("ada", "bob"))
+    for name, tensor in got.items():
+        if name.startswith(("trunk.", "stage1.")):
+            expected = (4 * ada[name] + 12 * bob[name]) / 16
+        elif name.startswith(("stage2.", "stage3.", "exit3.")):  # bob's alone
+            expected = bob[name]
+        elif name.startswith("exit1."):
+            expected = ada[name]
+        else:
+            continue
+        torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-7)
+    # the server's stage 2 is not the clients'
+    assert not torch.equal(got["trunk.stage2.0.weight"], got["stage2.0.weight"])
+
+
+def test_sixteen_bits_halve_the_features_and_change_little() -> None:
+    people = {name: client(name, 10) for name in NAMES}
+    depths = {"ada": 1, "bob": 2, "cyd": 3}
+    full = Trainer(harmony(), depths, people)
+    half = Trainer(harmony(), depths, people, numbers={"codec": "fp16"})
+    bytes_full = full.run().bytes_by_kind["up features"]
+    assert half.run().bytes_by_kind["up features"] * 2 == bytes_full
+    for name, tensor in full.state.read().items():
+        torch.testing.assert_close(half.state.read()[name], tensor, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {},
+        {"align_weight": 0.0},
+        {"stochastic_depth": False},
+        {"adapt_steps": 0, "stochastic_depth": False, "personal_share": 0.9, "finetune_steps": 0},
+        {"head": "client", "noise": 10.0},
+    ],
+    ids=["harmony", "no CSA", "one depth", "SplitGP with CSA", "guarded"],
+)
+def test_every_ablation_trains(numbers: dict[str, Any]) -> None:
+    people = {name: client(name, 10) for name in NAMES}
+    trainer = Trainer(harmony(**numbers), {"ada": 1, "bob": 2, "cyd": 3}, people)
+    result = trainer.run(3)
+    assert result.participants == NAMES
+    assert not result.refused
+    assert all(torch.isfinite(tensor).all() for tensor in trainer.state.read().values())
+    assert trainer.method.finetune_steps == numbers.get(
+        "finetune_steps", numbers.get("adapt_steps", 3)
+    )
+
+
+def test_the_task_is_learnt() -> None:
+    people = {name: client(name, 40) for name in ("ada", "bob")}
+    trainer = Trainer(harmony(), {"ada": 1, "bob": 3}, people, {"momentum": 0.9})
+    losses = [trainer.engine.run_round(number, SEED).loss or 0.0 for number in range(1, 16)]
+    assert losses[-1] < losses[0] / 2
+    fresh = client("new", 200)
+    for depth in (1, 3):
+        net = trainer.state.whole(depth).eval()
+        with torch.no_grad():
+            right = net(torch.from_numpy(fresh.x)).argmax(1).numpy() == fresh.y
+        assert right.mean() > 0.8  # a quarter by guessing
+
+
+# what could break it
+
+
+def test_one_client_and_a_class_that_nobody_has() -> None:
+    trainer = Trainer(harmony(), {"ada": 2}, {"ada": client("ada", 13, classes=2)})
+    assert trainer.run(2).participants == ("ada",)
+    assert all(torch.isfinite(tensor).all() for tensor in trainer.state.read().values())
+
+
+@pytest.mark.parametrize("classes", [1, CLASSES])
+def test_all_pairs_equal_and_none_equal(classes: int) -> None:
+    people = {"ada": client("ada", 10, classes)}
+    if classes > 1:  # one sample a batch, and never the same beside itself
+        people["ada"].y = np.arange(10) % CLASSES
+    trainer = Trainer(harmony(), {"ada": 2}, people, numbers={"batch": 10 if classes == 1 else 1})
+    assert trainer.run().participants == ("ada",)
+    assert all(torch.isfinite(tensor).all() for tensor in trainer.state.read().values())
+
+
+def test_batches_of_one_and_an_odd_last_batch() -> None:
+    people = {"ada": client("ada", 3), "bob": client("bob", 1), "cyd": client("cyd", 7)}
+    for batch in (1, 3):
+        trainer = Trainer(
+            harmony(), {"ada": 1, "bob": 3, "cyd": 2}, people, numbers={"batch": batch}
+        )
+        assert trainer.run(2).participants == NAMES
+        assert all(torch.isfinite(tensor).all() for tensor in trainer.state.read().values())
+
+
+def test_no_share_for_the_server_leaves_its_trunk_alone() -> None:
+    """gamma 1 and no alignment: every gradient of the trunk is 0."""
+    people = {"ada": client("ada", 8)}
+    trainer = Trainer(harmony(exit_share=1.0, align_weight=0.0), {"ada": 2}, people)
+    begun = trainer.state.read()
+    trainer.run()
+    for name, tensor in trainer.state.read().items():
+        if name.startswith("trunk."):
+            assert torch.equal(tensor, begun[name])
+    assert not torch.equal(trainer.state.read()["stage1.0.weight"], begun["stage1.0.weight"])
+
+
+def test_client_whose_every_loss_is_nan_hurts_nobody_else() -> None:
+    people = {name: client(name, 10) for name in NAMES}
+    people["bob"].x = np.full_like(people["bob"].x, np.nan)
+    without = {name: people[name] for name in ("ada", "cyd")}
+    depths = dict.fromkeys(NAMES, 2)
+    with_bob, apart = Trainer(harmony(), depths, people), Trainer(harmony(), depths, without)
+    result = with_bob.run(2)
+    apart.run(2)
+    assert result.participants == ("ada", "cyd")
+    got, want = with_bob.state.read(), apart.state.read()
+    assert all(torch.equal(got[name], tensor) for name, tensor in want.items())
+
+
+def test_trunk_that_is_no_number_gives_no_feedback(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Trainer(harmony(), {"ada": 2}, {"ada": client("ada", 10)})
+    with torch.no_grad():
+        next(iter(trainer.state.trunk.stages[4].parameters())).fill_(1e38)  # overflows in a sum
+    with caplog.at_level(logging.WARNING):
+        result = trainer.engine.run_round(1, SEED)
+    assert "its outputs are not finite" in caplog.text
+    assert result.participants == ("ada",)  # by its exit head alone
+    assert result.bytes_by_kind.get("down gradients", 0) == 0
+
+
+def test_client_that_does_not_judge_learns_alone() -> None:
+    class Silent(LocalTransport):
+        def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
+            asked = {
+                name: request
+                for name, request in requests.items()
+                if not (name == "bob" and isinstance(request, Outputs))
+            }
+            return super().exchange(asked, deadline_s)
+
+    people = {name: client(name, 10) for name in NAMES}
+    trainer = Trainer(harmony(), dict.fromkeys(NAMES, 2), people, transport=Silent)
+    result = trainer.run()
+    assert result.participants == NAMES
+    assert result.missed_steps == {"bob": 2}
+
+
+def test_view_from_a_depth_where_nothing_is_cut_is_refused() -> None:
+    class Wrong(LocalTransport):
+        def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
+            replies = super().exchange(requests, deadline_s)
+            return {
+                name: replace(reply, entry=1) if isinstance(reply, Features) else reply
+                for name, reply in replies.items()
+            }
+
+    owner = client("ada", 10)
+    owner.x = np.repeat(owner.x, 4, 2).repeat(4, 3)[:, :, :28, :28]
+    method = harmony(stochastic_depth=False)
+    plan = replace(plan_for(method, 3), backbone="cnn6", input_shape=(1, 28, 28))
+    assert network_of(plan).cuts == (2, 3)
+    state = ServerState(deepcopy(network_of(plan)), ServerTraining(RATE), "own")
+    engine = Engine(method, {"ada": plan}, state, Wrong({"ada": owner}))
+    result = engine.run_round(1, SEED)
+    assert "view" in result.refused["ada"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"align_weight": -1.0}, "align_weight: expected a number from 0 up"),
+        ({"margin": float("nan")}, "margin: expected a number from 0 up"),
+        ({"adapt_steps": 1.5}, "adapt_steps: expected a whole number"),
+        ({"exit_share": 2}, "exit_share: expected 0 to 1"),
+        ({"head": "both"}, "head: expected one of server, client"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(numbers: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read_recipe(
+            {
+                "method": "harmony",
+                "method_numbers": numbers,
+                "data": {"name": "digits", "clients": 2},
+                "train": {"backbone": "tiny", "rounds": 1, "learning_rate": 0.1, "batch": 4},
+            }
+        )
+
+
+# what travels, and what it gives away
+
+
+class Wiretap(LocalTransport):
+    """Hears every message, as the bytes in which it would travel."""
+
+    def __init__(self, clients: Mapping[str, TrainingClient]) -> None:
+        super().__init__(clients)
+        self.heard: list[tuple[str, Request, Reply]] = []
+
+    def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
+        replies = super().exchange(requests, deadline_s)
+        for name, reply in replies.items():
+            request = requests[name]
+            back = from_bytes(to_bytes(reply))
+            assert isinstance(back, Ready | Features | OutputGradient | Update)
+            self.heard.append((name, request, back))
+        return replies
+
+
+def said(reply: Reply) -> Iterator[Tensor]:
+    """Everything in a reply, as rows of numbers; a bare number is a row of one."""
+    for name in reply.__dataclass_fields__:
+        value = getattr(reply, name)
+        found = list(value.values()) if isinstance(value, dict) else [value]
+        for part in found:
+            if isinstance(part, Tensor):
+                yield part.double()
+            elif isinstance(part, tuple | list) and part:
+                yield torch.tensor(part, dtype=torch.float64)
+
+
+def says_labels(reply: Reply, labels: Tensor, counts: Tensor) -> bool:
+    """Whether labels of the batch, their one-hots or the client's histogram are in it, scaled or
+    not, in any arrangement of the tensor.
+    """
+    onehot = nn.functional.one_hot(labels, CLASSES)
+    of_batch = onehot.sum(0)
+    secrets = [labels, onehot, onehot.T, counts, of_batch]
+    for rows in said(reply):
+        for secret in secrets:
+            flat, wanted = rows.flatten(), secret.double().flatten()
+            if len(flat) != len(wanted):
+                continue
+            nearly = flat / flat.abs().max().clamp(min=1e-300)
+            if torch.allclose(nearly, wanted / wanted.abs().max().clamp(min=1e-300), atol=1e-4):
+                return True
+    return False
+
+
+def overheard(method: Method) -> tuple[list[bool], set[str]]:
+    """Of every reply in a round whether it says labels, and the kinds of replies."""
+    people = {name: client(name, 23) for name in NAMES}
+    # four batches; neither all of one label, nor as many samples as classes
+    trainer = Trainer(method, {"ada": 1, "bob": 2, "cyd": 3}, people, transport=Wiretap)
+    trainer.run()
+    found, kinds = [], set()
+    for name, request, reply in trainer.wire.heard:
+        owner = people[name]
+        step = request.step if isinstance(request, Step | Outputs) else 0
+        generator = np.random.default_rng([SEED, 1, crc32(name.encode())])
+        rows = generator.permutation(owner.samples)[step * BATCH : (step + 1) * BATCH]
+        labels = torch.from_numpy(owner.y[rows])
+        counts = torch.from_numpy(np.bincount(owner.y, minlength=CLASSES))
+        found.append(says_labels(reply, labels, counts))
+        kinds.add(type(reply).__name__)
+    return found, kinds
+
+
+@pytest.mark.parametrize("head", ["server", "client"])
+def test_no_label_histogram_or_onehot_is_sent(head: Any) -> None:
+    found, kinds = overheard(harmony(head=head))
+    assert kinds == {"Ready", "Features", "OutputGradient", "Update"}
+    assert not any(found)
+    # the same ears hear it where labels are sent: counts at the start, labels in every batch
+    heard, _ = overheard(splitfed_v1())
+    assert sum(heard) == 3 + 3 * 5
+
+
+def test_no_reply_carries_a_field_for_labels() -> None:
+    people = {"ada": client("ada", 10)}
+    trainer = Trainer(harmony(), {"ada": 2}, people, transport=Wiretap)
+    trainer.run()
+    for _, _, reply in trainer.wire.heard:
+        if isinstance(reply, Ready):
+            assert reply.label_counts == ()
+        if isinstance(reply, Features):
+            assert reply.labels is None
+            assert reply.loss is None  # of a batch of one the loss is the label
+            assert reply.same is not None
+            assert set(reply.same.tolist()) <= {0, 1}
+        if isinstance(reply, OutputGradient):
+            assert reply.loss == 0
+
+
+def test_nothing_of_labels_goes_over_http(
+    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every body that leaves two devices, hello included, in a round over real HTTP."""
+    heard: list[tuple[str, bytes]] = []
+    request = urllib3.PoolManager.request
+
+    def tapped(pool: Any, method: str, url: str, **more: Any) -> Any:
+        heard.append((url.split("?", maxsplit=1)[0].rsplit("/", 1)[1], more.get("body") or b""))
+        return request(pool, method, url, **more)
+
+    monkeypatch.setattr(urllib3.PoolManager, "request", tapped)
+    # as many samples; of ada's labels the largest is 3, of bob's 1
+    people = {"ada": client("ada", 23), "bob": client("bob", 23, classes=2)}
+    assert [int(person.y.max()) for person in people.values()] == [3, 1]
+    here, method = make_trainer(), harmony()
+    plans = {name: plan_for(method, 2) for name in people}
+    state = ServerState(deepcopy(network_of(plans["ada"])), ServerTraining(RATE), method.trunk)
+    here.join(people)
+    result = Engine(method, plans, state, here.transport, RoundSettings(quorum=0.0)).run_round(
+        1, SEED
+    )
+    assert result.participants == ("ada", "bob")
+    hellos = [body for what, body in heard if what == "hello"]
+    assert len(hellos) == 2
+    assert hellos[0] == hellos[1], "a hello depends on labels"
+    replies = [from_bytes(body) for what, body in heard if what == "reply"]
+    assert {type(reply) for reply in replies} == {Ready, Features, OutputGradient, Update}
+    for reply in replies:
+        assert isinstance(reply, Ready | Features | OutputGradient | Update)
+        for person in people.values():
+            counts = torch.from_numpy(np.bincount(person.y, minlength=CLASSES))
+            assert not says_labels(reply, torch.from_numpy(person.y), counts)
+
+
+@dataclass
+class Leak:
+    """How many of how many labels an attack read, and how many by guessing."""
+
+    read: float
+    guessed: float
+
+
+def leak(method: Method, rounds: int = 1) -> dict[str, Leak]:
+    """What the server can read in the gradients of a training, by attack.
+
+    Clients of two classes each. The server is given what it could come to know beside the
+    gradients: which classes a client has, and for directions ten labelled gradients of each.
+    """
+    people = {name: client(name, 100, 2) for name in NAMES}
+    for shift, owner in enumerate(people.values()):
+        owner.y = owner.y + shift
+    trainer = Trainer(method, dict.fromkeys(NAMES, 2), people, transport=Wiretap)
+    trainer.run(rounds)
+    hits: dict[str, list[Tensor]] = {}
+    guesses = []
+    for name, owner in people.items():
+        mine = [(q, r) for who, q, r in trainer.wire.heard if who == name]
+        asked = [q for q, r in mine if isinstance(r, OutputGradient)]
+        outputs = torch.cat([q.outputs for q in asked if isinstance(q, Outputs)])
+        gradients = torch.cat([r.gradient for _, r in mine if isinstance(r, OutputGradient)])
+        labels = []
+        for number in range(1, rounds + 1):
+            generator = np.random.default_rng([SEED, number, crc32(name.encode())])
+            labels.append(torch.from_numpy(owner.y[generator.permutation(owner.samples)]))
+        truth = torch.cat(labels)[: len(gradients)]  # much noise, and a client diverges
+        guesses.append(guessing_rate(truth))
+        there = torch.tensor(sorted(set(truth.tolist())))
+        known = [gradients[:50][truth[:50] == label][:10] for label in range(CLASSES)]
+        found = {"direction": by_direction(gradients, known)}
+        if gradients.shape[1] == CLASSES:
+            found["sign"] = by_sign(gradients)
+            candidates = candidate_gradients(outputs, BATCH)[:, there]
+            found["likelihood"] = there[by_likelihood(gradients, candidates)]
+        for attack, guess in found.items():
+            hits.setdefault(attack, []).append((guess == truth).double())
+    guessed = float(np.mean(guesses))
+    return {attack: Leak(float(torch.cat(each).mean()), guessed) for attack, each in hits.items()}
+
+
+def test_labels_are_derivable_from_logit_gradients() -> None:
+    found = leak(harmony())
+    assert found["sign"].read == 1.0
+    assert found["likelihood"].read == 1.0
+    assert harmony().labels == "derivable"
+
+
+def test_head_on_the_client_does_not_make_labels_private() -> None:
+    """Two classes pull embeddings in opposite directions, whatever the head is."""
+    found = leak(harmony(head="client"))
+    assert found.keys() == {"direction"}
+    assert found["direction"].read > 0.95
+    assert harmony(head="client").labels == "derivable"
+
+
+def test_noise_lowers_what_is_read_and_the_word_stays() -> None:
+    reads = [leak(harmony(noise=noise))["likelihood"] for noise in (0.0, 1.0, 1000.0)]
+    rates = [found.read for found in reads]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == 1.0
+    assert rates[1] > 0.8  # noise as large as the gradient still says most labels
+    # 300 labels: three standard deviations of a fair coin are 9 %
+    assert rates[2] < reads[2].guessed + 0.09
+    assert harmony(noise=1000.0).labels == "derivable"
+
+
+def test_end_of_round_is_heard_once() -> None:
+    people = {"ada": client("ada", 10)}
+    trainer = Trainer(harmony(), {"ada": 2}, people, transport=Wiretap)
+    trainer.run()
+    kinds = [type(request) for _, request, _ in trainer.wire.heard]
+    assert kinds == [StartRound, Step, Outputs, Step, Outputs, EndRound]

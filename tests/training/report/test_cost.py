@@ -1,0 +1,105 @@
+"""What a run cost, and what its answers would, against figures worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from profiles.energy import EnergyReading
+from server.training.recipe.recipe import Recipe, read_recipe
+from server.training.report.cost import answer_latency, training_cost
+from server.training.report.device_scores import DeviceScore, fleet_energy
+from server.training.report.metrics import Score
+from server.training.simulation.build import build_world
+from server.training.simulation.run import simulate
+
+
+def recipe_of(method: str, depth: int = 2, **numbers: Any) -> Recipe:
+    return read_recipe(
+        {
+            "method": method,
+            "method_numbers": numbers,
+            "data": {"name": "digits", "clients": 2, "train_max": 200},
+            "train": {
+                "backbone": "tiny",
+                "rounds": 2,
+                "batch": 50,
+                "learning_rate": 0.05,
+                "depth": depth,
+            },
+        }
+    )
+
+
+def test_latency_is_harmonys_model_of_the_parameters_on_each_side() -> None:
+    """`tiny` cut at 2: prefix 1,248, head 650, 16 channels, 34,282 - 1,248 behind (docs)."""
+    world = build_world(recipe_of("splitgp"))
+    first, second = world.plans
+    said = answer_latency(world, {first: 100, second: 50}, {first: 1.0, second: 0.25})
+    suffix = 34_282 - 1_248
+    expected = 100 * (1_248 / 20 + 16 + suffix / 100)
+    expected += 50 * ((1_248 + 650) / 20 + 0.25 * (16 + suffix / 100))
+    assert said["modelled"] == pytest.approx(expected)
+    assert said["samples"] == 150
+    assert said["offload_rate"] == pytest.approx((100 + 12.5) / 150)
+    assert answer_latency(world, {first: 0}, {first: 1.0})["offload_rate"] is None
+
+
+def test_client_with_the_whole_network_asks_nobody() -> None:
+    world = build_world(recipe_of("fedavg"))
+    (first, _) = world.plans
+    said = answer_latency(world, {first: 10}, {first: 1.0})
+    assert said["modelled"] == pytest.approx(10 * 34_282 / 20)
+
+
+def test_rounds_add_up() -> None:
+    row = {"seconds": 1.5, "bytes_up": 3, "bytes_down": 4}
+    rows = [
+        row | {"bytes_by_kind": {"up weights": 3, "down weights": 4}},
+        row | {"bytes_by_kind": {"up weights": 3, "down gradients": 4}},
+    ]
+    assert training_cost(rows) == {
+        "seconds": 3.0,
+        "bytes_up": 6,
+        "bytes_down": 8,
+        "bytes_by_kind": {"down gradients": 4, "down weights": 4, "up weights": 6},
+    }
+
+
+def test_fleets_energy_is_of_those_that_know_theirs() -> None:
+    def score(name: str, joules: float | None, source: Any) -> DeviceScore:
+        reading = EnergyReading(joules, 2.0, source, "")
+        return DeviceScore(name, 2, Score(1, 2), None, reading)
+
+    scores = [score("a", 5.0, "ina"), score("b", None, "none"), score("c", 2.5, "declared")]
+    said = fleet_energy(scores)
+    assert said["joules"] == 7.5
+    assert said["sources"] == {"a": "ina", "b": "none", "c": "declared"}
+    assert said["seconds"] == 6.0
+    assert fleet_energy(scores[1:2])["joules"] is None
+
+
+def test_simulations_report_says_what_it_cost(tmp_path: Path) -> None:
+    simulate(recipe_of("supersfl"), tmp_path)
+    report = orjson.loads((tmp_path / "report.json").read_bytes())
+    assert report["training"]["bytes_up"] == sum(row["bytes_up"] for row in report["rounds"])
+    assert set(report["training"]["bytes_by_kind"]) == {
+        "down gradients",
+        "down weights",
+        "up features",
+        "up labels",
+        "up weights",
+    }
+    assert report["latency"]["modelled"] > 0
+    assert report["latency"]["offload_rate"] == 1.0
+    energy = report["energy"]
+    assert energy["source"] in {"rapl", "ina", "none"}
+    assert (energy["joules"] is None) == (energy["source"] == "none")
+    assert energy["detail"]
+    assert (energy["of"], energy["rounds"]) == ("clients and server", 2)
+    simulate(recipe_of("supersfl"), tmp_path, resume=True)
+    again = orjson.loads((tmp_path / "report.json").read_bytes())
+    assert again["energy"]["rounds"] == 0  # only those of this process can be told

@@ -1,0 +1,103 @@
+"""What a run with auxiliary models and malignant classes is judged by, recomputed in the open."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.training.client.auxiliary import auxiliary_of
+from server.training.recipe.recipe import read_recipe
+from server.training.report.evaluate import Evaluator
+from server.training.report.evaluate_answers import answers, auxiliary_report, benign_rate_of
+from server.training.report.metrics import benign_rate
+from server.training.simulation.build import World, build_world
+from server.training.simulation.run import report_of, run_rounds
+
+
+def world_of(method: str = "besplit", participation: float = 1.0, **data: Any) -> World:
+    recipe = {
+        "method": method,
+        "data": {"name": "digits", "clients": 3, "train_max": 120, "test_max": 60} | data,
+        "train": {
+            "backbone": "tiny",
+            "rounds": 2,
+            "learning_rate": 0.1,
+            "batch": 16,
+            "depth": 2,
+        },
+        "round": {"participation": participation, "quorum": 0.0},
+    }
+    return build_world(read_recipe(recipe))
+
+
+def test_benign_rate_is_of_malignant_samples_alone() -> None:
+    labels = np.array([0, 0, 1, 2, 2, 2])
+    predictions = np.array([1, 0, 0, 2, 1, 0])
+    # of 1 and 2: the 1 that is called 0, and of three 2s the one called 0; a 2 called 1 is an
+    # error, but no missed one
+    assert benign_rate(predictions, labels, {1, 2}) == 2 / 4
+    assert benign_rate(predictions, labels, {0}) == 1 / 2
+    assert benign_rate(predictions, labels, {0, 1, 2}) == 0
+    assert math.isnan(benign_rate(predictions, labels, {7}))
+    assert math.isnan(benign_rate(predictions, labels, ()))
+
+
+def test_auxiliary_models_are_judged_each_by_itself() -> None:
+    world = world_of(malignant=[3, 8])
+    assert auxiliary_report(world) is None  # nobody has been taught yet
+    list(run_rounds(world, []))
+    report = auxiliary_report(world)
+    assert report is not None
+    assert list(report["each"]) == list(world.clients)
+    x = torch.from_numpy(world.x_test)
+    rates = []
+    for name, client in world.clients.items():
+        model = auxiliary_of(world.plans[name]).eval()
+        model.load(client.personal)
+        with torch.no_grad():
+            said = model(x).argmax(1).numpy()
+        assert report["each"][name] == pytest.approx((said == world.y_test).mean())
+        rates.append(benign_rate(said, world.y_test, {3, 8}))
+    assert report["accuracy"] == pytest.approx(np.mean(list(report["each"].values())))
+    assert report["bmr"] == pytest.approx(np.mean(rates))
+
+
+def test_a_client_that_never_took_part_has_no_model_to_judge() -> None:
+    world = world_of(participation=0.34)
+    world.engine.run_round(1, 0)
+    report = auxiliary_report(world)
+    assert report is not None
+    assert len(report["each"]) == 1
+    assert report["bmr"] is None
+
+
+def test_a_report_names_both_models() -> None:
+    world = world_of(malignant=[3])
+    rows: list[dict[str, Any]] = []
+    list(run_rounds(world, rows))
+    final = report_of(world, rows)["final"]
+    assert final["auxiliary"] == auxiliary_report(world)
+    assert final["bmr"] == benign_rate_of(world)
+    assert 0 <= final["bmr"] <= 1
+
+
+@pytest.mark.parametrize("method", ["fedavg", "splitfed-v1"])
+def test_other_methods_have_the_whole_network_alone(method: str) -> None:
+    world = world_of(method, malignant=[3, 8])
+    list(run_rounds(world, []))
+    assert auxiliary_report(world) is None
+    said = answers(world.state.net, world)
+    assert (said == world.y_test).mean() == Evaluator(world).accuracy(supervised=True)
+    assert benign_rate_of(world) == benign_rate(said, world.y_test, {3, 8})
+
+
+def test_malignant_classes_are_those_of_the_data() -> None:
+    with pytest.raises(ConfigurationError, match="malignant: expected classes from 0 to 9, got 10"):
+        world_of(malignant=[1, 10])
+    with pytest.raises(ConfigurationError, match="malignant: expected a whole number"):
+        world_of(malignant=[-1])

@@ -1,0 +1,95 @@
+"""Out-of-Client drift: counted by hand on eight samples, with a gate and without."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from server.training.recipe.partition import RhoTest
+from server.training.recipe.recipe import read_recipe
+from server.training.report.evaluate_drift import drift_report
+from server.training.simulation.build import World, build_world
+from server.training.simulation.run import report_of, run_rounds
+
+
+def world_of(method: str, split: str = "local", rho: float = 0.4) -> World:
+    return build_world(
+        read_recipe(
+            {
+                "method": method,
+                "data": {"name": "digits", "clients": 2, "train_max": 90, "test_max": 30}
+                | {"split": split},
+                "train": {
+                    "backbone": "tiny",
+                    "rounds": 1,
+                    "learning_rate": 0.1,
+                    "batch": 20,
+                    "depth": 2,
+                },
+                "evaluate": {"rho": rho},
+            }
+        )
+    )
+
+
+def of_eight(world: World) -> World:
+    """A server that always says 9; exits that say 0 and are not sure: p = 0.8, entropy 0.94.
+
+    Own samples and drift of the two, by their labels:
+
+        client-0    0 0 0 9    9 9 9 1
+        client-1    9 9 9 1    9 9 9 0
+    """
+    with torch.no_grad():
+        last = [m for m in world.state.net.head.modules() if isinstance(m, nn.Linear)][-1]
+        last.weight.zero_()
+        last.bias.copy_(nn.functional.one_hot(torch.tensor(9), 10).float())
+    bias = torch.zeros(10)
+    bias[0] = math.log(36)  # 0.8 against 0.2 / 9 each
+    world.state.write({"exit2.2.weight": torch.zeros(10, 64), "exit2.2.bias": bias})
+    labels = np.array([0, 0, 0, 9, 9, 9, 9, 1])
+    tests = [
+        RhoTest(np.arange(4), np.arange(4, 8)),
+        RhoTest(np.arange(4, 8), np.array([3, 3, 3, 0])),
+    ]
+    named = dict(zip(world.clients, tests, strict=True))
+    return replace(world, x_test=world.x_test[:8], y_test=labels, tests=named)
+
+
+@pytest.mark.parametrize("rho", [0.0, 1.0])
+def test_each_side_has_the_gate_that_is_best_for_it(rho: float) -> None:
+    """client-0: by exits alone 3 of 4 and 3 of 8, by the server alone 1 of 4 and 4 of 8.
+    client-1: by exits alone none and 1 of 8, by the server alone 3 of 4 and 6 of 8.
+    """
+    found = drift_report(of_eight(world_of("multi-exit", rho=rho)), supervised=True)
+    assert found == {
+        "without_drift": 3 / 4,
+        "with_drift": (4 / 8 + 6 / 8) / 2,
+        "each": {
+            "client-0": {"without_drift": 3 / 4, "with_drift": 4 / 8},
+            "client-1": {"without_drift": 3 / 4, "with_drift": 6 / 8},
+        },
+    }
+
+
+def test_without_a_gate_the_server_answers_all() -> None:
+    found = drift_report(of_eight(world_of("splitfed-v2")), supervised=True)
+    assert found is not None
+    assert (found["without_drift"], found["with_drift"]) == ((1 / 4 + 3 / 4) / 2, (4 + 6) / 16)
+
+
+@pytest.mark.parametrize("split", ["local", "global"])
+def test_a_report_has_it_where_clients_have_tests_of_their_own(split: str) -> None:
+    world = world_of("fedavg", split)
+    rows: list[dict[str, Any]] = []
+    list(run_rounds(world, rows))
+    found = report_of(world, rows)["final"]["out_of_client"]
+    assert (found is None) == (split == "global")
+    if found is not None:
+        assert found["each"].keys() == world.clients.keys()

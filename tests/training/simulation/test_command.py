@@ -1,0 +1,227 @@
+"""`splitedge simulate`: one command from a recipe to a report, stopped and resumed at will."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from edge_sdk.errors import ConfigurationError, StateInUseError
+from edge_sdk.state import StateLock
+from edge_sdk.training.data.load import load_dataset
+from server.training.run.checkpoint import read_checkpoint
+from server.training.simulation.cli import app
+
+SMALL = """
+method = "{method}"
+[data]
+name = "digits"
+clients = 4
+partition = "dirichlet"
+train_max = 200
+test_max = 100
+[train]
+backbone = "tiny"
+rounds = {rounds}
+learning_rate = 0.05
+momentum = 0.5
+batch = 16
+memory_gb = [1, 4]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def recipe_at(folder: Path, method: str = "supersfl", rounds: int = 2) -> Path:
+    path = folder / f"{method}-small.toml"
+    path.write_text(SMALL.format(method=method, rounds=rounds))
+    return path
+
+
+def report_of(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_a_report_has_what_the_next_program_reads(tmp_path: Path) -> None:
+    report_path = tmp_path / "report.json"
+    run = CliRunner().invoke(app, [str(recipe_at(tmp_path)), "--report", str(report_path)])
+    assert run.exit_code == 0, run.output
+    report = report_of(report_path)
+    said = {key: report[key] for key in ("method", "dataset", "seed", "clients")}
+    assert said == {"method": "supersfl", "dataset": "digits", "seed": 0, "clients": 4}
+    assert [row["round"] for row in report["rounds"]] == [1, 2]
+    for row in report["rounds"]:
+        assert 0 <= row["accuracy"] <= 1
+        assert row["seconds"] > 0
+        assert (len(row["participants"]), row["missing"]) == (4, [])
+        by_way = {"up": 0, "down": 0}
+        for kind, size in row["bytes_by_kind"].items():
+            by_way[kind.split()[0]] += size
+        assert by_way == {"up": row["bytes_up"], "down": row["bytes_down"]}
+    final = report["final"]
+    assert {"accuracy", "accuracy_id", "accuracy_ood", "jain", "std"} <= final.keys()
+    assert final["accuracy"] == report["rounds"][-1]["accuracy"]
+    assert "supersfl on digits, 4 clients, 2 rounds" in run.output.replace("\n", " ")
+
+
+def test_a_run_leaves_log_plots_and_report_in_its_folder(tmp_path: Path) -> None:
+    recipe = recipe_at(tmp_path, "fedavg")
+    run = CliRunner().invoke(app, [str(recipe), "--seed", "5"])
+    assert run.exit_code == 0, run.output
+    folder = tmp_path / "splitedge-runs" / "fedavg-small-5"
+    report = report_of(folder / "report.json")
+    assert report["seed"] == 5
+    lines = (folder / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == report["rounds"]
+    for name in ("accuracy", "loss", "bytes"):
+        with Image.open(folder / f"{name}.png") as plot:
+            assert len(plot.convert("L").getcolors() or []) > 10  # more than an empty sheet
+
+
+def test_bytes_are_those_of_weights_alone_where_nothing_else_is_sent(tmp_path: Path) -> None:
+    run = CliRunner().invoke(app, [str(recipe_at(tmp_path, "fedavg")), "--out", "run"])
+    assert run.exit_code == 0, run.output
+    for row in report_of(tmp_path / "run" / "report.json")["rounds"]:
+        # tiny has 34,282 weights of 4 bytes, for 4 clients
+        assert row["bytes_up"] == row["bytes_down"] == 4 * 4 * 34_282
+
+
+def test_help_comes_without_torch_and_shows_an_example() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner;"
+        "from server.training.simulation.cli import app;"
+        "run = CliRunner().invoke(app, ['--help']); print(run.stdout);"
+        "sys.exit(run.exit_code or 'torch' in sys.modules)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert "Example: splitedge simulate" in " ".join(run.stdout.split())
+
+
+def test_noise_that_drowns_all_learning_is_named(tmp_path: Path) -> None:
+    recipe = recipe_at(tmp_path, "fedavg", rounds=3)
+    # 34,282 weights, each with noise of 1e30: the second round squares it beyond float32
+    recipe.write_text(recipe.read_text() + "[privacy]\nupdate_clip = 1.0\nupdate_sigma = 1e30\n")
+    run = CliRunner().invoke(app, [str(recipe), "--out", "run"])
+    assert run.exit_code == 0, run.output
+    said = " ".join(run.output.split())
+    assert "2 of 3 rounds did not merge (first: 2)" in said
+    assert "[privacy] adds noise" in said
+    last = report_of(tmp_path / "run" / "report.json")["rounds"][-1]
+    assert sorted(last["missing_why"]) == last["missing"]
+    assert all("lower update_sigma" in why for why in last["missing_why"].values())
+
+
+def test_resuming_nothing_says_that_it_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = [str(recipe_at(tmp_path, "fedavg", rounds=1)), "--out", "run", "--resume"]
+    for said in (True, False):  # the second time there is a round to go on from
+        caplog.clear()
+        run = CliRunner().invoke(app, command)
+        assert run.exit_code == 0, run.output
+        assert ("run: no round to go on from; beginning anew" in caplog.text) is said
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "cannot be read"),
+        ("method = ", "not TOML"),
+        (SMALL.format(method="magic", rounds=1), "method 'magic': expected one of fedavg"),
+        (SMALL.format(method="fedavg", rounds=1) + "colour = 1", "train: unknown colour"),
+        (
+            SMALL.format(method="fedavg", rounds=1).replace("digits", "fashion-mnist"),
+            "fashion-mnist: say where its four IDX files are, with --data DIR",
+        ),
+    ],
+)
+def test_a_recipe_that_cannot_run_is_one_line(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    if line:
+        path.write_text(line)
+    run = CliRunner().invoke(app, [str(path)])
+    assert isinstance(run.exception, ConfigurationError)
+    assert message in str(run.exception)
+
+
+def test_a_report_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+    run = CliRunner().invoke(app, [str(recipe_at(tmp_path)), "--report", "nowhere/r.json"])
+    assert isinstance(run.exception, ConfigurationError)
+    assert not (tmp_path / "splitedge-runs").exists()
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    with StateLock(tmp_path / "run", "simulation"):
+        run = CliRunner().invoke(app, [str(recipe_at(tmp_path)), "--out", "run"])
+    assert isinstance(run.exception, StateInUseError)
+
+
+def test_data_may_lie_anywhere(tmp_path: Path, fashion_mnist_fixture: Path) -> None:
+    recipe = tmp_path / "fashion.toml"
+    text = SMALL.format(method="fedavg", rounds=1).replace("tiny", "cnn6")
+    recipe.write_text(text.replace("digits", "fashion-mnist"))
+    run = CliRunner().invoke(app, [str(recipe), "--data", str(fashion_mnist_fixture)])
+    assert run.exit_code == 0, run.output
+
+
+@pytest.mark.parametrize(
+    ("method", "how", "status", "said"),
+    [
+        ("supersfl", signal.SIGKILL, -signal.SIGKILL, b""),
+        ("besplit", signal.SIGINT, 130, b"go on with --resume"),
+    ],
+)
+def test_a_stopped_command_goes_on_to_the_same_weights(
+    tmp_path: Path, method: str, how: signal.Signals, status: int, said: bytes
+) -> None:
+    digits = load_dataset("digits").head(200, 100)
+    names = ("x_train", "y_train", "x_test", "y_test")
+    # four processes read this in no time; scikit-learn would take two seconds in each
+    np.savez(tmp_path / "digits.npz", **{name: getattr(digits, name) for name in names})
+    recipe = recipe_at(tmp_path, method, rounds=6)
+    recipe.write_text(recipe.read_text().replace('"digits"', '"digits.npz"'))
+    starter = "from edge_sdk.cli.main import main; main()"
+    command = [sys.executable, "-P", "-c", starter, "simulate", str(recipe), "--out"]
+    with subprocess.Popen([*command, "killed"], stderr=subprocess.PIPE) as process:
+        first = tmp_path / "killed" / "checkpoints" / "round-000002.safetensors"
+        deadline = time.monotonic() + 60
+        while not first.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.send_signal(how)
+        assert said in process.communicate(timeout=60)[1]
+    assert process.returncode == status
+    refused = subprocess.run([*command, "killed"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: killed: holds a run that stopped after round ")
+    assert refused.stderr.count("\n") == 1
+    subprocess.run([*command, "killed", "--resume"], check=True, capture_output=True)
+    subprocess.run([*command, "whole"], check=True, capture_output=True)
+    ended, expected = (
+        read_checkpoint(tmp_path / folder / "checkpoints" / "round-000006.safetensors").tensors
+        for folder in ("killed", "whole")
+    )
+    assert ended.keys() == expected.keys()
+    assert all(torch.equal(ended[key], expected[key]) for key in expected)

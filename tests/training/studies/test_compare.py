@@ -1,0 +1,57 @@
+"""Comparison: what each method takes to one accuracy, by hand-made curves and by a real run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.compare import Run, cost_table, run_one, shown
+from server.training.recipe.recipe import read_recipe
+
+
+def run_of(name: str, seed: int, curve: list[float | None]) -> Run:
+    rows = [
+        {"round": at, "accuracy": value, "seconds": 2.0, "bytes_up": 600_000, "bytes_down": 400_000}
+        for at, value in enumerate(curve, start=1)
+    ]
+    return Run(name, seed, rows, 0.5, {}, None, None)
+
+
+def test_cost_is_counted_to_the_first_round_that_reaches_the_target() -> None:
+    run = run_of("a", 0, [0.2, None, 0.91, 0.8, 0.95])
+    found = run.reached(0.9)
+    assert found is not None
+    assert (found.rounds, found.seconds, found.bytes_total) == (3, 6.0, 3_000_000)
+    assert run.reached(0.96) is None
+
+
+def test_a_seed_that_never_got_there_is_counted_and_not_averaged() -> None:
+    table = cost_table([run_of("a", 0, [0.2, 0.9]), run_of("a", 1, [0.2, 0.3])], 0.9)
+    (line,) = [line for line in table.splitlines() if line.startswith("| a ")]
+    assert [cell.strip() for cell in line.split("|")[2:6]] == ["1 of 2", "2", "2", "4"]
+
+
+def test_nobody_got_there() -> None:
+    assert "| a | 0 of 1 | - | - | - |" in cost_table([run_of("a", 0, [0.2])], 0.9)
+
+
+def test_spread_is_the_t_interval() -> None:
+    # s = 1, t(0.975, 2) = 4.303: 4.303 / sqrt(3) = 2.484
+    assert shown([1.0, 2.0, 3.0]) == "2 ± 2.5"
+
+
+def test_a_run_keeps_exits_beside_the_whole_network() -> None:
+    recipe: dict[str, Any] = {
+        "method": "supersfl",
+        "data": {"name": "digits", "clients": 2, "train_max": 100, "test_max": 50},
+        "train": {"backbone": "tiny", "rounds": 2, "learning_rate": 0.1, "batch": 16, "depth": 2},
+        "seed": 1,
+    }
+    run = run_one("ours", read_recipe(recipe))
+    assert [row["round"] for row in run.rows] == [1, 2]
+    mean = (run.rows[0]["accuracy"] + run.rows[1]["accuracy"]) / 2
+    assert run.accuracy == pytest.approx(mean)
+    # every client has every class: exits are tested on the whole test set both ways
+    assert run.exits_global == pytest.approx(run.exits_own)
+    assert run.to_dict()["rounds"][1]["supervised"]

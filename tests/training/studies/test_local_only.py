@@ -1,0 +1,55 @@
+"""Clients without the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.paper.local_only import stand_alone
+from edge_sdk.nets import build
+from server.training.recipe.recipe import read_recipe
+from server.training.simulation.build import build_world
+from server.training.simulation.run import run_rounds
+
+RECIPE: dict[str, Any] = {
+    "method": "splitlpf",
+    "data": {"name": "digits", "clients": 2, "train_max": 40, "test_max": 100},
+    "train": {"backbone": "tiny", "rounds": 3, "learning_rate": 0.2, "batch": 99, "depth": 2},
+    "evaluate": {"rho": 0.0},
+}
+
+
+def test_a_client_alone_is_plain_sgd_on_its_own_samples() -> None:
+    recipe = read_recipe(RECIPE)
+    scores = stand_alone(recipe)
+    world = build_world(recipe)
+    for name, score in zip(world.clients, scores, strict=True):
+        client, plan = world.clients[name], world.plans[name]
+        net = build("tiny", classes=10, input_shape=(1, 8, 8), mean=plan.mean, std=plan.std, seed=0)
+        optimiser = torch.optim.SGD(net.parameters(), 0.2)
+        for _ in range(3):  # one batch a round, of all samples
+            optimiser.zero_grad()
+            logits = net(torch.from_numpy(client.x))
+            nn.functional.cross_entropy(logits, torch.from_numpy(client.y)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            optimiser.step()
+        known = np.isin(world.y_test, np.unique(client.y))
+        with torch.no_grad():
+            answers = net.eval()(torch.from_numpy(world.x_test[known])).argmax(1).numpy()
+        assert score.client == name
+        assert score.inside.samples == known.sum()
+        # an answer may turn where two logits are equal up to the order of additions
+        assert score.inside.correct == pytest.approx((answers == world.y_test[known]).sum(), abs=1)
+
+
+def test_one_client_with_the_others_is_as_good_as_alone() -> None:
+    one = {"method": "fedavg", "data": RECIPE["data"] | {"clients": 1}}
+    recipe = read_recipe(RECIPE | one)
+    (score,) = stand_alone(recipe)
+    rows: list[Any] = []
+    for _ in run_rounds(build_world(recipe), rows):
+        pass
+    assert score.inside.accuracy == rows[-1]["accuracy"]

@@ -1,0 +1,66 @@
+"""An ordering is shown by differences seed by seed, as scipy's paired t interval has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+from benchmarks.paper.orderings import CLAIMS, app, differences, verdict
+from benchmarks.paper.tables import TABLES
+from server.training.report.metrics import mean_interval
+
+ABOVE, BELOW = [72.0, 70.5, 74.0], [70.0, 69.0, 71.0]
+
+
+def report_of(rows: dict[str, list[float]], measure: str) -> dict[str, object]:
+    runs = [
+        {"row": row, "seed": seed, "measures": {measure: figure}}
+        for row, figures in rows.items()
+        for seed, figure in enumerate(figures)
+    ]
+    return {"seeds": [0, 1, 2], "runs": runs}
+
+
+def test_seeds_are_compared_in_pairs_as_scipy_does() -> None:
+    apart = differences(report_of({"a": ABOVE, "b": BELOW}, "accuracy"), "accuracy", "a", "b")
+    assert apart == [2.0, 1.5, 3.0]
+    low, high = stats.ttest_rel(ABOVE, BELOW).confidence_interval(0.95)
+    found = mean_interval(apart)
+    assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(
+        (low, high)
+    )
+    # unpaired, the same figures overlap: what seeds share is taken away
+    assert verdict(found) == "shown"
+    assert stats.ttest_ind(ABOVE, BELOW).pvalue > 0.05
+
+
+@pytest.mark.parametrize(
+    ("apart", "said"),
+    [([1.0, 1.2, 0.9], "shown"), ([-1.0, -1.2, -0.9], "reversed"), ([1.0, -1.2, 0.9], "open")],
+)
+def test_one_that_could_be_chance_is_open(apart: list[float], said: str) -> None:
+    assert verdict(mean_interval(apart)) == said
+    assert verdict(mean_interval(apart[:1])) == "open"
+
+
+def test_claims_are_of_rows_and_measures_that_tables_have() -> None:
+    for claim in CLAIMS:
+        table = TABLES[claim.table]
+        names = {row.name for row in table.rows}
+        assert {claim.above, *claim.below} <= names
+        assert claim.measure in table.measures
+
+
+def test_report_says_what_is_shown_and_what_was_not_run(tmp_path: Path) -> None:
+    report = report_of({"SCALA": ABOVE, "Minibatch-SFL": BELOW}, "accuracy")
+    (tmp_path / "scala-cpu.json").write_bytes(orjson.dumps(report))
+    ran = CliRunner().invoke(app, ["--results", str(tmp_path)])
+    assert ran.exit_code == 0, ran.output
+    text = (tmp_path / "orderings-cpu.md").read_text()
+    assert "| SCALA | Minibatch-SFL | 2.167 ± 1.9 | 3 of 3 | shown |" in text
+    assert "| Minibatch-SFL | SplitFedV1 | - | - | not run |" in text
+    assert "harmony-cpu.json is not there" in ran.output
