@@ -71,7 +71,7 @@ from edge_sdk.training.device.session import Driver
 from edge_sdk.training.device.participate import take_part
 from edge_sdk.training.device.warmup import warm_up
 from server.settings import Address
-from server.training.fleet import trainer
+from server.training.fleet import trainer as real_trainer
 from server.training.fleet.mailbox import Mailbox
 from server.training.recipe.recipe import load_recipe
 
@@ -79,7 +79,7 @@ CALLS = {
     "handle": (TrainingClient, "handle"),
     "hand_in": (Driver, "_hand_in"),
     "reply": (Mailbox, "reply"),
-    "save": (trainer, "save_checkpoint"),
+    "save": (real_trainer, "save_checkpoint"),
 }
 
 def kill_at(name, number):
@@ -102,8 +102,8 @@ def device(state, data, trainer):
 
 def trainer(state, recipe, port, **more):
     file = Path(recipe)
-    settings = trainer.TrainerSettings(Path(state), file.stem, Address("127.0.0.1", port), **more)
-    trainer.train(load_recipe(file), settings, say=say, on_round=say)
+    settings = real_trainer.TrainerSettings(Path(state), file.stem, Address("127.0.0.1", port), **more)
+    real_trainer.train(load_recipe(file), settings, say=say, on_round=say)
 
 torch.set_num_threads(1)
 warm_up()
