@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -26,6 +26,7 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.mqtt import BrokerAddress, MqttLink
 from server.broker.child import BrokerChild, ListenSettings
 from server.broker.policy import Principal, credential_sha256
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 
@@ -51,7 +52,9 @@ def logs_in(child: BrokerChild, name: str = "pi-1") -> bool:
     link = link_to(child, name)
     link.start()
     try:
-        wait_until(lambda: link.connected or "Not authorized" in link.last_error)
+        wait_until(
+            lambda: link.connected or "Not authorized" in link.last_error, lambda: link.last_error
+        )
         return link.connected
     finally:
         link.stop()
@@ -75,7 +78,7 @@ def test_crash_is_mended_on_the_same_port_with_the_same_principals(child: Broker
     link.start()
     link.wait_connected(5)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: child.alive and child.pid != pid)
+    wait_until(lambda: child.alive and child.pid != pid, "the broker is not started again")
     assert child.port == port
     link.wait_connected(10)
     link.stop()
@@ -87,7 +90,7 @@ def test_changes_made_while_it_is_down_are_in_force_when_it_is_back(child: Broke
     os.kill(pid, signal.SIGKILL)
     child.remove_principal("pi-1")
     child.set_principal(Principal("pi-2", "device", "lab", credential_sha256(SECRET)))
-    wait_until(lambda: child.alive and child.pid != pid)
+    wait_until(lambda: child.alive and child.pid != pid, "the broker is not started again")
     assert logs_in(child, "pi-2")
     assert not logs_in(child, "pi-1")
 
@@ -119,7 +122,10 @@ def test_dies_when_its_parent_is_killed() -> None:
         broker = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
         parent.wait()
-        wait_until(lambda: not broker.is_running() or broker.status() == psutil.STATUS_ZOMBIE)
+        wait_until(
+            lambda: not broker.is_running() or broker.status() == psutil.STATUS_ZOMBIE,
+            "the broker outlives its parent",
+        )
 
 
 def test_stop_ends_the_process_and_no_thread_stays(child: BrokerChild) -> None:
@@ -163,13 +169,6 @@ def test_tls_where_a_certificate_is_given(tmp_path: Path) -> None:
         link.stop()
     finally:
         child.stop()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:

@@ -1,0 +1,31 @@
+"""Wait in tests for a condition, with a deadline, in place of sleeping for a guessed time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+POLL_S = 0.01
+
+
+def wait_until(
+    condition: Callable[[], T], what: str | Callable[[], object], timeout_s: float = 10.0
+) -> T:
+    """Poll `condition` until it is true, and return what it returned.
+
+    Args:
+        condition: called every 10 ms.
+        what: what is waited for, as a failed test shall print it; a function is called then, and
+            may look up the last error or a log.
+    Raises: AssertionError when it is not true within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            awaited = what() if callable(what) else what
+            raise AssertionError(f"not within {timeout_s:g} s: {awaited}")
+        time.sleep(POLL_S)
+    return found
