@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from edge_sdk.bundle_runner import Engine, read_logits
-from edge_sdk.bundles.personal_weights import OwnWeights
+from edge_sdk.bundles.personal_weights import PersonalWeights
 from edge_sdk.bundles.run_update import run_update
 from edge_sdk.bundles.store import ActiveBundle, BundleStore
 from edge_sdk.errors import (
@@ -400,12 +400,12 @@ class EdgeAgent:
             )
         return self._late
 
-    def _own(self, state: Path) -> OwnWeights | None:
+    def _own(self, state: Path) -> PersonalWeights | None:
         """What this device learnt for itself by now, if it can be read."""
         if self._settings.personal is None:
             return None
         try:
-            return OwnWeights.load(state, self._settings.personal)
+            return PersonalWeights.load(state, self._settings.personal)
         except ConfigurationError as err:
             logger.warning("%s", err)
             return None
@@ -598,7 +598,9 @@ def _load(store: BundleStore, settings: AgentSettings) -> Engine:
     except NoBundleError:
         update(store.state)
         active = store.active()
-    own = None if settings.personal is None else OwnWeights.load(store.state, settings.personal)
+    own = (
+        None if settings.personal is None else PersonalWeights.load(store.state, settings.personal)
+    )
     try:
         return _engine(active, settings, own)
     except BundleError as err:
@@ -609,7 +611,7 @@ def _load(store: BundleStore, settings: AgentSettings) -> Engine:
         return _engine(store.roll_back(str(err)), settings, own)
 
 
-def _engine(active: ActiveBundle, settings: AgentSettings, own: OwnWeights | None) -> Engine:
+def _engine(active: ActiveBundle, settings: AgentSettings, own: PersonalWeights | None) -> Engine:
     """The engine of a bundle. The server chooses bundles, at any time, so what the device learnt
     for itself is left out where it does not go with one: answers are wanted all the same.
     """

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from edge_sdk.bundles.personal_weights import OwnWeights
+from edge_sdk.bundles.personal_weights import PersonalWeights
 from edge_sdk.errors import InputError
 from edge_sdk.gate.gate import Gate, Verdict, gate_from
 from edge_sdk.gate.threshold_control import steering_from
@@ -36,7 +36,7 @@ class Engine:
         folder: Path,
         manifest: BundleManifest,
         settings: AgentSettings,
-        own: OwnWeights | None = None,
+        own: PersonalWeights | None = None,
     ) -> None:
         self.manifest = manifest
         self.class_names = manifest.class_names

@@ -1,14 +1,15 @@
-"""What this device learnt for itself, to answer with in place of what its bundle holds.
+"""Personal weights: what a device learnt for itself, used in place of its bundle's weights.
 
-A training leaves STATE/training/NAME.safetensors (edge_sdk.training.device.kept_weights). The
-graphs of a bundle say which of their weights may be another's:
+A training saves them as STATE/training/NAME.safetensors (edge_sdk.training.device.kept_weights).
+The graphs of a bundle declare which of their weights can be overridden:
 
-    head.…                  the exit head             exit{depth}.… of the file
-    extractor.…, head.…     an exit of its own        auxiliary.…        (BESplit)
+    name in the graph       part of the network       key in the file
+    head.…                  the exit head             exit{depth}.…
+    extractor.…, head.…     an auxiliary model        auxiliary.…        (BESplit)
     back.…                  the last layer            back.…             (SplitLPF)
 
-Both say which run of a training they come from: one run's head over another's stages would answer,
-and wrongly. No torch is needed here.
+The file and the bundle both name the run of the training that they come from. They must agree: an
+exit head from one run on the stages of another gives wrong answers. Needs no torch.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Final
 import numpy as np
 import orjson
 
+from edge_sdk.bundles.namespaces import AUXILIARY, exit_head
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.session import Array
@@ -32,11 +34,12 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
-class OwnWeights:
-    """What a device kept of one training, by the names under which it did.
+class PersonalWeights:
+    """The weights that a device kept from one training.
 
     Attributes:
-        training, run: the training's name, and which run of it.
+        training, run: the training's name, and the id of its run.
+        tensors: by the keys of the file (edge_sdk.bundles.namespaces).
     """
 
     training: str
@@ -44,25 +47,26 @@ class OwnWeights:
     tensors: Mapping[str, Array] = field(repr=False)
 
     @classmethod
-    def load(cls, state: Path, training: str) -> OwnWeights:
-        """Read what is kept in the state folder.
+    def load(cls, state: Path, training: str) -> PersonalWeights:
+        """Read the weights that a training left in the state folder.
 
-        Raises: ConfigurationError saying what there is, or what is wrong with it.
+        Raises: ConfigurationError for a training without weights here (naming those that have
+            some), a file that cannot be read, or a missing safetensors package.
         """
         try:
-            from safetensors import SafetensorError  # noqa: PLC0415 - of those who train alone
+            from safetensors import SafetensorError  # noqa: PLC0415 - an extra: [train]
             from safetensors.numpy import load  # noqa: PLC0415
         except ImportError:
             raise ConfigurationError(
-                "own weights: need safetensors; run `pip install 'splitedge[train]'`"
+                "personal weights need safetensors; run `pip install 'splitedge[train]'`"
             ) from None
         folder = state / FOLDER
         path = folder / f"{training}{ENDING}"
         if not NAME.fullmatch(training) or not path.is_file():
-            there = ", ".join(sorted(each.stem for each in folder.glob(f"*{ENDING}"))) or "none"
+            known = ", ".join(sorted(file.stem for file in folder.glob(f"*{ENDING}"))) or "none"
             raise ConfigurationError(
-                f"own weights: expected a training this device took part in, {there}; got"
-                f" {training!r:.100}"
+                f"personal weights: expected a training that this device took part in ({known}),"
+                f" got {training!r:.100}"
             )
         try:
             raw = path.read_bytes()
@@ -72,74 +76,78 @@ class OwnWeights:
         return cls(training, run_of(raw), tensors)
 
     def overrides(self, manifest: BundleManifest) -> dict[str, dict[str, Array]]:
-        """What to put in place of a bundle's own, by graph and by the graph's names.
+        """The values to use in place of a bundle's, by graph, then by name in the graph.
 
-        Raises: ConfigurationError where they are of another run, where the bundle has no place
-            for them, and for weights that are not finite.
+        Raises: ConfigurationError if they are from another run, if they fit no graph of the bundle,
+            or if one is missing or not finite.
         """
         self._check_run(manifest)
-        found: dict[str, dict[str, Array]] = {}
+        overrides: dict[str, dict[str, Array]] = {}
         for graph, spec in manifest.graphs.items():
-            names = {name: _kept_as(name, graph, manifest) for name in spec.overridable}
-            there = {n: self.tensors[kept] for n, kept in names.items() if kept in self.tensors}
-            if not there:
+            keys = {name: _key(name, graph, manifest) for name in spec.overridable}
+            values = {n: self.tensors[key] for n, key in keys.items() if key in self.tensors}
+            if not values:
                 continue
-            lacking = sorted(names.keys() - there.keys())
-            if lacking:
+            missing = sorted(keys.keys() - values.keys())
+            if missing:
                 raise ConfigurationError(
-                    f"own weights of {self.training}: lack {lacking[0]} of {spec.file}; train again"
+                    f"personal weights of {self.training}: {missing[0]} of {spec.file} is missing;"
+                    " train again"
                 )
-            bad = next((n for n, value in there.items() if not np.isfinite(value).all()), None)
+            bad = next((n for n, value in values.items() if not np.isfinite(value).all()), None)
             if bad is not None:
                 raise ConfigurationError(
-                    f"own weights of {self.training}: {names[bad]} is not finite; train again, or"
-                    " answer with the bundle's own"
+                    f"personal weights of {self.training}: {keys[bad]} is not finite; train again,"
+                    " or run without personal weights"
                 )
-            found[graph] = there
-        if not found:
-            kept = ", ".join(sorted({name.split(".")[0] for name in self.tensors})) or "nothing"
-            places = sorted(
-                {
-                    _kept_as(name, graph, manifest).split(".")[0]
-                    for graph, spec in manifest.graphs.items()
-                    for name in spec.overridable
-                }
-            )
-            raise ConfigurationError(
-                f"own weights of {self.training}: are {kept}, {manifest.bundle} has a place for"
-                f" {', '.join(places) or 'none'}; run a bundle of this device's depth and method"
-            )
-        return found
+            overrides[graph] = values
+        if not overrides:
+            raise ConfigurationError(self._misfit(manifest))
+        return overrides
 
     def _check_run(self, manifest: BundleManifest) -> None:
         if not manifest.run:
             raise ConfigurationError(
-                f"{manifest.bundle}: does not say which training it is of, so nobody knows whether"
-                f" own weights of {self.training} fit it; export it from that training's weights"
+                f"{manifest.bundle}: does not name the training run that it was exported from, so"
+                f" personal weights of {self.training} may not fit it; export it from the weights"
+                " of that training"
             )
         if manifest.run != self.run:
             raise ConfigurationError(
-                f"own weights of {self.training}: are of run {self.run or 'none'},"
-                f" {manifest.bundle} is of run {manifest.run}; run a bundle that is exported from"
-                " that training, or answer with the bundle's own"
+                f"personal weights of {self.training}: are from run {self.run or 'none'}, but"
+                f" {manifest.bundle} is from run {manifest.run}; use a bundle that was exported"
+                " from that training, or run without personal weights"
             )
+
+    def _misfit(self, manifest: BundleManifest) -> str:
+        kept = ", ".join(sorted({key.split(".")[0] for key in self.tensors})) or "nothing"
+        keys = (
+            _key(name, graph, manifest)
+            for graph, spec in manifest.graphs.items()
+            for name in spec.overridable
+        )
+        taken = ", ".join(sorted({key.split(".")[0] for key in keys})) or "none"
+        return (
+            f"personal weights of {self.training}: are {kept}, but {manifest.bundle} takes {taken};"
+            " use a bundle of this device's depth and method"
+        )
 
 
 def run_of(raw: bytes) -> str:
-    """Which run of a training weights are of, by the header of their file; empty if it is not said.
+    """The id of the run that weights are from, as their file's header names it; empty without one.
 
     Args:
-        raw: a safetensors file that was read without fault.
+        raw: a valid safetensors file.
     """
     header = orjson.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     run: str = header.get("__metadata__", {}).get("run", "")
     return run
 
 
-def _kept_as(name: str, graph: str, manifest: BundleManifest) -> str:
-    """Under which name a device keeps what a graph has as `name`."""
+def _key(name: str, graph: str, manifest: BundleManifest) -> str:
+    """The key under which a device keeps what a graph names `name`."""
     if graph != "exit":
-        return name
-    if "prefix" in manifest.graphs:  # then the exit has an extractor of its own
-        return f"auxiliary.{name}"
-    return f"exit{manifest.depth}.{name.removeprefix('head.')}"
+        return name  # the names of `back` start with its namespace already
+    if "prefix" in manifest.graphs:  # then the exit graph is an auxiliary model
+        return AUXILIARY.key(name)
+    return exit_head(manifest.depth).key(name.removeprefix("head."))

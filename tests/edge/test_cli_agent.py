@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
-from edge_sdk.bundles.personal_weights import OwnWeights
+from edge_sdk.bundles.personal_weights import PersonalWeights
 from edge_sdk.bundles.store import BundleStore
 from edge_sdk.cli.inputs import read_samples
 from edge_sdk.cli.main import main
@@ -434,7 +434,7 @@ def test_running_agent_trains_when_it_is_invited(
     splitedge("export", *words, "--weights", weights, "--name", "first")
     manifest = BundleManifest.load(tmp_path / "first" / "1" / "bundles" / "d2")
     assert manifest.run == (training / "run.id").read_text().strip()
-    kept = OwnWeights.load(pi, "first")
+    kept = PersonalWeights.load(pi, "first")
     found = kept.overrides(manifest)
     assert found.keys() == {"exit"}
     assert found["exit"].keys() == set(manifest.graphs["exit"].overridable)

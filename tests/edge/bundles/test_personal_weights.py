@@ -1,4 +1,4 @@
-"""Answers by what a device learnt for itself: against torch and by hand; what does not fit."""
+"""Answers from personal weights: against torch and by hand, and weights that do not fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 from edge_sdk import AgentSettings, EdgeAgent
 from edge_sdk.bundle_runner import Engine
-from edge_sdk.bundles.personal_weights import OwnWeights
+from edge_sdk.bundles.personal_weights import PersonalWeights
 from edge_sdk.bundles.store import BundleRecord, BundleStore, FileRecord
 from edge_sdk.cli.main import main
 from edge_sdk.errors import ConfigurationError, SplitedgeError
@@ -117,7 +117,7 @@ def overridable(folder: Path, graph: str) -> dict[str, tuple[int, ...]]:
 
 
 def loaded(folder: Path, state: Path) -> Engine:
-    return Engine(folder, BundleManifest.load(folder), ALONE, OwnWeights.load(state, "home"))
+    return Engine(folder, BundleManifest.load(folder), ALONE, PersonalWeights.load(state, "home"))
 
 
 def test_an_auxiliary_model_is_the_devices_own(
@@ -176,10 +176,10 @@ def spoilt(kept: dict[str, Array], how: str) -> dict[str, Array]:
     ("how", "said"),
     [
         ("nan", "exit2.2.bias is not finite; train again"),
-        ("part", "lack head.2.bias of exit.onnx"),
-        ("depth", "are exit3, digits/1/d2 has a place for exit2"),
+        ("part", "head.2.bias of exit.onnx is missing"),
+        ("depth", "are exit3, but digits/1/d2 takes exit2"),
         ("shape", r"override head.2.bias \(7,\): this graph takes .*head.2.bias \(10,\)"),
-        ("nothing", "are accuracy, digits/1/d2 has a place for exit2"),
+        ("nothing", "are accuracy, but digits/1/d2 takes exit2"),
     ],
 )
 def test_weights_that_do_not_go_with_the_bundle_are_left_out(
@@ -199,15 +199,15 @@ def test_a_bundle_that_does_not_say_its_run_takes_none(
     keep(device, own_head(digits)[1])
     with caplog.at_level(logging.WARNING), EdgeAgent.open(device, ALONE) as agent:
         assert agent.status().personal is None
-    assert "does not say which training it is of" in caplog.text
+    assert "does not name the training run that it was exported from" in caplog.text
 
 
 def test_a_training_that_left_nothing_here_is_refused(digits: Digits, device: Path) -> None:
-    with pytest.raises(ConfigurationError, match="this device took part in, none; got 'home'"):
+    with pytest.raises(ConfigurationError, match=r"this device took part in \(none\), got 'home'"):
         EdgeAgent.open(device, ALONE)
     keep(device, own_head(digits)[1], name="work")
     for name in ("home", "../work", ""):
-        with pytest.raises(ConfigurationError, match="took part in, work; got"):
+        with pytest.raises(ConfigurationError, match=r"took part in \(work\), got"):
             EdgeAgent.open(device, AgentSettings(offload=False, personal=name))
     (device / "training" / "home.safetensors").write_bytes(b"worn card")
     with pytest.raises(ConfigurationError, match=r"home\.safetensors: cannot be read"):
@@ -240,12 +240,12 @@ def test_a_bundle_that_comes_later_answers_whatever_the_device_has(
         assert agent.manifest.bundle == "digits/2/d2"
         assert [agent.predict(x).label for x in digits.x[:20]] == expected.tolist()
         assert agent.status().personal == ("home" if same else None)
-    assert ("are of run 0123456789abcdef, digits/2/d2" in caplog.text) is not same
+    assert ("are from run 0123456789abcdef, but digits/2/d2" in caplog.text) is not same
     caplog.clear()
     with caplog.at_level(logging.WARNING), EdgeAgent.open(device, ALONE) as agent:
         assert [agent.predict(x).label for x in digits.x[:20]] == expected.tolist()
         assert agent.status().personal == ("home" if same else None)
-    assert ("are of run 0123456789abcdef, digits/2/d2" in caplog.text) is not same
+    assert ("are from run 0123456789abcdef, but digits/2/d2" in caplog.text) is not same
 
 
 def test_predict_takes_the_trainings_name(
@@ -268,4 +268,4 @@ def test_predict_takes_the_trainings_name(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
-    assert "took part in, home; got 'work'" in " ".join(capsys.readouterr().err.split())
+    assert "took part in (home), got 'work'" in " ".join(capsys.readouterr().err.split())
