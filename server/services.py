@@ -24,8 +24,8 @@ from edge_sdk.errors import BundleError, ConfigurationError, LinkError, Splitedg
 from edge_sdk.mqtt import BrokerAddress, MqttLink, loopback
 from edge_sdk.wire.topics import Kind, Topic
 from server.allocation import choose_bundle
-from server.backend.admission import Inference
 from server.backend.batcher import Batcher
+from server.backend.inference import Inference
 from server.backend.models import Files, Model, ModelStore, files_of
 from server.backend.worker import MqttWorker
 from server.broker.child import BrokerChild, ListenSettings

@@ -15,7 +15,7 @@ from edge_sdk.session import Array
 from edge_sdk.wire.frames import MQTT_LIMITS, Limits, unpack
 from edge_sdk.wire.messages import Problem, Query, Reply, frame_id, pack_reply, read_query
 from edge_sdk.wire.topics import Kind, Topic, all_devices, parse_topic
-from server.backend.admission import Inference, problem_of
+from server.backend.inference import Inference, problem_of
 from server.errors import ExpiredError, OverloadedError, ServerError
 
 logger = logging.getLogger(__name__)

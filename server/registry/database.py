@@ -27,8 +27,8 @@ from server.errors import (
     UnknownDeviceError,
     UnknownModelError,
 )
+from server.registry.connect import READS, open_engine
 from server.registry.credentials import is_secret, new_secret, secret_sha256
-from server.registry.engine import READS, open_engine
 from server.registry.migrate import migrate
 from server.registry.records import AuditEntry, Device, Model, Token
 from server.registry.schema import audit, devices, models, tokens

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, text
 
 from edge_sdk.durable import sync_file, sync_folder
 from server.errors import RegistryError
-from server.registry.engine import sqlite_file
+from server.registry.connect import sqlite_file
 
 logger = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from server.errors import (
 from server.registry.credentials import token_secret, token_text
 from server.registry.database import MAX_NOTE, MAX_TOKEN_TTL_S, Registry
 from server.registry.records import Device
-from server.routes.attempts import FailureLimit
 from server.routes.authentication import authenticate
 from server.routes.bodies import BoundedRoute, read_body
+from server.routes.rate_limit import FailureLimit
 
 logger = logging.getLogger(__name__)
 

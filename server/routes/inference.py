@@ -22,7 +22,7 @@ from edge_sdk.errors import FrameError
 from edge_sdk.session import Array
 from edge_sdk.wire.frames import DATATYPES, HTTP_LIMITS, Frame, Tensor, decode, encode
 from edge_sdk.wire.messages import Query, frame_id, read_deadline
-from server.backend.admission import Inference
+from server.backend.inference import Inference
 from server.backend.models import Model
 from server.errors import BadRequestError, ServerError
 from server.routes.bodies import Room, read_body

@@ -13,7 +13,7 @@ from pathlib import Path
 from alembic import command
 from alembic.script import ScriptDirectory
 
-from server.registry.engine import open_engine
+from server.registry.connect import open_engine
 from server.registry.migrate import alembic_config, migrate
 
 

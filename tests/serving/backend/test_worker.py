@@ -24,8 +24,8 @@ from edge_sdk.mqtt import BrokerAddress, MqttLink
 from edge_sdk.wire.frames import Tensor, pack_request
 from edge_sdk.wire.messages import Problem, Query, pack_query
 from edge_sdk.wire.topics import Kind
-from server.backend.admission import Inference
 from server.backend.batcher import Batcher, Job
+from server.backend.inference import Inference
 from server.backend.ladder import Entry, LadderEngine
 from server.backend.models import ModelStore
 from server.backend.worker import MqttWorker

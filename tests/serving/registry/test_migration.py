@@ -18,8 +18,8 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Engine
 
 from server.errors import RegistryError
+from server.registry.connect import open_engine
 from server.registry.database import Registry
-from server.registry.engine import open_engine
 from server.registry.migrate import SCRIPTS, migrate
 from server.registry.schema import METADATA
 
@@ -42,7 +42,7 @@ def upgrade() -> None:
 '''
 STALL = 'print("half", flush=True); import time; time.sleep(60)'
 MIGRATE = (
-    "import sys; from pathlib import Path; from server.registry.engine import open_engine;"
+    "import sys; from pathlib import Path; from server.registry.connect import open_engine;"
     "from server.registry.migrate import migrate; migrate(open_engine(sys.argv[1]), "
     "*map(Path, sys.argv[2:]))"
 )

@@ -22,7 +22,7 @@ from server.registry.credentials import is_secret, secret_sha256
 from server.registry.database import Registry
 from server.registry.records import Device
 from server.routes import devices, errors
-from server.routes.attempts import MAX_SOURCES, FailureLimit
+from server.routes.rate_limit import MAX_SOURCES, FailureLimit
 
 ROOT = b'{"signed": {"_type": "root"}}'
 OPERATOR_SECRET = "canary-operator-secret-0123456789"
