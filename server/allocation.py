@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from typing import cast
 
 from profiles import AllocationError, CostTable, DeviceProfile, InvalidProfileError, Rule, allocate
-from server.backend.models import Model
+from server.backend.models import ServedModel
 from server.registry.records import Device
 
 logger = logging.getLogger(__name__)
 
 
 def choose_bundle(
-    device: Device, model: Model, fleet: Iterable[Device], rule: str
+    device: Device, model: ServedModel, fleet: Iterable[Device], rule: str
 ) -> tuple[int, str]:
     """The depth and bundle name for `device`.
 
@@ -42,5 +42,5 @@ def _profiles(fleet: Iterable[Device]) -> list[DeviceProfile]:
     return [profile for profile in profiles if profile.link is not None]
 
 
-def _published_cuts(model: Model) -> tuple[int, ...]:
+def _published_cuts(model: ServedModel) -> tuple[int, ...]:
     return tuple(cut for cut in model.manifest.cuts if f"d{cut}" in model.manifest.variants)

@@ -26,7 +26,7 @@ from edge_sdk.wire.topics import Kind, Topic
 from server.allocation import choose_bundle
 from server.backend.batcher import Batcher
 from server.backend.inference import Inference
-from server.backend.models import Files, Model, ModelStore, files_of
+from server.backend.models import Files, ModelStore, ServedModel, files_of
 from server.backend.worker import MqttWorker
 from server.broker.child import BrokerChild, ListenSettings
 from server.broker.mosquitto import MosquittoAdmin
@@ -81,7 +81,7 @@ class Services:
         self._complaints: dict[str, str] = {}
         self._changing = threading.Lock()
         self._stopping = threading.Event()
-        self._housekeeper = threading.Thread(target=self._keep_house, daemon=True)
+        self._housekeeper = threading.Thread(target=self._housekeeping, daemon=True)
 
     def start(self) -> None:
         """Open what is kept, publish the models on disk, start the broker and serve its queries."""
@@ -182,7 +182,7 @@ class Services:
             if key not in self._published:
                 self._publish(key, model, again=again)
 
-    def _publish(self, key: tuple[str, int], model: Model, *, again: bool) -> None:
+    def _publish(self, key: tuple[str, int], model: ServedModel, *, again: bool) -> None:
         said, failed = self._unpublished.get(key, ("", None))
         files = files_of(model.folder)
         if files == failed and not again:
@@ -207,7 +207,7 @@ class Services:
         noted = {record.name: record.version for record in self.registry.models() if record.active}
         self.models.activate({name: str(version) for name, version in noted.items()})
 
-    def _active_model(self) -> Model | None:
+    def _active_model(self) -> ServedModel | None:
         """The active version of the name published last, among those that devices can fetch."""
         active = [record for record in self.registry.models() if record.active]
         for record in sorted(active, key=lambda record: record.published_at, reverse=True):
@@ -220,7 +220,7 @@ class Services:
         return None
 
     @staticmethod
-    def _key(model: Model) -> tuple[str, int]:
+    def _key(model: ServedModel) -> tuple[str, int]:
         return model.manifest.name, int(model.manifest.version)
 
     # broker
@@ -346,7 +346,7 @@ class Services:
 
     # housekeeping
 
-    def _keep_house(self) -> None:
+    def _housekeeping(self) -> None:
         self._next_timestamp = time.monotonic() + TIMESTAMP_S
         while not self._stopping.wait(HOUSEKEEPING_S):
             full = time.monotonic() >= self._next_full_look

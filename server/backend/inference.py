@@ -14,7 +14,7 @@ from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Problem, Query, entry_depth
 from server.backend.batcher import Batcher, Done, Job
 from server.backend.ladder import Entry
-from server.backend.models import Model, ModelStore
+from server.backend.models import ModelStore, ServedModel
 from server.errors import (
     BadRequestError,
     ExpiredError,
@@ -46,7 +46,7 @@ class Inference:
         """A model is loaded and the queue takes queries."""
         return self.models.ready and not self.batcher.full
 
-    def submit(self, query: Query, done: Done, *, may_run_here: bool = False) -> Model:
+    def submit(self, query: Query, done: Done, *, may_run_here: bool = False) -> ServedModel:
         """Queue a query; `done` is called in the engine's thread, or here where that is quicker
         and the caller allows it.
 

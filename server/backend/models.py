@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """A loaded model."""
 
     folder: Path
@@ -40,7 +40,7 @@ class ModelStore:
     def __init__(self, folder: Path, *, threads: int = 1) -> None:
         self._folder = folder
         self._threads = threads
-        self._models: dict[tuple[str, str], Model] = {}
+        self._models: dict[tuple[str, str], ServedModel] = {}
         self._broken: dict[tuple[str, str], str] = {}
         self._tried: dict[tuple[str, str], Files] = {}
         self._active: dict[str, str] = {}
@@ -76,7 +76,7 @@ class ModelStore:
         """Whether there is a model to serve."""
         return bool(self._models)
 
-    def all(self) -> list[Model]:
+    def all(self) -> list[ServedModel]:
         """Every loaded model, by name and version."""
         models = self._models
         return [models[key] for key in sorted(models, key=_by_version)]
@@ -85,7 +85,7 @@ class ModelStore:
         """Name and version of those that could not be loaded, and why."""
         return dict(self._broken)
 
-    def get(self, name: str | None = None, version: str | None = None) -> Model:
+    def get(self, name: str | None = None, version: str | None = None) -> ServedModel:
         """A model: the active version unless named; the only model unless named.
 
         Raises: UnknownModelError naming those there are; NotReadyError while there is none.
@@ -126,7 +126,7 @@ class ModelStore:
             self._broken[key] = str(err)
             return
         self._broken.pop(key, None)
-        self._models = {**self._models, key: Model(folder, manifest, engine)}
+        self._models = {**self._models, key: ServedModel(folder, manifest, engine)}
         logger.info("model=%s version=%s loaded", *key)
 
 

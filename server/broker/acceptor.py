@@ -1,8 +1,8 @@
-"""The door of the embedded broker: sockets, logins, and the table of who is connected.
+"""The acceptor of the embedded broker: sockets, logins, and the table of live connections.
 
-A client is read, judged and limited here; the broker behind sees only sockets of principals and
-only whole, well-formed packets within the size limit. So nothing a stranger sends can touch a
-session, and whatever is wrong on a connection ends that connection.
+A client is authenticated, checked and limited here; the broker behind sees only sockets of
+principals, and only whole, well-formed packets within the size limit. So bytes of a stranger never
+reach a session, and a fault on a connection ends that connection alone.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from edge_sdk.errors import FrameError
 from server.broker import packets, policy
 from server.broker.connection import (
     AcceptorLimits,
-    Connection,
+    ClientConnection,
+    FlowWindow,
     PacketReader,
-    Window,
     read_packet,
 )
 from server.broker.packets import Connect, PacketType, ReturnCode
 from server.broker.policy import Principal
 
-_BACKLOG: Final = 1_024  # sockets the kernel holds: a whole fleet may reconnect at once
+_BACKLOG: Final = 1_024  # sockets that the kernel queues: a whole fleet may reconnect at once
 
 logger = logging.getLogger(__name__)
 
 
-Serve = Callable[[Connection, PacketReader, asyncio.StreamWriter], Awaitable[None]]
+Serve = Callable[[ClientConnection, PacketReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Acceptor:
-    """Listens, lets principals in, and keeps the table of those connected.
+    """Listens, lets principals in, and keeps the table of live connections.
 
     Args:
         serve: runs the broker's side of a connection until it ends.
     """
 
     def __init__(self, serve: Serve, limits: AcceptorLimits) -> None:
-        self.live: dict[str, Connection] = {}
+        self.live: dict[str, ClientConnection] = {}
         self._serve = serve
         self._limits = limits
         self._principals: dict[str, Principal] = {}
         self._logins: dict[asyncio.StreamWriter, None] = {}  # oldest first
-        self._held = Window(2**31, limits.held_bytes)
+        self._fleet_inbound = FlowWindow(2**31, limits.fleet_inbound_bytes)
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
-        """Accept connections from now on; the port, chosen by the system when `port` is 0.
+        """Accept connections from now on, and return the port; the system chooses one for 0.
 
-        Raises: OSError where the address cannot be had.
+        Raises: OSError where the address cannot be used.
         """
         handshake = self._limits.connect_s if tls is not None else None
         self._server = await asyncio.start_server(
@@ -67,25 +67,25 @@ class Acceptor:
         return bound
 
     def set_principal(self, principal: Principal) -> None:
-        """Let `principal` log in; a change cuts whoever is connected under the old rules."""
+        """Let `principal` log in; a change cuts connections made under the old rules."""
         before = self._principals.get(principal.client_id)
         self._principals[principal.client_id] = principal
         if before is not None and before != principal:
             self._cut(before, "its principal changed")
 
     def remove_principal(self, client_id: str) -> Principal | None:
-        """Let nobody of that name log in, cut those who are connected; who it was."""
+        """Refuse that principal and cut its connections; returns the principal, if it was known."""
         before = self._principals.pop(client_id, None)
         if before is not None:
             self._cut(before, "revoked")
         return before
 
     def knows(self, principal: Principal) -> bool:
-        """Whether `principal` may log in as it stands."""
+        """Whether this very principal may log in."""
         return self._principals.get(principal.client_id) == principal
 
     async def close(self) -> None:
-        """Stop listening and cut everybody."""
+        """Stop listening and cut every connection."""
         if self._server is not None:
             self._server.close()
         if self._sweeper is not None:
@@ -110,7 +110,7 @@ class Acceptor:
                 connection.sweep(now)
 
     async def _accept(self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One socket, from its first byte to its end."""
+        """Serve one socket, from its first byte to its end."""
         try:
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection, connect = await self._login(stream, writer)
@@ -118,14 +118,14 @@ class Acceptor:
                 await self._run(connection, connect, stream, writer)
         except (FrameError, TimeoutError, asyncio.IncompleteReadError, OSError) as err:
             logger.debug("login failed: %r", err)
-        except Exception:  # outermost loop of a connection: one that breaks must end alone
+        except Exception:  # outermost loop of a connection: a fault ends this one alone
             logger.exception("connection failed")
         finally:
             writer.transport.abort()
 
     async def _login(
         self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[Connection | None, Connect | None]:
+    ) -> tuple[ClientConnection | None, Connect | None]:
         if len(self._logins) >= self._limits.logins:
             next(iter(self._logins)).transport.abort()
         self._logins[writer] = None
@@ -138,7 +138,7 @@ class Acceptor:
                     await _refuse(writer, ReturnCode.WRONG_LEVEL)
                     return None, None
                 connect = packets.parse_connect(body)
-                principal = self._judge(connect)
+                principal = self._authenticate(connect)
                 if principal is None:
                     peer = writer.get_extra_info("peername")
                     logger.warning("client=%.63r refused, peer %s", connect.client_id, peer)
@@ -146,9 +146,11 @@ class Acceptor:
                     return None, None
         finally:
             self._logins.pop(writer, None)
-        return Connection(principal, connect, writer, self._limits, self._held), connect
+        return ClientConnection(
+            principal, connect, writer, self._limits, self._fleet_inbound
+        ), connect
 
-    def _judge(self, connect: Connect) -> Principal | None:
+    def _authenticate(self, connect: Connect) -> Principal | None:
         principal = policy.authenticate(
             self._principals, connect.client_id, connect.username, connect.password
         )
@@ -158,7 +160,7 @@ class Acceptor:
 
     async def _run(
         self,
-        connection: Connection,
+        connection: ClientConnection,
         connect: Connect,
         stream: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
@@ -176,21 +178,21 @@ class Acceptor:
             connection.ended.set()
 
     async def _take_over(self, client_id: str) -> None:
-        """End the connection that has this client id (3.1.4), and wait until it is gone."""
+        """End an older connection with this client id (3.1.4), and wait until it is gone."""
         while (old := self.live.get(client_id)) is not None:
             old.cut("it connected again")
             await old.ended.wait()
 
 
 async def _refuse(writer: asyncio.StreamWriter, code: ReturnCode) -> None:
-    """Answer a login and close the socket gently, so that the answer arrives."""
+    """Refuse a login, and close the socket so that the answer still arrives."""
     writer.write(packets.connack(code))
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
 
 
-async def _all_ended(connections: Iterable[Connection]) -> None:
+async def _all_ended(connections: Iterable[ClientConnection]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(2.0):
             for connection in connections:

@@ -1,4 +1,4 @@
-"""One client that logged in: its limits, its socket, and what the broker reads of it."""
+"""The connection of one client that logged in: its limits, its socket, its packets."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ class AcceptorLimits:
     """What the embedded broker takes from its clients. Sizes in bytes, times in seconds.
 
     Attributes:
-        payload_bytes: of one message.
-        connect_bytes, connect_s: a login's size, and how long a socket may take to send it.
-        logins: sockets not yet logged in; above it, the oldest is closed.
+        payload_bytes: longest message.
+        connect_bytes, connect_s: size of a login, and how long a socket may take to send it.
+        logins: sockets that have not logged in yet; above it, the oldest is closed.
         keep_alive_s: the longest keep-alive; a client that asks for none gets this one.
-        window_messages, window_bytes: what one device may have undelivered before the broker
+        inbound_messages, inbound_bytes: undelivered messages of one device, above which the broker
             stops reading from it.
-        held_bytes: the same, over all devices.
-        owed_messages, owed_bytes: what may wait for a device that does not read before it is cut.
+        fleet_inbound_bytes: undelivered bytes of all devices, with the same effect.
+        outbound_messages, outbound_bytes: messages that wait for a device; above it, the device is
+            cut.
         stall_s: how long a client may take no byte while some wait for it.
     """
 
@@ -44,11 +45,11 @@ class AcceptorLimits:
     connect_s: float = 5.0
     logins: int = 1_000
     keep_alive_s: int = 300
-    window_messages: int = 16
-    window_bytes: int = 1_000_000
-    held_bytes: int = 32_000_000
-    owed_messages: int = 256
-    owed_bytes: int = 8_000_000
+    inbound_messages: int = 16
+    inbound_bytes: int = 1_000_000
+    fleet_inbound_bytes: int = 32_000_000
+    outbound_messages: int = 256
+    outbound_bytes: int = 8_000_000
     stall_s: float = 8.0
 
     @property
@@ -57,10 +58,10 @@ class AcceptorLimits:
         return self.payload_bytes + PUBLISH_OVERHEAD_BYTES
 
 
-class Window:
-    """Messages taken and not yet given back; `open` while there is room for more."""
+class FlowWindow:
+    """A count of messages under way; `open` while another one fits."""
 
-    def __init__(self, messages: int, size_bytes: int, parent: Window | None = None) -> None:
+    def __init__(self, messages: int, size_bytes: int, parent: FlowWindow | None = None) -> None:
         self._left_messages = messages
         self._left_bytes = size_bytes
         self._parent = parent
@@ -99,12 +100,14 @@ class Window:
             self._room.clear()
 
 
-class Connection:
-    """One client that logged in: its socket, who it is, and what is under way.
+class ClientConnection:
+    """The connection of one client that logged in: its socket, its principal, its flow windows.
 
     Attributes:
-        left: it said DISCONNECT, so its will is void (3.1.2.5).
-        ended: the broker is done with it.
+        inbound: messages of a device that are not delivered yet; None for a backend.
+        outbound: messages that wait for this client.
+        left: the client sent DISCONNECT, so its will is void (3.1.2.5).
+        ended: set when the broker has finished with the connection.
     """
 
     def __init__(
@@ -113,19 +116,19 @@ class Connection:
         connect: Connect,
         writer: asyncio.StreamWriter,
         limits: AcceptorLimits,
-        held: Window,
+        fleet_inbound: FlowWindow,
     ) -> None:
         self.principal = principal
         self.client_id = connect.client_id
         self.left = False
         self.ended = asyncio.Event()
-        # a backend speaks to many devices: one that does not read must not stop it
-        self.said = (
-            Window(limits.window_messages, limits.window_bytes, held)
+        # a backend sends to many devices: one device that does not read must not stop it
+        self.inbound = (
+            FlowWindow(limits.inbound_messages, limits.inbound_bytes, fleet_inbound)
             if principal.role == "device"
             else None
         )
-        self.owed = Window(limits.owed_messages, limits.owed_bytes)
+        self.outbound = FlowWindow(limits.outbound_messages, limits.outbound_bytes)
         self._writer = writer
         self._stall_s = limits.stall_s
         asked = connect.keep_alive_s or limits.keep_alive_s
@@ -141,17 +144,17 @@ class Connection:
     async def ready(self) -> None:
         """Wait until the client may be read from.
 
-        Not while much of what a device said is undelivered, nor while it leaves our answers
-        unread. A backend is always read: its acknowledgements are what others wait for.
+        A device waits while its inbound window is full, or while it leaves our answers unread. A
+        backend is always read, because others wait for its acknowledgements.
 
         Raises: OSError once the connection is lost.
         """
-        if self.said is not None:
-            await self.said.wait()
+        if self.inbound is not None:
+            await self.inbound.wait()
             await self._writer.drain()
 
     def refuse(self, what: str, topic: str) -> None:
-        """Write a refusal into the log, the first one of a connection as a warning."""
+        """Log a refusal: the first one of a connection as a warning, the others for debugging."""
         level = logging.DEBUG if self._refused_once else logging.WARNING
         self._refused_once = True
         logger.log(level, "client=%s may not %s %.200r", self.client_id, what, topic)
@@ -163,13 +166,13 @@ class Connection:
         self.abort()
 
     def abort(self) -> None:
-        """Close the socket now, without a word."""
+        """Close the socket now and log nothing."""
         self._writer.transport.abort()
 
     def sweep(self, now: float) -> None:
         """Cut the connection if it has been silent or stuck for too long."""
-        if self.said is not None and not self.said.open:
-            self._heard_at = now  # the silence is ours: we are not reading
+        if self.inbound is not None and not self.inbound.open:
+            self._heard_at = now  # we are not reading, so silence says nothing
         waiting = self._writer.transport.get_write_buffer_size()
         if not waiting or waiting < self._waiting_bytes:
             self._moved_at = now
@@ -181,14 +184,14 @@ class Connection:
 
 
 class PacketReader:
-    """What the broker reads from: whole packets of one client, each checked before it is shown.
+    """The stream that the broker reads: whole packets of one client, each one checked first.
 
-    It has the shape of amqtt's ReaderAdapter. After anything wrong the socket is cut and every
-    read gives nothing, which ends the broker's side too; raising would make amqtt go on reading.
+    It has the methods of amqtt's ReaderAdapter. After a fault the socket is cut and every read
+    returns no bytes, which ends the broker's side too; after an exception amqtt would read on.
     """
 
     def __init__(
-        self, stream: asyncio.StreamReader, connection: Connection, first: bytes, at_most: int
+        self, stream: asyncio.StreamReader, connection: ClientConnection, first: bytes, at_most: int
     ) -> None:
         self._stream = stream
         self._connection = connection
@@ -214,7 +217,7 @@ class PacketReader:
         self._eof = True
 
     async def _next(self) -> bytes:
-        said = self._connection.said
+        inbound = self._connection.inbound
         if self._eof or self._connection.left:
             return await self._over()
         try:
@@ -228,14 +231,14 @@ class PacketReader:
             return await self._over()
         except (asyncio.IncompleteReadError, OSError):
             return await self._over()
-        if kind is PacketType.PUBLISH and said is not None:
-            said.take(len(body))
+        if kind is PacketType.PUBLISH and inbound is not None:
+            inbound.take(len(body))
         self._connection.left = kind is PacketType.DISCONNECT
         return head + body
 
     @staticmethod
     async def _over() -> bytes:
-        """Nothing more; but first amqtt handles what came before, for it drops the rest."""
+        """No bytes, once amqtt has handled what came before: at the end it drops the rest."""
         for _ in range(_TURNS):
             await asyncio.sleep(0)
         return b""
@@ -247,8 +250,8 @@ async def read_packet(
     """First byte, fixed header and body of the next packet.
 
     Args:
-        at_most: bytes of the packet.
-        heard: called whenever bytes came in, for a long packet takes a while.
+        at_most: longest packet in bytes.
+        heard: called whenever bytes come in, because a long packet takes a while.
     Raises: FrameError, FrameTooLargeError before anything is allocated for the packet;
         asyncio.IncompleteReadError, OSError at the end of the stream.
     """

@@ -1,12 +1,12 @@
-"""The embedded broker: amqtt 0.12.1 behind our own door, with its faults mended.
+"""The embedded broker: amqtt 0.12.1 behind our own acceptor, with its faults corrected.
 
 Good for about 500 devices on one machine. MQTT 3.1.1, QoS 0 and 1, clean sessions, no shared
 subscriptions; for more, use Mosquitto or EMQX by URL.
 
-The mends are overrides of private methods, so amqtt is pinned to this very version. Stock amqtt
-sends every retained message to everyone who connects, lets wills past the topic filter, deletes
-live sessions in its clean-up, drops a message when a subscription changes while it is sent out,
-and never limits what waits for a client that does not read.
+The corrections override private methods, so amqtt is pinned to this version. Unchanged, amqtt
+sends every retained message to every client that connects, lets wills past the topic filter,
+deletes live sessions in its clean-up, drops a message when a subscription changes while it is sent
+out, and sets no limit to the messages that wait for a client that does not read.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from amqtt.errors import AMQTTError, ProtocolHandlerError
 from edge_sdk.errors import ConfigurationError
 from server.broker import policy
 from server.broker.acceptor import Acceptor
-from server.broker.connection import AcceptorLimits, Connection, PacketReader
+from server.broker.connection import AcceptorLimits, ClientConnection, PacketReader
 from server.broker.policy import BACKEND_HEARS, Principal
 
 _LISTENER: Final = "default"
-_RETAINED_BYTES: Final = 16_384  # a status with room to spare: every device may leave one
+_RETAINED_BYTES: Final = 16_384  # a status is far smaller; every device may leave one
 _MAX_QOS: Final = 1
 
 logger = logging.getLogger(__name__)
 
 
 class EmbeddedBroker:
-    """A broker of the running event loop. Nobody may log in until a principal is set."""
+    """A broker of the running event loop. It refuses every login until a principal is set."""
 
     def __init__(self, limits: AcceptorLimits | None = None) -> None:
         self._acceptor = Acceptor(self._serve, limits or AcceptorLimits())
-        self._broker: MendedBroker = MendedBroker(self._acceptor.live)
+        self._broker: PatchedBroker = PatchedBroker(self._acceptor.live)
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Start, and return the port: `port`, or the one the system chose for 0.
 
-        Raises: ConfigurationError where the address cannot be had.
+        Raises: ConfigurationError where the address cannot be used.
         """
         await self._broker.start()
         try:
@@ -56,55 +56,55 @@ class EmbeddedBroker:
             ) from err
 
     def set_principal(self, principal: Principal) -> None:
-        """Let `principal` log in; a change cuts whoever is connected under the old rules."""
+        """Let `principal` log in; a change cuts connections made under the old rules."""
         self._acceptor.set_principal(principal)
 
     def remove_principal(self, client_id: str) -> None:
-        """Cut `client_id` at once, let it in no more, and forget what it retained."""
+        """Cut `client_id` at once, refuse it from now on, and drop its retained messages."""
         principal = self._acceptor.remove_principal(client_id)
         if principal is not None:
             self._broker.forget(principal)
 
     async def close(self) -> None:
-        """Stop listening and cut everybody."""
+        """Stop listening and cut every connection."""
         await self._acceptor.close()
         await self._broker.shutdown()
 
     async def _serve(
-        self, connection: Connection, reader: PacketReader, writer: asyncio.StreamWriter
+        self, connection: ClientConnection, reader: PacketReader, writer: asyncio.StreamWriter
     ) -> None:
         try:
             await self._broker.external_connected(reader, StreamWriterAdapter(writer), _LISTENER)
         finally:
             await self._broker.end_session(connection.client_id)
             if not self._acceptor.knows(connection.principal):
-                self._broker.forget(connection.principal)  # the will it left when it was cut
+                self._broker.forget(connection.principal)  # the will that it left when it was cut
 
 
-class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
-    """amqtt's broker with routing, retention and session ends of our own.
+class PatchedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
+    """amqtt's broker with our own routing, retention and end of sessions.
 
     Args:
         live: the acceptor's table of connections, by client id.
     """
 
-    def __init__(self, live: Mapping[str, Connection]) -> None:
+    def __init__(self, live: Mapping[str, ClientConnection]) -> None:
         super().__init__({"listeners": {_LISTENER: {"type": "external"}}, "plugins": {}})
         self._live = live
         self._deliveries: set[asyncio.Task[None]] = set()
 
     def forget(self, principal: Principal) -> None:
-        """Drop what that device retained."""
+        """Drop the retained messages of that device."""
         for topic in [*self._retained_messages] if principal.role == "device" else ():
             if policy.may_publish(principal, topic):
                 del self._retained_messages[topic]
 
     async def end_session(self, client_id: str) -> None:
-        """Drop the session of a connection that has ended; every session is a clean one."""
+        """Drop the session of a connection that has ended; every session is a clean session."""
         await self._delete_session(client_id)
 
     async def _session_monitor(self) -> None:
-        """Nothing: amqtt's deletes by client id after a wait, which can hit a newer session."""
+        """Do nothing: amqtt's own deletes by client id after a wait, maybe a newer session."""
 
     async def _authenticate(self, session: Any, _: Any) -> bool:
         """Whether this is the connection that the acceptor let in."""
@@ -134,11 +134,11 @@ class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
         return granted
 
     async def _client_message_loop(self, session: Any, handler: Any) -> None:
-        """Serve a client until it ends; then route what it said last, and then its will.
+        """Serve a client until it ends; then route its last messages, and then its will.
 
-        amqtt's sends the will first and drops what came just before a disconnection. Its waiter
-        for the end is made anew once the reader has begun: a client that left by then was never
-        gone. The end of the reader tells it whenever it comes.
+        amqtt's own sends the will first and drops messages that came just before the end. It waits
+        for an event that it creates after the reader has started, and so misses a client that had
+        left by then. The reader's own end is never missed.
         """
         connection = self._live[session.client_id]
         serving = [
@@ -146,7 +146,7 @@ class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
             asyncio.create_task(self._follow_unsubscriptions(session, handler)),
             asyncio.create_task(self._follow_messages(session)),
         ]
-        stopped = handler._reader_stopped  # noqa: SLF001 - says what no public name does
+        stopped = handler._reader_stopped  # noqa: SLF001 - no public name tells it
         ended = asyncio.create_task(stopped.wait())
         try:
             await asyncio.wait([ended, *serving], return_when=asyncio.FIRST_COMPLETED)
@@ -184,7 +184,7 @@ class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
             await self._route(session, await session.delivered_message_queue.get())
 
     async def _route(self, session: Any, message: Any) -> None:
-        """Send out and perhaps retain what a client published, if it may."""
+        """Send out a client's message, and retain it where asked, if the client may."""
         connection = self._live[session.client_id]
         try:
             if await self._topic_filtering(session, message.topic, Action.PUBLISH):
@@ -192,16 +192,16 @@ class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
                 if message.publish_packet.retain_flag:
                     await self.retain_message(session, message.topic, message.data, message.qos)
         finally:
-            if connection.said is not None:
-                connection.said.give(_size(message.publish_packet))
+            if connection.inbound is not None:
+                connection.inbound.give(_size(message.publish_packet))
 
     async def _broadcast_message(
         self, session: Any, topic: str, data: bytes, force_qos: int | None = None
     ) -> None:
-        """Send a message out to those subscribed, without amqtt's one unbounded queue for all.
+        """Send a message to its subscribers, without amqtt's one unbounded queue for all.
 
-        What waits is counted twice: for the sender, who is not read from while too much of it is
-        under way, and for the receiver, which is cut when too much waits for it.
+        A message under way is counted twice: for the sender, which is not read from while its
+        window is full, and for the receiver, which is cut when its window is full.
         """
         sender = self._live.get(session.client_id)
         for target, granted in list(self._subscribers(topic)):
@@ -210,7 +210,7 @@ class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
 
     def _send(
         self,
-        sender: Connection | None,
+        sender: ClientConnection | None,
         target: Any,
         topic: str,
         data: bytes,
@@ -228,30 +228,30 @@ class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
         task.add_done_callback(self._deliveries.discard)
 
     def _subscribers(self, topic: str) -> Iterator[tuple[Any, int]]:
-        """(session, granted QoS) of each match; the policy leaves these filters and no others."""
+        """(session, granted QoS) of each match; the policy allows these filters and no others."""
         yield from self._subscriptions.get(topic, ())
         for topic_filter in BACKEND_HEARS:
             if self._matches(topic, topic_filter):
                 yield from self._subscriptions.get(topic_filter, ())
 
     @staticmethod
-    def _has_room(receiver: Connection) -> bool:
-        if receiver.owed.open:
+    def _has_room(receiver: ClientConnection) -> bool:
+        if receiver.outbound.open:
             return True
         if receiver.principal.role == "device":
-            receiver.cut("does not take what is sent to it")
+            receiver.cut("does not read its messages")
             return False
         return True  # for a backend the senders are held back instead
 
     @staticmethod
     async def _deliver(
-        sender: Connection | None,
-        receiver: Connection,
+        sender: ClientConnection | None,
+        receiver: ClientConnection,
         publish: Coroutine[Any, Any, Any],
         size_bytes: int,
     ) -> None:
-        said = sender.said if sender is not None else None
-        windows = [window for window in (said, receiver.owed) if window is not None]
+        inbound = sender.inbound if sender is not None else None
+        windows = [window for window in (inbound, receiver.outbound) if window is not None]
         for window in windows:
             window.take(size_bytes)
         try:
@@ -278,9 +278,9 @@ class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
     async def _publish_retained_messages_for_subscription(
         self, subscription: tuple[str, int], session: Any
     ) -> None:
-        """Send what is retained to a session that holds the filter, and to no other.
+        """Send retained messages to a session that holds the filter, and to no other.
 
-        amqtt calls this for every filter of the broker whenever somebody connects; and its own
+        amqtt calls this for every filter of the broker whenever a client connects. Its own version
         stops the client's other messages until each retained one is acknowledged.
         """
         topic_filter, qos = subscription
@@ -294,7 +294,7 @@ class MendedBroker(Broker):  # type: ignore[misc]  # amqtt ships no types
 
 
 async def _done(waited_for: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """A finished task, which is what amqtt's handlers take."""
+    """A finished task, as amqtt's handlers take it."""
     task = asyncio.create_task(waited_for)
     try:
         await asyncio.wait([task])
@@ -304,6 +304,6 @@ async def _done(waited_for: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
 
 
 def _size(publish: Any) -> int:
-    """The length of a PUBLISH packet's body, as the reader counted it."""
+    """Length of a PUBLISH packet's body, as the reader counted it."""
     size: int = publish.fixed_header.remaining_length
     return size

@@ -30,7 +30,7 @@ from server.errors import (
 from server.registry.connect import READS, open_engine
 from server.registry.credentials import is_secret, new_secret, secret_sha256
 from server.registry.migrate import migrate
-from server.registry.records import AuditEntry, Device, Model, Token
+from server.registry.records import AuditEntry, Device, ModelVersion, Token
 from server.registry.schema import audit, devices, models, tokens
 
 logger = logging.getLogger(__name__)
@@ -285,7 +285,7 @@ class Registry:
 
     # models
 
-    def publish_model(self, name: str, version: int, *, who: str = "server") -> Model:
+    def publish_model(self, name: str, version: int, *, who: str = "server") -> ModelVersion:
         """Note a new version, not active yet; to publish it again changes nothing.
 
         Raises: BadRequestError for a name that is no id or a version outside 1..999999999.
@@ -307,12 +307,12 @@ class Registry:
                 logger.debug("model=%s version=%s was published before", name, version)
             return _need_model(connection, name, version)
 
-    def models(self) -> tuple[Model, ...]:
+    def models(self) -> tuple[ModelVersion, ...]:
         """Every published version, by name and version."""
         with self._reading() as connection:
             return _all_models(connection)
 
-    def activate_model(self, name: str, version: int, *, who: str = "operator") -> Model:
+    def activate_model(self, name: str, version: int, *, who: str = "operator") -> ModelVersion:
         """Make that version the active one of its name, in place of any other.
 
         Raises: UnknownModelError; names the versions there are.
@@ -409,12 +409,12 @@ def _need_device(connection: Connection, device_id: str) -> Device:
     return device
 
 
-def _all_models(connection: Connection) -> tuple[Model, ...]:
+def _all_models(connection: Connection) -> tuple[ModelVersion, ...]:
     query = select(models).order_by(models.c.name, models.c.version)
-    return tuple(Model(**row) for row in connection.execute(query).mappings())
+    return tuple(ModelVersion(**row) for row in connection.execute(query).mappings())
 
 
-def _need_model(connection: Connection, name: str, version: int) -> Model:
+def _need_model(connection: Connection, name: str, version: int) -> ModelVersion:
     there = _all_models(connection)
     for model in there:
         if (model.name, model.version) == (name, version):

@@ -49,7 +49,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelVersion:
     """One published version of a model; at most one version of a name is active."""
 
     name: str

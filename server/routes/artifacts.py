@@ -11,11 +11,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
 
 from server.registry.artifacts import ArtifactRepository
-from server.routes.authentication import Keys, authenticate
+from server.routes.authentication import CredentialStore, authenticate
 from server.routes.errors import error_response
 
 
-class Shelf(Keys, Protocol):
+class ArtifactFiles(CredentialStore, Protocol):
     """What these routes ask of the server."""
 
     @property
@@ -23,17 +23,17 @@ class Shelf(Keys, Protocol):
         """The signed bundles."""
 
 
-def router(shelf: Shelf) -> APIRouter:
-    """The routes over `shelf`; only devices and the operator are served."""
+def router(files: ArtifactFiles) -> APIRouter:
+    """The routes over `files`; only devices and the operator are served."""
     routes = APIRouter()
     folders = {
-        "metadata": shelf.artifacts.metadata_folder,
-        "targets": shelf.artifacts.targets_folder,
+        "metadata": files.artifacts.metadata_folder,
+        "targets": files.artifacts.targets_folder,
     }
 
     @routes.get("/tuf/{part}/{path:path}", response_model=None)
     def signed_file(request: Request, part: str, path: str) -> Response:
-        authenticate(shelf, request)
+        authenticate(files, request)
         file = _inside(folders.get(part), path)
         if file is None:
             return error_response(404, f"{part}/{path}: not there")

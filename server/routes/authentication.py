@@ -14,7 +14,7 @@ from server.registry.records import Device
 OPERATOR: Final = "operator"
 
 
-class Keys(Protocol):
+class CredentialStore(Protocol):
     """What logins are checked against."""
 
     @property
@@ -26,7 +26,7 @@ class Keys(Protocol):
         """The hash of the operator's secret, in hex."""
 
 
-def authenticate(keys: Keys, request: Request) -> Device | None:
+def authenticate(credentials: CredentialStore, request: Request) -> Device | None:
     """The device that asks; None for the operator.
 
     Raises: AuthenticationError.
@@ -36,7 +36,7 @@ def authenticate(keys: Keys, request: Request) -> Device | None:
     if scheme.lower() != "bearer" or not colon:
         raise AuthenticationError("expected the header Authorization: Bearer DEVICE:CREDENTIAL")
     if name != OPERATOR:
-        return keys.registry.authenticate(name, secret)
-    if not is_secret(secret, keys.operator_sha256):
+        return credentials.registry.authenticate(name, secret)
+    if not is_secret(secret, credentials.operator_sha256):
         raise AuthenticationError("operator: wrong secret; it is in keys/operator.key")
     return None

@@ -1,7 +1,7 @@
-"""Request bodies of a bounded size: refused before they are held in memory.
+"""Request bodies of bounded size: a body that is too long is refused before it is in memory.
 
-Without this a route that declares a body reads all of it before it looks at anything, the
-credential included.
+Without this a route that declares a body reads all of it before it checks anything, the credential
+included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def read_body(
 
     Args:
         grown: called with the size so far, in bytes, as it arrives; may raise.
-    Raises: FrameTooLargeError as soon as it is, or says it will be, above `limit_bytes`.
+    Raises: FrameTooLargeError as soon as the body is, or declares itself, above `limit_bytes`.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and len(declared) < 20:
@@ -41,13 +41,13 @@ async def read_body(
     return b"".join(chunks)
 
 
-class Room:
+class BodyBudget:
     """Memory for the long bodies that are read and answered at one time, on one event loop.
 
-    Short ones need none: whoever sends long bodies slowly keeps nobody else's query out.
+    Short bodies need none, so a client that sends long bodies slowly keeps no other query out.
 
     Args:
-        limit_bytes: of all of them together. short_bytes: what counts as short.
+        limit_bytes: all long bodies together. short_bytes: the longest body that counts as short.
     """
 
     def __init__(self, limit_bytes: int, short_bytes: int) -> None:
@@ -56,9 +56,11 @@ class Room:
 
     @contextlib.contextmanager
     def body(self) -> Iterator[Callable[[int], None]]:
-        """Room for one body until the end of the block; call what it gives with the size so far.
+        """Memory for one body until the end of the block.
 
-        Raises: OverloadedError, in that call, when there is no more.
+        Gives a function to call with the body's size so far.
+
+        Raises: OverloadedError, in that call, when no memory is left.
         """
         held = 0
 

@@ -36,7 +36,7 @@ ECHO_BYTES: Final = 1_000_000
 _ID: Final = f"^{ID_PATTERN.pattern}$"
 
 
-class Services(Protocol):
+class DeviceServices(Protocol):
     """What these routes ask of the server. The calls may come from several threads at once."""
 
     @property
@@ -140,23 +140,23 @@ class Assignment(BaseModel):
     bundle: str
 
 
-class Connection(BaseModel):
+class BrokerLocation(BaseModel):
     """Where the broker is."""
 
     broker: dict[str, Any]
 
 
-def router(services: Services) -> APIRouter:
+def router(services: DeviceServices) -> APIRouter:
     """The routes over `services`."""
     api = APIRouter(prefix="/api/v1", route_class=BoundedRoute, tags=["devices"])
     _add_enrolment(api, services)
-    door = _Door(services)
-    _add_device_routes(api, services, door)
-    _add_operator_routes(api, services, door)
+    access = _Access(services)
+    _add_device_routes(api, services, access)
+    _add_operator_routes(api, services, access)
     return api
 
 
-def _add_enrolment(api: APIRouter, services: Services) -> None:
+def _add_enrolment(api: APIRouter, services: DeviceServices) -> None:
     limit = FailureLimit()
 
     @api.post("/enroll", status_code=201)
@@ -187,10 +187,10 @@ def _add_enrolment(api: APIRouter, services: Services) -> None:
         )
 
 
-def _add_device_routes(api: APIRouter, services: Services, door: _Door) -> None:
-    itself = [Depends(door.itself)]
+def _add_device_routes(api: APIRouter, services: DeviceServices, access: _Access) -> None:
+    itself = [Depends(access.itself)]
 
-    @api.get("/devices/{device_id}", dependencies=[Depends(door.itself_or_operator)])
+    @api.get("/devices/{device_id}", dependencies=[Depends(access.itself_or_operator)])
     def show(device_id: str) -> DeviceView:
         """One device, to itself or to the operator."""
         return _view(services.registry.device(device_id))
@@ -204,24 +204,24 @@ def _add_device_routes(api: APIRouter, services: Services, door: _Door) -> None:
         return Assignment(bundle=bundle)
 
     @api.get("/devices/{device_id}/connection", dependencies=itself)
-    def connection() -> Connection:
+    def connection() -> BrokerLocation:
         """Where the broker is."""
-        return Connection(broker=dict(services.broker_address()))
+        return BrokerLocation(broker=dict(services.broker_address()))
 
     @api.put("/devices/{device_id}/profile", dependencies=itself)
     def update_profile(device_id: str, profile: dict[str, Any]) -> DeviceView:
         """Replace what the device says of itself."""
         return _view(services.registry.update_profile(device_id, _profile(profile)))
 
-    @api.post("/link/echo", response_class=Response, dependencies=[Depends(door.anyone)])
+    @api.post("/link/echo", response_class=Response, dependencies=[Depends(access.anyone)])
     async def echo(request: Request) -> Response:
         """The same bytes back, at most 1 MB: a device measures its link by it."""
         body = await read_body(request, ECHO_BYTES)
         return Response(body, media_type="application/octet-stream")
 
 
-def _add_operator_routes(api: APIRouter, services: Services, door: _Door) -> None:
-    operator = [Depends(door.operator)]
+def _add_operator_routes(api: APIRouter, services: DeviceServices, access: _Access) -> None:
+    operator = [Depends(access.operator)]
 
     @api.get("/devices", dependencies=operator)
     def listed(fleet: str | None = None) -> DeviceList:
@@ -255,10 +255,10 @@ def _add_operator_routes(api: APIRouter, services: Services, door: _Door) -> Non
         return NewToken(token=token, fleet=body.fleet, ttl_s=body.ttl_s)
 
 
-class _Door:
+class _Access:
     """Who may pass, asked before a body is looked at."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: DeviceServices) -> None:
         self._services = services
 
     def anyone(self, request: Request) -> Device | None:
@@ -286,7 +286,7 @@ class _Door:
             raise ForbiddenError("only the operator may do this, with the key of the server")
 
 
-def _let_in(services: Services, device: Device, credential: str, token: str) -> None:
+def _let_in(services: DeviceServices, device: Device, credential: str, token: str) -> None:
     """Tell the broker, which is told the credential now or never: only its hash is kept.
 
     Raises: NotReadyError if the broker did not take the device; the token can be used again.
@@ -302,7 +302,7 @@ def _let_in(services: Services, device: Device, credential: str, token: str) -> 
         ) from err
 
 
-def _first_bundle(services: Services, device: Device) -> str | None:
+def _first_bundle(services: DeviceServices, device: Device) -> str | None:
     try:
         return services.assign(device)
     except Exception:

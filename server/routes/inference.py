@@ -23,16 +23,16 @@ from edge_sdk.session import Array
 from edge_sdk.wire.frames import DATATYPES, HTTP_LIMITS, Frame, Tensor, decode, encode
 from edge_sdk.wire.messages import Query, frame_id, read_deadline
 from server.backend.inference import Inference
-from server.backend.models import Model
+from server.backend.models import ServedModel
 from server.errors import BadRequestError, ServerError
-from server.routes.bodies import Room, read_body
+from server.routes.bodies import BodyBudget, read_body
 
 # JSON makes a Python object of every value: 10 MB of it were 1.4 s of work, as binary a few ms
 JSON_BYTES: Final = 1_000_000
 LIMITS: Final = replace(HTTP_LIMITS, header_bytes=JSON_BYTES)
 # a longer body is read by a thread; a shorter one is read before a thread would have woken
 SHORT_BYTES: Final = 65_536
-ROOM_BYTES: Final = 64_000_000
+LONG_BODIES_BYTES: Final = 64_000_000
 
 OUTPUTS: Final = ("logits", "probabilities", "label")
 _DATATYPE_OF: Final = {np.dtype(dtype).name: name for name, dtype in DATATYPES.items()}
@@ -45,7 +45,7 @@ def router(inference: Inference, authorize: Callable[[Request], None]) -> APIRou
         authorize: raises AuthenticationError for a request that may not ask for inference.
     """
     routes = APIRouter()
-    room = Room(ROOM_BYTES, SHORT_BYTES)
+    budget = BodyBudget(LONG_BODIES_BYTES, SHORT_BYTES)
     guarded = [Depends(_as_dependency(authorize))]
 
     @routes.get("/v2")
@@ -83,13 +83,13 @@ def router(inference: Inference, authorize: Callable[[Request], None]) -> APIRou
     @routes.post("/v2/models/{name}/infer", dependencies=guarded)
     @routes.post("/v2/models/{name}/versions/{version}/infer", dependencies=guarded)
     async def infer(request: Request, name: str, version: str | None = None) -> Response:
-        with room.body() as grown:
+        with budget.body() as grown:
             length = _json_length(request)
             limit = JSON_BYTES if length is None else LIMITS.frame_bytes
             body = await read_body(request, limit, grown)
             answer = _Answer()
 
-            def ask() -> tuple[Frame, Query, Model]:
+            def ask() -> tuple[Frame, Query, ServedModel]:
                 frame = decode(body, length, LIMITS)
                 query = _query(frame, name, version)
                 return frame, query, inference.submit(query, answer.done)
@@ -121,7 +121,7 @@ def _index(inference: Inference) -> list[dict[str, str]]:
     return listed + broken
 
 
-def _metadata(model: Model, versions: Sequence[str]) -> dict[str, Any]:
+def _metadata(model: ServedModel, versions: Sequence[str]) -> dict[str, Any]:
     manifest = model.manifest
     classes = len(manifest.class_names)
     # any one of these is a whole input: the raw sample, or smashed data at an allowed cut
@@ -191,7 +191,7 @@ class _Answer:
             self._outcome.set_result(outcome)
 
 
-def _respond(frame: Frame, query: Query, model: Model, logits: Array) -> Response:
+def _respond(frame: Frame, query: Query, model: ServedModel, logits: Array) -> Response:
     wanted = frame.requested or tuple((name, {}) for name in OUTPUTS)
     all_binary = bool(frame.parameters.get("binary_data_output"))
     computed = _outputs(logits)

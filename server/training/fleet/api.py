@@ -25,9 +25,9 @@ from edge_sdk.training.protocol.messages import (
     Step,
     from_bytes,
 )
-from server.errors import BadRequestError, EndedError, ForbiddenError, NotThereError
+from server.errors import BadRequestError, EndedError, ForbiddenError, NotJoinedError
 from server.routes import errors
-from server.routes.authentication import Keys, authenticate
+from server.routes.authentication import CredentialStore, authenticate
 from server.routes.bodies import BoundedRoute, read_body
 from server.training.fleet.mailbox import Hello, Mailbox
 from server.training.fleet.reply_slots import OneReplyEach
@@ -84,7 +84,7 @@ class ReplyOutcome(BaseModel):
 
 def create_app(  # noqa: C901, PLR0915 - one entry a route
     mailbox: Mailbox,
-    keys: Keys,
+    keys: CredentialStore,
     welcome: Welcome,
     expected: Hello,
     *,
@@ -118,7 +118,7 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
     def member(name: Annotated[str, Depends(device)]) -> str:
         see_end(name)
         if not mailbox.knows(name):
-            raise NotThereError(f"{name}: say hello first")
+            raise NotJoinedError(f"{name}: say hello first")
         return name
 
     @app.post("/api/v1/training/hello")

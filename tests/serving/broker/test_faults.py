@@ -57,7 +57,7 @@ def backend(child: BrokerChild) -> Iterator[MqttLink]:
 @pytest.fixture
 def hasty() -> Iterator[int]:
     """The port of a broker in this process, whose patience is short."""
-    with in_thread(AcceptorLimits(connect_s=0.3, stall_s=1.0, owed_bytes=32_000_000)) as port:
+    with in_thread(AcceptorLimits(connect_s=0.3, stall_s=1.0, outbound_bytes=32_000_000)) as port:
         yield port
 
 
