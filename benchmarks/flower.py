@@ -159,7 +159,7 @@ def _ours(text: str, threads: int) -> tuple[Done, dict[str, str]]:
     network = world.state.net.segment(0, None)
     done = Done()
     for number in range(1, world.recipe.train.rounds + 1):
-        result = world.engine.run_round(number, world.recipe.seed)
+        result = world.loop.run_round(number, world.recipe.seed)
         assert len(result.participants) == len(world.clients)
         done.note(read_weights(network))
     return done, {"splitedge": __version__, "torch": torch.__version__}

@@ -38,10 +38,10 @@ from edge_sdk.version import __version__
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState
 from server.training.core.weighted_mean import Contributions, WeightRule
-from server.training.methods.steps import Arrivals, Asking, ServerStep, needs_labels
+from server.training.methods.steps import Asking, ClientBatches, ServerStep, needs_labels
 from server.training.recipe.recipe import Recipe, read_recipe
 from server.training.report.evaluate import Evaluator
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.simulation.build import VisitingTransport, World, build_world
 
 RESULTS = Path(__file__).parent / "results"
@@ -210,13 +210,13 @@ class Meter:
             weigh=self._timed_weigh(method.weigh),
         )
         transport = _TimedTransport(world.clients, self._at)
-        self._engine = Engine(timed, world.plans, world.state, transport, world.recipe.round)
+        self._loop = RoundLoop(timed, world.plans, world.state, transport, world.recipe.round)
 
     def round(self, number: int) -> Round:
         """Run one and say what it took."""
         self._spent.clear()
         clock, processor = time.perf_counter(), time.process_time()
-        result = self._engine.run_round(number, self._world.recipe.seed)
+        result = self._loop.run_round(number, self._world.recipe.seed)
         processor, clock = time.process_time() - processor, time.perf_counter() - clock
         assert set(result.participants) == set(self._world.clients), "somebody took no part"
         places = {place: self._spent[place] for place in PLACES}
@@ -241,11 +241,11 @@ class Meter:
             self._spent[place] += time.process_time() - start  # type: ignore[assignment]  # seconds
 
     def _timed_step(self, step: ServerStep) -> ServerStep:
-        def answering(state: ServerState, arrivals: Arrivals, now: RoundView) -> Any:
+        def answering(state: ServerState, arrivals: ClientBatches, now: RoundView) -> Any:
             with self._at("server step"):
                 return step(state, arrivals, now)
 
-        def asking(state: ServerState, arrivals: Arrivals, now: RoundView) -> Asking:
+        def asking(state: ServerState, arrivals: ClientBatches, now: RoundView) -> Asking:
             under_way: Any = step(state, arrivals, now)
             replies = None
             while True:

@@ -168,7 +168,7 @@ def _paired(recipe: Recipe, loop: type[WholeNetwork | SuperSfl], rounds: int) ->
     plain = loop(world)
     clock, processor, apart = [], [], 0.0
     for number in range(1, rounds + 2):
-        ours = _seconds(partial(world.engine.run_round, number, recipe.seed))
+        ours = _seconds(partial(world.loop.run_round, number, recipe.seed))
         theirs = _seconds(partial(plain.run_round, number))
         if number == 1:
             weights = own_weights(plain.network)

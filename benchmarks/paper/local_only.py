@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from server.training.recipe.recipe import Recipe
 from server.training.report.evaluate import ClientScore, Evaluator
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.simulation.build import VisitingTransport, build_world
 
 
@@ -26,11 +26,11 @@ def stand_alone(recipe: Recipe, device: str = "cpu") -> list[ClientScore]:
     scores = []
     for place, name in enumerate(world.clients):
         world.state.write(first)
-        engine = Engine(
+        loop = RoundLoop(
             world.method, {name: world.plans[name]}, world.state, VisitingTransport(world.clients)
         )
         for number in range(1, recipe.train.rounds + 1):
-            engine.run_round(number, recipe.seed)
+            loop.run_round(number, recipe.seed)
         scores.append(evaluator.clients(supervised=False)[place])
     return scores
 

@@ -52,7 +52,7 @@ class ServerState:
         memory: what the method keeps from round to round.
         seen: what was last seen of each client where bad ones are looked for
             (server.training.rounds.outliers).
-        copied: by client, the weights its copy is made of, where these are not the trunk's.
+        copy_sources: by client, the weights its copy is made of, where these are not the trunk's.
     """
 
     def __init__(self, net: Supernet, training: ServerTraining, trunk: Trunk = "shared") -> None:
@@ -62,7 +62,7 @@ class ServerState:
         self.memory: dict[str, Tensor] = {}
         self.seen: dict[str, Tensor] = {}
         self.copies: dict[str, Suffix] = {}
-        self.copied: dict[str, Weights] = {}
+        self.copy_sources: dict[str, Weights] = {}
         self._suffixes: dict[int, Suffix] = {}
         self._rests = False
         self._learning_rate = training.learning_rate
@@ -129,7 +129,7 @@ class ServerState:
         """
         return nn.Sequential(self.net.prefix(depth), self.trunk.suffix(depth))
 
-    def as_one(self, depth: int) -> Supernet:
+    def merged_network(self, depth: int) -> Supernet:
         """Clients' stages up to `depth`, the deepest of theirs, and the server's behind them.
 
         A network that was trained as it is, by the clients of that depth; the others' prefixes are
@@ -156,25 +156,25 @@ class ServerState:
         return replace(suffix, optimiser=None) if self._rests else suffix
 
     @contextmanager
-    def at_rest(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Inside it the one suffix for all stays as it is: weights, momentum, BatchNorm's
         statistics. Clients' own copies are stepped as ever.
         """
-        statistics = Statistics(self.trunk)
+        statistics = BatchNormSnapshot(self.trunk)
         self._rests = True
         try:
             yield
         finally:
             self._rests = False
-            statistics.put_back()
+            statistics.restore()
 
     def copy_for(self, client: str, depth: int) -> Suffix:
         """This client's own copy of the suffix, made when first asked for in a round."""
         if client not in self.copies:
             module = copied(self.trunk.suffix(depth))
-            if client in self.copied:
+            if client in self.copy_sources:
                 for name, tensor in self._of_server(own_weights(module)).items():
-                    tensor.copy_(self.copied[client][name])
+                    tensor.copy_(self.copy_sources[client][name])
             module.train()
             parameters = list(module.parameters())
             self.copies[client] = Suffix(module, parameters, self._sgd(parameters))
@@ -241,7 +241,7 @@ class Suffix:
             self.optimiser.step(gradients, self.parameters)
 
 
-class Statistics:
+class BatchNormSnapshot:
     """BatchNorm's running statistics of a part, before a batch goes through it.
 
     A forward pass moves them, and only its end shows whether the batch can be learnt from.
@@ -256,7 +256,7 @@ class Statistics:
         sums = [buffer.sum(dtype=torch.float64) for buffer, _ in self._before]
         return not sums or bool(torch.isfinite(torch.stack(sums)).all())
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Have them as they were."""
         for buffer, value in self._before:
             buffer.copy_(value)

@@ -77,7 +77,7 @@ def suspects(ratios: Ratios, clip_factor: float) -> dict[str, str]:
     return found
 
 
-def capped(weights: Mapping[str, float], weight_cap: float) -> dict[str, float]:
+def cap_weights(weights: Mapping[str, float], weight_cap: float) -> dict[str, float]:
     """No weight above `weight_cap` times the median of those above 0."""
     above = [weight for weight in weights.values() if weight > 0]
     if not above:

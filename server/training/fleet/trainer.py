@@ -59,9 +59,9 @@ from server.training.report.device_scores import (
     fleet_energy,
     summarise,
 )
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.own_pace import OwnPaceEngine
-from server.training.rounds.traffic import Ledger
+from server.training.rounds.traffic import TrafficCounter
 from server.training.rounds.transport import LocalTransport
 from server.training.run.checkpoint import (
     Row,
@@ -226,7 +226,7 @@ def train(
             on_round(row)
         while len(rows) < recipe.train.rounds:
             rows.append(trainer.round(len(rows) + 1))
-            with world.engine.still():
+            with world.loop.paused():
                 save_checkpoint(settings.folder, world, rows)
             late.prune(mailbox.kept)
             with (settings.folder / LOG).open("ab") as log:
@@ -309,7 +309,7 @@ class _Trainer:
     def end_rounds(self) -> None:
         """Leave those who are still at work; nobody has missed what is not asked any more."""
         self._mailbox.end_rounds()
-        self._world.engine.close()
+        self._world.loop.close()
         self._mailbox.take_missed()
 
     def score(self, number: int) -> Scored:
@@ -318,7 +318,7 @@ class _Trainer:
             why = [{"what": "evaluate", "why": NO_SCORES}]
             return Scored([], dict.fromkeys(self._world.plans, why), 0, 0.0)
         profiles = {name: self._profile(name) for name in self._world.plans}
-        ledger, start = Ledger(), time.perf_counter()
+        ledger, start = TrafficCounter(), time.perf_counter()
         transport = HttpTransport(self._mailbox)
         scores = ask_scores(self._world, transport, profiles, number, ledger)
         missed = _missed(self._mailbox.take_missed())
@@ -334,8 +334,8 @@ class _Trainer:
         self.gather(max(1, math.ceil(recipe.round.quorum * wanted - 1e-9)))
         if self._begun is not None:
             self._begun.begin(number, world.plans, self._mailbox.samples())
-        world.engine.meet(world.plans, HttpTransport(self._mailbox))
-        result = world.engine.run_round(number, recipe.seed, self._mailbox.take_late())
+        world.loop.set_clients(world.plans, HttpTransport(self._mailbox))
+        result = world.loop.run_round(number, recipe.seed, self._mailbox.take_late())
         measured = number % recipe.evaluate.every == 0 or number == recipe.train.rounds
         right = self._accuracy() if measured else None
         missed = _missed(self._mailbox.take_missed())
@@ -348,7 +348,7 @@ class _Trainer:
     def _accuracy(self) -> float:
         """Of a copy: those at work go on with the network itself meanwhile."""
         world = self._world
-        with world.engine.still():
+        with world.loop.paused():
             net = copied(_served(world))
         return accuracy(net, world.x_test, world.y_test)
 
@@ -408,9 +408,9 @@ def _world(recipe: Recipe, dataset: Dataset, devices: int) -> World:
     method = recipe.build_method()
     state = server_state(recipe, method, build_network(recipe, dataset))
     nobody, how = LocalTransport({}), recipe.round
-    engine = Engine(method, {}, state, nobody, how)
+    loop = RoundLoop(method, {}, state, nobody, how)
     if how.buffer is not None:
-        engine = OwnPaceEngine(method, {}, state, nobody, how, devices=devices)
+        loop = OwnPaceEngine(method, {}, state, nobody, how, devices=devices)
     return World(
         recipe,
         method,
@@ -420,7 +420,7 @@ def _world(recipe: Recipe, dataset: Dataset, devices: int) -> World:
         {},
         {},
         state,
-        engine,
+        loop,
         torch.device("cpu"),
     )
 
@@ -472,7 +472,7 @@ def _delivered(rows: list[Row]) -> set[tuple[str, int]]:
 
 def _served(world: World) -> Supernet:
     """The one network that all devices and the server answer with."""
-    return world.state.as_one(max(plan.depth for plan in world.plans.values()))
+    return world.state.merged_network(max(plan.depth for plan in world.plans.values()))
 
 
 def _finish(

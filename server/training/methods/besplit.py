@@ -44,7 +44,7 @@ from server.training.methods.formulas.client_records import (
 from server.training.methods.formulas.collaboration import counts_to_move, pairs_present
 from server.training.methods.method import Method
 from server.training.methods.smashed_exchange import Batches, Lesson, exchanged, learn, own_batch
-from server.training.methods.steps import Arrivals
+from server.training.methods.steps import ClientBatches
 
 Ablation = Literal[
     "none", "no_ea", "no_evidence", "no_aleatoric", "no_epistemic", "no_bcc", "no_dtd"
@@ -90,7 +90,7 @@ def besplit(
         raise ConfigurationError(f"ttl: expected at least 1 round, got {ttl}")
     distil = Distillation(auxiliary_head, client_share, server_share, tau, anneal_rounds)
 
-    def step(state: ServerState, arrivals: Arrivals, now: RoundView) -> dict[str, Feedback]:
+    def step(state: ServerState, arrivals: ClientBatches, now: RoundView) -> dict[str, Feedback]:
         kl_weight = kl_weight_at(now.round, anneal_rounds)
         _open(now, beta, ttl)
         joint = {} if ablation == "no_bcc" else _exchanges(arrivals, now)
@@ -128,7 +128,7 @@ def besplit(
     )
 
 
-def _exchanges(arrivals: Arrivals, now: RoundView) -> dict[str, Batches]:
+def _exchanges(arrivals: ClientBatches, now: RoundView) -> dict[str, Batches]:
     """The batches of each pair of the step, under both clients' names; nobody waits for anybody.
 
     Pairs are of clients with the same cut: another's smashed samples do not fit a copy.
@@ -154,7 +154,7 @@ def _exchanges(arrivals: Arrivals, now: RoundView) -> dict[str, Batches]:
 
 
 def _learn(
-    state: ServerState, arrivals: Arrivals, joint: dict[str, Batches], kl_weight: float
+    state: ServerState, arrivals: ClientBatches, joint: dict[str, Batches], kl_weight: float
 ) -> dict[str, Lesson]:
     """Every client's batch, of a pair or its own; those that cannot be learnt from are missing."""
     lessons: dict[str, Lesson] = {}

@@ -42,10 +42,10 @@ from edge_sdk.training.client.fusion import clip_l2
 from edge_sdk.training.protocol.messages import Feedback
 from edge_sdk.training.protocol.plan import ClientPart, MetaAdaptation
 from server.training.core.round_view import RoundView
-from server.training.core.server_state import ServerState, Statistics, Suffix
+from server.training.core.server_state import BatchNormSnapshot, ServerState, Suffix
 from server.training.methods.formulas.contrastive import Alignment, Gradients
 from server.training.methods.method import Method
-from server.training.methods.steps import Arrival, Arrivals, Asking, Pairs, ServerStep
+from server.training.methods.steps import Asking, ClientBatch, ClientBatches, Pairs, ServerStep
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def label_private(server_share: float) -> ServerStep:
         server_share: 1 - gamma.
     """
 
-    def step(state: ServerState, arrivals: Arrivals, now: RoundView) -> Asking:
+    def step(state: ServerState, arrivals: ClientBatches, now: RoundView) -> Asking:
         under_way: dict[str, _Forward] = {}
         for client, arrival in arrivals.items():
             found = _forward(state, client, arrival, now)
@@ -139,7 +139,7 @@ def label_private(server_share: float) -> ServerStep:
                 own = list(map(_sum, own, csa))
             sound = _finite(gradient, *own) and forward.statistics.sound
             if gradient is None or not sound:
-                forward.statistics.put_back()
+                forward.statistics.restore()
                 logger.warning("client=%s gets no feedback: its gradient is not finite", client)
                 continue
             _step(forward.copy, own, state.training.clip)
@@ -159,7 +159,7 @@ class _Forward:
     """
 
     copy: Suffix
-    statistics: Statistics
+    statistics: BatchNormSnapshot
     z: Tensor
     outputs: Tensor
     second: Tensor
@@ -177,7 +177,9 @@ class _Forward:
         )
 
 
-def _forward(state: ServerState, client: str, arrival: Arrival, now: RoundView) -> _Forward | None:
+def _forward(
+    state: ServerState, client: str, arrival: ClientBatch, now: RoundView
+) -> _Forward | None:
     """None where the batch cannot be judged: the client then learns by its exit head alone."""
     features, pairs = arrival.features, arrival.pairs
     # whole, since the second view may enter as early as the shallowest exit
@@ -185,20 +187,20 @@ def _forward(state: ServerState, client: str, arrival: Arrival, now: RoundView) 
     trunk = copy.module
     assert isinstance(trunk, View), "a copy of the trunk is a view of it"
     z = features.features.detach().requires_grad_()
-    statistics = Statistics(trunk)
+    statistics = BatchNormSnapshot(trunk)
     try:
         second = _neck(trunk, arrival.depth)(z)
         first = None
         if pairs is not None:
             first = _neck(trunk, pairs.entry)(pairs.z)
     except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
-        statistics.put_back()
+        statistics.restore()
         logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
         return None
     embeddings = now.plans[client].part.judges == "embeddings"
     outputs = second if embeddings else trunk.classifier(second)
     if not bool(torch.isfinite(outputs.detach().sum())):
-        statistics.put_back()
+        statistics.restore()
         logger.warning("client=%s gets no feedback: its outputs are not finite", client)
         return None
     return _Forward(copy, statistics, z, outputs, second, first, pairs)

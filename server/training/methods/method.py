@@ -16,7 +16,7 @@ from edge_sdk.training.protocol.plan import ClientPart, Judged
 from server.training.core.server_state import Trunk
 from server.training.core.weighted_mean import WeightRule, by_samples
 from server.training.methods.formulas.contrastive import Alignment
-from server.training.methods.steps import ServerStep, copies, needs_labels
+from server.training.methods.steps import ServerStep, needs_labels, per_client
 
 Labels = Literal["sent", "derivable", "private"]
 # n_k by client and the batch of all together, to the batch of each
@@ -53,7 +53,7 @@ class Method:
     name: str
     labels: Labels = "sent"
     client: ClientPart = field(default_factory=ClientPart)
-    server_step: ServerStep | None = copies
+    server_step: ServerStep | None = per_client
     trunk: Trunk = "shared"
     batch_share: BatchShare | None = None
     weigh: WeightRule = by_samples

@@ -38,15 +38,15 @@ from server.training.methods.formulas.adjustment import (
 from server.training.methods.formulas.batch_share import proportional
 from server.training.methods.method import Method
 from server.training.methods.steps import (
-    Arrivals,
+    ClientBatches,
     ClientLoss,
     Joint,
     concatenated,
-    copies,
-    copies_step,
     joint_step,
-    one_model,
-    one_model_step,
+    per_client,
+    per_client_step,
+    shared,
+    shared_step,
 )
 
 Adjust = Literal["both", "local", "none"]
@@ -55,7 +55,7 @@ Server = Literal["joint", "copies", "in_turn"]
 SERVERS: Final = get_args(Server)
 # what is added to the logits for a share of labels, (N,) to (N,)
 Added = Callable[[Tensor], Tensor]
-EachStep = Callable[[ServerState, Arrivals, ClientLoss], dict[str, Feedback]]
+EachStep = Callable[[ServerState, ClientBatches, ClientLoss], dict[str, Feedback]]
 
 
 def scala(
@@ -96,8 +96,8 @@ def scala(
     if not 0 < least_share <= 1:
         raise ConfigurationError(f"least_share: expected above 0 and at most 1, got {least_share}")
     added = partial(adjustment, strength=strength, least=least_share)
-    plain = {"joint": concatenated, "copies": copies, "in_turn": one_model}[server]
-    each = copies_step if server == "copies" else one_model_step
+    plain = {"joint": concatenated, "copies": per_client, "in_turn": shared}[server]
+    each = per_client_step if server == "copies" else shared_step
     apart = partial(_apart, step=each, added=added)
     joint = partial(_joint, server=adjust == "both", added=added)
     adjusted = joint if server == "joint" else apart
@@ -113,7 +113,7 @@ def scala(
 
 
 def _joint(
-    state: ServerState, arrivals: Arrivals, now: RoundView, *, server: bool, added: Added
+    state: ServerState, arrivals: ClientBatches, now: RoundView, *, server: bool, added: Added
 ) -> dict[str, Feedback]:
     """Eq. 12-13 over the participants that are there."""
     shares = _shares(arrivals, now, state.net.classes)
@@ -129,7 +129,7 @@ def _joint(
 
 
 def _apart(
-    state: ServerState, arrivals: Arrivals, now: RoundView, *, step: EachStep, added: Added
+    state: ServerState, arrivals: ClientBatches, now: RoundView, *, step: EachStep, added: Added
 ) -> dict[str, Feedback]:
     """Eq. 13 for each client by itself, on both sides."""
     shares = _shares(arrivals, now, state.net.classes)
@@ -140,7 +140,7 @@ def _apart(
     return step(state, arrivals, loss)
 
 
-def _shares(arrivals: Arrivals, now: RoundView, classes: int) -> dict[str, Tensor]:
+def _shares(arrivals: ClientBatches, now: RoundView, classes: int) -> dict[str, Tensor]:
     """P_k of those present; all labels alike of one that does not say."""
     silent = (0,) * classes
     return {client: label_share(now.label_counts.get(client) or silent) for client in arrivals}

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from edge_sdk.training.client.fusion import clip_l2
 from edge_sdk.training.formulas.evidence import evidential_losses
-from server.training.core.server_state import ServerState, Statistics, Suffix
+from server.training.core.server_state import BatchNormSnapshot, ServerState, Suffix
 from server.training.methods.formulas.contrastive import added
-from server.training.methods.steps import Arrival, Arrivals, Pairs, neck_of
+from server.training.methods.steps import ClientBatch, ClientBatches, Pairs, neck_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Lesson:
     pairs: Pairs | None = None
 
     @classmethod
-    def of(cls, arrival: Arrival, classes: int) -> Lesson:
+    def of(cls, arrival: ClientBatch, classes: int) -> Lesson:
         """Nothing learnt yet."""
         z = arrival.features.features.detach().requires_grad_()
         losses = torch.zeros(len(z), dtype=torch.float64, device=z.device)
@@ -74,13 +74,13 @@ class Lesson:
         return all(math.isfinite(float(total)) for total in sums)
 
 
-def own_batch(client: str, arrival: Arrival) -> Batches:
+def own_batch(client: str, arrival: ClientBatch) -> Batches:
     """All of a client's rows on its own copy."""
     return {client: {client: torch.arange(len(arrival.labels))}}
 
 
 def exchanged(
-    arrivals: Arrivals, moves: Mapping[tuple[str, str], Tensor], key: Sequence[int]
+    arrivals: ClientBatches, moves: Mapping[tuple[str, str], Tensor], key: Sequence[int]
 ) -> Batches | None:
     """The batches of a pair after so many samples of each class have changed sides.
 
@@ -105,7 +105,7 @@ def exchanged(
 
 
 def learn(
-    state: ServerState, arrivals: Arrivals, batches: Batches, kl_weight: float
+    state: ServerState, arrivals: ClientBatches, batches: Batches, kl_weight: float
 ) -> dict[str, Lesson] | None:
     """One step of every host's copy on its batch, all from the features as they came.
 
@@ -116,7 +116,7 @@ def learn(
     """
     lessons = {c: Lesson.of(arrivals[c], state.net.classes) for c in batches}
     suffixes = {c: state.copy_for(c, arrivals[c].depth) for c in batches}
-    before = [Statistics(suffix.module) for suffix in suffixes.values()]
+    before = [BatchNormSnapshot(suffix.module) for suffix in suffixes.values()]
     try:
         steps = [
             (suffixes[host], _gradients(suffixes[host], rows, lessons, kl_weight))
@@ -133,7 +133,7 @@ def learn(
     if not sound:
         logger.warning("clients=%s cannot be learnt from: %s", ",".join(batches), reason)
         for statistics in before:
-            statistics.put_back()
+            statistics.restore()
         return None
     for suffix, gradients in steps:
         suffix.step(clip_l2(gradients, state.training.clip))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from edge_sdk.training.protocol.plan import ClientPart
 from server.training.methods.method import Method
-from server.training.methods.steps import concatenated, copies, one_model
+from server.training.methods.steps import concatenated, per_client, shared
 
 
 def splitfed_v1() -> Method:
     """A copy of the suffix for each client, averaged by n_k after the round."""
-    return Method("splitfed-v1", server_step=copies)
+    return Method("splitfed-v1", server_step=per_client)
 
 
 def splitfed_v2() -> Method:
     """One suffix, stepped by the clients' batches one after another."""
-    return Method("splitfed-v2", server_step=one_model)
+    return Method("splitfed-v2", server_step=shared)
 
 
 def minibatch() -> Method:

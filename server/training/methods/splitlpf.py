@@ -29,7 +29,7 @@ from edge_sdk.training.client.fusion import clip_l2
 from edge_sdk.training.protocol.messages import Feedback, Weights
 from edge_sdk.training.protocol.plan import ClientPart, PersonalBack
 from server.training.core.round_view import RoundView
-from server.training.core.server_state import ServerState, Statistics, Suffix
+from server.training.core.server_state import BatchNormSnapshot, ServerState, Suffix
 from server.training.core.weighted_mean import Contributions, WeightRule
 from server.training.methods.formulas.contrastive import added
 from server.training.methods.formulas.contribution import (
@@ -41,7 +41,7 @@ from server.training.methods.formulas.contribution import (
     gradient_of,
 )
 from server.training.methods.method import Method
-from server.training.methods.steps import Arrivals, Asking
+from server.training.methods.steps import Asking, ClientBatches
 
 logger = logging.getLogger(__name__)
 
@@ -76,19 +76,19 @@ def splitlpf(
     )
 
 
-def through_the_middle(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Asking:
+def through_the_middle(state: ServerState, arrivals: ClientBatches, _now: RoundView) -> Asking:
     """Each client's features through its copy of the middle, and its gradient back through it."""
-    under_way: dict[str, tuple[Suffix, Statistics, Tensor, Tensor | None, Tensor]] = {}
+    under_way: dict[str, tuple[Suffix, BatchNormSnapshot, Tensor, Tensor | None, Tensor]] = {}
     for client, arrival in arrivals.items():
         middle = _middle(state.copy_for(client, arrival.depth))
-        statistics = Statistics(middle.module)
+        statistics = BatchNormSnapshot(middle.module)
         z, pairs = arrival.features.features.detach().requires_grad_(), arrival.pairs
         try:
             e = middle.module(z)
             first = None if pairs is None else middle.module(pairs.z)
             under_way[client] = middle, statistics, z, first, e
         except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
-            statistics.put_back()
+            statistics.restore()
             logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
     replies = yield {client: e.detach().contiguous() for client, (*_, e) in under_way.items()}
     feedback = {}
@@ -103,7 +103,7 @@ def through_the_middle(state: ServerState, arrivals: Arrivals, _now: RoundView) 
             own = added(own, pairs.align.gradients(first, e, pairs.same, middle.parameters))
             sound = sound and all(bool(torch.isfinite(each.sum())) for each in own)
         if not sound or not statistics.sound:
-            statistics.put_back()
+            statistics.restore()
             logger.warning("client=%s gets no feedback: its gradient is not finite", client)
             continue
         if own:

@@ -4,8 +4,8 @@ A step takes every participant's features at once and returns what goes back to 
 client can judge the server's outputs, a step is a generator: it yields outputs by client, is sent
 their gradients, and returns the feedback.
 
-one_model      one suffix for all; each batch steps it, in client order (SplitFedV2, SuperSFL)
-copies         a suffix for each client, averaged after the round (SplitFedV1)
+shared         one suffix for all; each batch steps it, in client order (SplitFedV2, SuperSFL)
+per_client     a suffix for each client, averaged after the round (SplitFedV1)
 concatenated   one forward over all features together (Minibatch-SFL, SCALA)
 """
 
@@ -25,7 +25,7 @@ from edge_sdk.nets.supernet import Supernet, View
 from edge_sdk.training.client.fusion import clip_l2
 from edge_sdk.training.protocol.messages import Features, Feedback, OutputGradient
 from server.training.core.round_view import RoundView
-from server.training.core.server_state import ServerState, Statistics, Suffix
+from server.training.core.server_state import BatchNormSnapshot, ServerState, Suffix
 from server.training.methods.formulas.contrastive import Alignment, added
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ClientBatch:
     """One participant's features of the step, decoded, and the depth they come from.
 
     align: how the server's stages learn from its second view, beside the step's own loss.
@@ -75,7 +75,7 @@ class Arrival:
         return self.features.labels
 
 
-Arrivals = Mapping[str, Arrival]
+ClientBatches = Mapping[str, ClientBatch]
 Answers = dict[str, Feedback]
 
 
@@ -98,7 +98,7 @@ ClientLoss = Callable[[str, Tensor, Tensor], Tensor]
 JointLosses = Callable[[Joint], tuple[Tensor, Tensor]]
 # yields outputs by client, is sent the gradients of those who answered
 Asking = Generator[dict[str, Tensor], Mapping[str, OutputGradient], Answers]
-ServerStep = Callable[[ServerState, Arrivals, RoundView], Answers | Asking]
+ServerStep = Callable[[ServerState, ClientBatches, RoundView], Answers | Asking]
 
 
 def needs_labels(step: ServerStep) -> bool:
@@ -106,7 +106,7 @@ def needs_labels(step: ServerStep) -> bool:
     return not isgeneratorfunction(step)
 
 
-def one_model(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Answers:
+def shared(state: ServerState, arrivals: ClientBatches, _now: RoundView) -> Answers:
     """Every client's batch steps the same stages d+1..L and the final head, one after another.
 
     The gradient returned is that of the forward pass before the step it belongs to.
@@ -116,11 +116,11 @@ def one_model(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Answer
     Clients that advance together take turns batch by batch; in cohorts of one, as SplitFedV2 has
     it, a client's whole round comes before the next one's.
     """
-    return one_model_step(state, arrivals, _plain_loss)
+    return shared_step(state, arrivals, _plain_loss)
 
 
-def one_model_step(state: ServerState, arrivals: Arrivals, loss: ClientLoss) -> Answers:
-    """As `one_model`, by another loss than cross-entropy."""
+def shared_step(state: ServerState, arrivals: ClientBatches, loss: ClientLoss) -> Answers:
+    """As `shared`, by another loss than cross-entropy."""
     return {
         client: feedback
         for client, arrival in arrivals.items()
@@ -128,13 +128,13 @@ def one_model_step(state: ServerState, arrivals: Arrivals, loss: ClientLoss) -> 
     }
 
 
-def copies(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Answers:
+def per_client(state: ServerState, arrivals: ClientBatches, _now: RoundView) -> Answers:
     """Every client's batch steps that client's own copy of the suffix."""
-    return copies_step(state, arrivals, _plain_loss)
+    return per_client_step(state, arrivals, _plain_loss)
 
 
-def copies_step(state: ServerState, arrivals: Arrivals, loss: ClientLoss) -> Answers:
-    """As `copies`, by another loss than cross-entropy."""
+def per_client_step(state: ServerState, arrivals: ClientBatches, loss: ClientLoss) -> Answers:
+    """As `per_client`, by another loss than cross-entropy."""
     return {
         client: feedback
         for client, arrival in arrivals.items()
@@ -146,7 +146,7 @@ def copies_step(state: ServerState, arrivals: Arrivals, loss: ClientLoss) -> Ans
     }
 
 
-def concatenated(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Answers:
+def concatenated(state: ServerState, arrivals: ClientBatches, _now: RoundView) -> Answers:
     """One forward and one step over all features; clients of different depths join on the way up.
 
     SCALA, Eq. 12-13, without adjustment.
@@ -154,7 +154,7 @@ def concatenated(state: ServerState, arrivals: Arrivals, _now: RoundView) -> Ans
     return joint_step(state, arrivals, _plain_losses)
 
 
-def joint_step(state: ServerState, arrivals: Arrivals, losses: JointLosses) -> Answers:
+def joint_step(state: ServerState, arrivals: ClientBatches, losses: JointLosses) -> Answers:
     """One forward over all features, two backwards: the clients' and the server's.
 
     The server's loss is the mean over all samples. A client's gradient is that of the mean over
@@ -173,15 +173,15 @@ def joint_step(state: ServerState, arrivals: Arrivals, losses: JointLosses) -> A
     body, classifier = _head_of(suffix.module)
     paired = [(client, pairs) for client in order if (pairs := arrivals[client].pairs) is not None]
     first: Tensor | None = None
-    statistics = Statistics(suffix.module)
+    statistics = BatchNormSnapshot(suffix.module)
     try:
-        second = _climb(state.trunk, inputs, depths, body)
+        second = forward_joint(state.trunk, inputs, depths, body)
         if paired:
             views = [pairs.z for _, pairs in paired]
             entries = [pairs.entry for _, pairs in paired]
-            first = _climb(state.trunk, views, entries, body)
+            first = forward_joint(state.trunk, views, entries, body)
     except ValueError as err:
-        statistics.put_back()
+        statistics.restore()
         logger.warning("clients=%s get no feedback: %s", ",".join(order), err)
         return {}
     labels = torch.cat([arrivals[client].labels for client in order])
@@ -198,7 +198,7 @@ def joint_step(state: ServerState, arrivals: Arrivals, losses: JointLosses) -> A
         align = paired[0][1].align
         own = added(own, align.gradients(first, others, same, suffix.parameters))
     if not _finite(means, *gradients, *(own if paired else ())) or not statistics.sound:
-        statistics.put_back()
+        statistics.restore()
         logger.warning("clients=%s get no feedback: a loss is not finite", ",".join(order))
         return {}
     suffix.step(clip_l2(own, state.training.clip))
@@ -223,7 +223,7 @@ def _plain_losses(joint: Joint) -> tuple[Tensor, Tensor]:
     return losses, losses
 
 
-def _climb(
+def forward_joint(
     net: Supernet, inputs: Sequence[Tensor], depths: Sequence[int], body: nn.Module
 ) -> Tensor:
     """Embeddings of all inputs, which join at their depths; ascending, in the order given."""
@@ -239,7 +239,7 @@ def _supervise(
     state: ServerState,
     suffix: Suffix,
     client: str,
-    arrival: Arrival,
+    arrival: ClientBatch,
     loss_of: ClientLoss,
 ) -> Feedback | None:
     """Forward, backward, and one step of the suffix; what goes back to the client.
@@ -250,14 +250,14 @@ def _supervise(
     z = _input(arrival)
     pairs = arrival.pairs
     first: Tensor | None = None
-    statistics = Statistics(suffix.module)
+    statistics = BatchNormSnapshot(suffix.module)
     neck, classifier = neck_of(suffix.module)
     try:
         second = neck(z)
         if pairs is not None:
             first = neck(pairs.z)
     except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
-        statistics.put_back()
+        statistics.restore()
         logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
         return None
     loss = loss_of(client, classifier(second), arrival.labels)
@@ -266,7 +266,7 @@ def _supervise(
     if pairs is not None and first is not None:
         own = added(own, pairs.align.gradients(first, second, pairs.same, suffix.parameters))
     if not _finite(loss, gradient, *(own if pairs else ())) or not statistics.sound:
-        statistics.put_back()
+        statistics.restore()
         logger.warning("client=%s gets no feedback: its loss is not finite", client)
         return None
     suffix.step(clip_l2(own, state.training.clip))
@@ -279,7 +279,7 @@ def _head_of(module: nn.Module) -> tuple[nn.Module, nn.Linear]:
     return module.neck[-1], module.classifier
 
 
-def _input(arrival: Arrival) -> Tensor:
+def _input(arrival: ClientBatch) -> Tensor:
     return arrival.features.features.detach().requires_grad_()
 
 

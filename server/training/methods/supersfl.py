@@ -16,7 +16,7 @@ from typing import Final, Literal
 from edge_sdk.training.protocol.plan import ClientPart
 from server.training.core.weighted_mean import by_depth_and_loss, normalised
 from server.training.methods.method import Method
-from server.training.methods.steps import one_model
+from server.training.methods.steps import shared
 
 CLIP: Final = 0.5
 SERVER_WEIGHT: Final = 0.01
@@ -42,7 +42,7 @@ def supersfl(
     return Method(
         "supersfl",
         client=part,
-        server_step=one_model,
+        server_step=shared,
         weigh=normalised(by_depth_and_loss) if normalise_weights else by_depth_and_loss,
         server_weight=server_weight,
         share_exits=share_exits,

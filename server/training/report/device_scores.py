@@ -13,7 +13,7 @@ from edge_sdk.training.protocol.weights import own_weights
 from profiles import DeviceProfile
 from profiles.energy import EnergyReading, reference_power
 from server.training.report.metrics import ClientSummary, Score, summarise_clients
-from server.training.rounds.traffic import Ledger
+from server.training.rounds.traffic import TrafficCounter
 from server.training.rounds.transport import Transport
 from server.training.simulation.build import World
 
@@ -57,7 +57,7 @@ def ask_scores(
     transport: Transport,
     profiles: Mapping[str, DeviceProfile],
     number: int,
-    ledger: Ledger,
+    ledger: TrafficCounter,
 ) -> list[DeviceScore]:
     """Have every device that trained score the network as it is; those that do not are left out.
 

@@ -32,10 +32,10 @@ from edge_sdk.training.protocol.messages import Update
 from edge_sdk.training.protocol.plan import Plan
 from server.training.core.server_state import ServerState
 from server.training.methods.method import Method
-from server.training.methods.steps import copies, one_model
-from server.training.rounds.loop import Engine
+from server.training.methods.steps import per_client, shared
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings, RoundUnderWay
-from server.training.rounds.staleness import by_round, named, rebased
+from server.training.rounds.staleness import flatten_by_round, rebase_update, unflatten_by_round
 from server.training.rounds.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Begun:
     ends_s: float
 
 
-class BufferedEngine(Engine):
+class BufferedEngine(RoundLoop):
     """Rounds that are merges of K results.
 
     Args:
@@ -108,17 +108,17 @@ class BufferedEngine(Engine):
         self._sent = {r: sent for r, sent in self._sent.items() if r in used}
         return replace(result, simulated_s=self.clock_s - began)
 
-    def progress(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The clock and who is at work since when, and the weights these began with."""
         begun = {name: [b.round, b.ends_s] for name, b in self._begun.items()}
-        return {"clock_s": self.clock_s, "begun": begun}, named(self._sent)
+        return {"clock_s": self.clock_s, "begun": begun}, flatten_by_round(self._sent)
 
-    def go_on(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `progress` gave.
+    def load_state_dict(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` gave.
 
         Raises: FrameError where it is no such thing, or of other clients.
         """
-        sent = by_round(tensors)
+        sent = unflatten_by_round(tensors)
         try:
             begun = {name: Begun(int(r), float(ends)) for name, (r, ends) in said["begun"].items()}
             clock_s = float(said["clock_s"])
@@ -143,11 +143,11 @@ class BufferedEngine(Engine):
 
     def _hear(self, now: RoundUnderWay, name: str, then: RoundUnderWay) -> bool:
         """Run a client's round; whether its result counts."""
-        self._state.copied[name] = then.view.sent
+        self._state.copy_sources[name] = then.view.sent
         try:
             found = self._accept(then, self._train(then, [name]))
         finally:
-            del self._state.copied[name]
+            del self._state.copy_sources[name]
             self._state.copies.pop(name, None)  # one trained in vain
         rounds, most = now.number - then.number, self._settings.staleness_max
         if name in found and rounds > most:
@@ -156,7 +156,7 @@ class BufferedEngine(Engine):
         for client, brought in found.items():
             share = (1 + rounds) ** -self._settings.staleness_power
             now.contributions[client] = (
-                rebased(brought, then.view.sent, now.view.sent, share) if rounds else brought
+                rebase_update(brought, then.view.sent, now.view.sent, share) if rounds else brought
             )
         return bool(found)
 
@@ -169,7 +169,7 @@ def buffer_of(method: Method, clients: int, settings: RoundSettings) -> int:
     buffer, step = settings.buffer, method.server_step
     if buffer is None or buffer > clients:
         raise ConfigurationError(f"buffer: expected 1 to {clients} (clients), got {buffer}")
-    alone = step in {None, one_model, copies} or (step is not None and isgeneratorfunction(step))
+    alone = step in {None, shared, per_client} or (step is not None and isgeneratorfunction(step))
     if not alone or method.batch_share is not None:
         raise ConfigurationError(
             f"buffer: {method.name} needs all participants of a step at once, and here each trains"

@@ -49,11 +49,11 @@ from edge_sdk.training.protocol.update_transfer import decoded
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState
 from server.training.core.spool import Spool
-from server.training.core.trimmed_mean import capped, change_ratios, suspects, trimmed_merge
+from server.training.core.trimmed_mean import cap_weights, change_ratios, suspects, trimmed_merge
 from server.training.core.weighted_mean import Contribution, merge
 from server.training.methods.method import Method
-from server.training.methods.steps import Arrival, Arrivals
-from server.training.rounds.outliers import RECENT, forget, outliers
+from server.training.methods.steps import ClientBatch, ClientBatches
+from server.training.rounds.outliers import ROUNDS_REMEMBERED, forget, outliers
 from server.training.rounds.reply_checks import (
     features_fault,
     gradient_fault,
@@ -70,7 +70,7 @@ from server.training.rounds.round import (
     mean_coding,
     mean_loss,
 )
-from server.training.rounds.staleness import by_round, named, rebased
+from server.training.rounds.staleness import flatten_by_round, rebase_update, unflatten_by_round
 from server.training.rounds.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ SILENT_STEPS: Final = 3
 R = TypeVar("R", Ready, Features, OutputGradient, Update)
 
 
-class Engine:
+class RoundLoop:
     """Runs rounds of a method.
 
     Args:
@@ -110,9 +110,9 @@ class Engine:
         self._using_state = threading.RLock()
         self._sent: dict[int, Weights] = {}  # what rounds began with that may still be heard of
         self._outlying: set[tuple[str, int]] = set()  # (client, round), as long as it may be late
-        self.meet(plans, transport)
+        self.set_clients(plans, transport)
 
-    def meet(self, plans: Mapping[str, Plan], transport: Transport) -> None:
+    def set_clients(self, plans: Mapping[str, Plan], transport: Transport) -> None:
         """Have these clients in the rounds to come, reached like this."""
         method = self._method
         if method.batch_share is not None and not all(p.iterations for p in plans.values()):
@@ -123,7 +123,7 @@ class Engine:
         self._plans = dict(plans)
         self._transport = transport
 
-    def still(self) -> AbstractContextManager[object]:
+    def paused(self) -> AbstractContextManager[object]:
         """Between two rounds: nothing changes the state inside it, whoever is at work."""
         return self._using_state
 
@@ -155,18 +155,18 @@ class Engine:
             stale = self._take_late(now, late or {})
             return self._close(now, asked, len(asked), stale)
 
-    def progress(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What is under way between two rounds, for a checkpoint, as JSON and tensors: what the
         rounds began with whose updates may still come late, and whose of these teach nothing.
         """
-        return self._said(), named(self._sent) if self._settings.staleness_max else {}
+        return self._said(), flatten_by_round(self._sent) if self._settings.staleness_max else {}
 
-    def go_on(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `progress` gave.
+    def load_state_dict(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` gave.
 
         Raises: FrameError where it is no such thing.
         """
-        sent = by_round(tensors)
+        sent = unflatten_by_round(tensors)
         self._outlying = outlying(said)
         self._sent = sent
 
@@ -222,7 +222,7 @@ class Engine:
         most = self._settings.staleness_max
         self._outlying = {(name, r) for name, r in self._outlying if number - r <= most}
         # one at work since then is still known
-        forget(self._state, self._plans, number - max(RECENT, most))
+        forget(self._state, self._plans, number - max(ROUNDS_REMEMBERED, most))
         supervised = self._supervises(number, seed)
         momentum = {key: tensor.clone() for key, tensor in self._state.momentum().items()}
         return RoundUnderWay(
@@ -304,7 +304,7 @@ class Engine:
             ready[name] = reply
         if self._settings.robust == "trimmed":
             # who boasts shall not fill the joint batches, nor bend what the others learn by
-            most = capped(now.samples, self._settings.weight_cap)
+            most = cap_weights(now.samples, self._settings.weight_cap)
             now.view.samples = {name: int(count) for name, count in most.items()}
         return ready
 
@@ -364,21 +364,21 @@ class Engine:
             return {}
         now.view.step = step
         arrivals = {
-            name: Arrival(self._plans[name].depth, f, self._method.align)
+            name: ClientBatch(self._plans[name].depth, f, self._method.align)
             for name, f in features.items()
         }
         apart = self._outliers(now, arrivals)
         together = {name: each for name, each in arrivals.items() if name not in apart}
-        feedback = self._server_step(now, together, at_rest=False) if together else {}
+        feedback = self._server_step(now, together, frozen=False) if together else {}
         if apart:
             memory = dict(now.view.memory)
-            feedback |= self._server_step(now, apart, at_rest=True)
+            feedback |= self._server_step(now, apart, frozen=True)
             # in place: in a simulation of buffered rounds views share it
             now.view.memory.clear()
             now.view.memory.update(memory)
         return feedback
 
-    def _outliers(self, now: RoundUnderWay, arrivals: Arrivals) -> Arrivals:
+    def _outliers(self, now: RoundUnderWay, arrivals: ClientBatches) -> ClientBatches:
         """What came from clients that stand out, where robustness is asked for."""
         if self._settings.robust != "trimmed":
             return {}
@@ -390,29 +390,29 @@ class Engine:
         return {name: arrivals[name] for name in arrivals if name in found}
 
     def _server_step(
-        self, now: RoundUnderWay, arrivals: Arrivals, *, at_rest: bool
+        self, now: RoundUnderWay, arrivals: ClientBatches, *, frozen: bool
     ) -> dict[str, Feedback]:
         """The method's server step; it may ask the clients before it answers."""
         assert self._method.server_step is not None
         step = now.view.step
-        with self._stepping(at_rest=at_rest):
+        with self._stepping(frozen=frozen):
             answer = self._method.server_step(self._state, arrivals, now.view)
         if not isinstance(answer, Generator):
             return answer
         try:
-            with self._stepping(at_rest=at_rest):
+            with self._stepping(frozen=frozen):
                 outputs = next(answer)
             while True:
                 gradients = self._gradients(now, step, outputs)
-                with self._stepping(at_rest=at_rest):
+                with self._stepping(frozen=frozen):
                     outputs = answer.send(gradients)
         except StopIteration as done:
             feedback: dict[str, Feedback] = done.value
             return feedback
 
     @contextmanager
-    def _stepping(self, *, at_rest: bool) -> Iterator[None]:
-        with self._using_state, self._state.at_rest() if at_rest else nullcontext():
+    def _stepping(self, *, frozen: bool) -> Iterator[None]:
+        with self._using_state, self._state.frozen() if frozen else nullcontext():
             yield
 
     def _gradients(
@@ -494,7 +494,7 @@ class Engine:
             share = (1 + rounds) ** -self._settings.staleness_power
             for brought in self._accept(then, {name: update}).values():
                 logger.info("round=%d client=%s update merged %d late", now.number, name, rounds)
-                moved = rebased(brought, sent, now.view.sent, share) if rounds else brought
+                moved = rebase_update(brought, sent, now.view.sent, share) if rounds else brought
                 now.contributions[name] = moved if now.spool is None else moved.spool(now.spool)
                 stale[name] = rounds
         # in client order, as floats are added
@@ -527,7 +527,7 @@ class Engine:
         own = self._state.read()
         if self._settings.robust == "trimmed":
             weights = {name: weights.get(name, 0.0) for name in now.contributions}
-            weights = capped(weights, self._settings.weight_cap)
+            weights = cap_weights(weights, self._settings.weight_cap)
             merged = self._trimmed(now, weights, own)
         else:
             merged = merge(now.contributions, weights, own, self._method.server_weight)

@@ -36,26 +36,27 @@ from torch import Tensor
 
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState
-from server.training.methods.steps import Arrival, Arrivals
+from server.training.methods.steps import ClientBatch, ClientBatches
 
 # Times `clip_factor`. Within a round an honest prefix may let its features grow: one that was alone
 # at its depth reached 4.5 times the median (Dirichlet 0.1, the first rounds); all others less.
-ROOM: Final = 2.0
+MAX_SIZE_RATIO: Final = 2.0
 # Samples by which a client's labels are known, the older the less, and below which they are not
-WINDOW: Final = 64
-KNOWN: Final = 16
+LABEL_WINDOW: Final = 64
+MIN_SAMPLES: Final = 16
 # Of a class, below which there is no saying whose labels are right
-HOLDERS: Final = 3
+MIN_CLIENTS: Final = 3
 # Share of the others' labels that the server has to meet before anybody is judged by them
-MET: Final = 0.5
-LESS: Final = 0.5
-# Rounds for which one that takes part in none is remembered. In that many an honest client's
-# features do not outgrow `ROOM`, and with a tenth of the clients in a round half are still known
-RECENT: Final = 5
+MIN_AGREEMENT: Final = 0.5
+MAX_DISAGREEMENT: Final = 0.5
+# Rounds for which a client that takes part in none is remembered. In that many an honest client's
+# features do not outgrow `MAX_SIZE_RATIO`, and with a tenth of the clients in a round half are
+# still known
+ROUNDS_REMEMBERED: Final = 5
 
 
 def outliers(
-    state: ServerState, arrivals: Arrivals, now: RoundView, clip_factor: float
+    state: ServerState, arrivals: ClientBatches, now: RoundView, clip_factor: float
 ) -> dict[str, str]:
     """Who stands out in this step, and why in words; what was seen of each is kept in `state`."""
     for client, arrival in arrivals.items():
@@ -68,7 +69,7 @@ def outliers(
             state.seen[f"{kind}/{client}"] = state.seen[f"{kind}/{client}"].clone()
             for stage, size in _sizes(arrival).items():
                 state.seen[f"{kind}/{client}"][stage] = size
-    found = _by_size(state, ROOM * clip_factor) | _by_labels(state)
+    found = _by_size(state, MAX_SIZE_RATIO * clip_factor) | _by_labels(state)
     known = sum(name.startswith("sent/") for name in state.seen)
     if 2 * len(found) >= known:
         return {}
@@ -88,7 +89,7 @@ def forget(state: ServerState, clients: Container[str], before: int) -> None:
     }
 
 
-def _let_through(state: ServerState, client: str, arrival: Arrival) -> None:
+def _let_through(state: ServerState, client: str, arrival: ClientBatch) -> None:
     """Let a round's first features through the server's half, to see how large they become there
     and whether its answers are their labels.
     """
@@ -110,7 +111,9 @@ def _let_through(state: ServerState, client: str, arrival: Arrival) -> None:
         torch.bincount(some, minlength=net.classes) for some in (labels[answers == labels], labels)
     ]
     old = state.seen.get(f"labels/{client}", 0.0)
-    state.seen[f"labels/{client}"] = old * max(0.0, 1 - len(labels) / WINDOW) + torch.stack(counts)
+    state.seen[f"labels/{client}"] = old * max(0.0, 1 - len(labels) / LABEL_WINDOW) + torch.stack(
+        counts
+    )
 
 
 def _by_size(state: ServerState, most: float) -> dict[str, str]:
@@ -132,16 +135,16 @@ def _by_labels(state: ServerState) -> dict[str, str]:
     if not clients:
         return {}  # they stay on the clients
     met, counts = seen.unbind(1)
-    compared = (counts > 0).sum(0) >= HOLDERS
+    compared = (counts > 0).sum(0) >= MIN_CLIENTS
     usual = torch.where(counts > 0, met / counts, torch.nan).nanmedian(0).values[compared]
     met, counts = met[:, compared], counts[:, compared]
     found = {}
     for client, own_met, own in zip(clients, met, counts, strict=True):
         total = float(own.sum())
-        if total < KNOWN:
+        if total < MIN_SAMPLES:
             continue
         share, others = float(own_met.sum()) / total, float(own @ usual) / total
-        if others >= MET and share < LESS * others:
+        if others >= MIN_AGREEMENT and share < MAX_DISAGREEMENT * others:
             found[client] = (
                 f"the server's answers are {share:.0%} of its labels,"
                 f" and {others:.0%} of the others' of these classes"
@@ -149,7 +152,7 @@ def _by_labels(state: ServerState) -> dict[str, str]:
     return found
 
 
-def _sizes(arrival: Arrival) -> dict[int, float]:
+def _sizes(arrival: ClientBatch) -> dict[int, float]:
     """Of what arrived, by the stage it comes from, counted from 0."""
     features = arrival.features
     sizes = {arrival.depth - 1: _size(features.features)}

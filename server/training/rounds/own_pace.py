@@ -31,10 +31,10 @@ from server.training.core.server_state import ServerState
 from server.training.core.weighted_mean import Contribution
 from server.training.methods.method import Method
 from server.training.rounds.buffered import buffer_of
-from server.training.rounds.loop import Engine, outlying
+from server.training.rounds.loop import RoundLoop, outlying
 from server.training.rounds.reply_checks import samples_fault
 from server.training.rounds.round import RoundResult, RoundSettings, RoundUnderWay
-from server.training.rounds.staleness import by_round, named, rebased
+from server.training.rounds.staleness import flatten_by_round, rebase_update, unflatten_by_round
 from server.training.rounds.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Ended:
     error: Exception | None = None
 
 
-class OwnPaceEngine(Engine):
+class OwnPaceEngine(RoundLoop):
     """Rounds that are merges of K results, from devices that work while it merges.
 
     Args:
@@ -123,16 +123,16 @@ class OwnPaceEngine(Engine):
         for thread in self._at_work.values():
             thread.join()
 
-    def progress(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Who may still bring what, and the weights it began with."""
-        return {"owed": sorted(self._owed)} | self._said(), named(self._sent)
+        return {"owed": sorted(self._owed)} | self._said(), flatten_by_round(self._sent)
 
-    def go_on(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `progress` gave.
+    def load_state_dict(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` gave.
 
         Raises: FrameError where it is no such thing.
         """
-        sent = by_round(tensors)
+        sent = unflatten_by_round(tensors)
         try:
             owed = {(str(name), int(number)) for name, number in said["owed"]}
         except (KeyError, TypeError, ValueError) as err:
@@ -148,7 +148,7 @@ class OwnPaceEngine(Engine):
         """That device's round, from its weights to what it brings."""
         found: Mapping[str, Contribution] = {}
         error = None
-        self._state.copied[name] = then.view.sent
+        self._state.copy_sources[name] = then.view.sent
         try:
             found = self._accept(then, self._train(then, [name]))
         except _ClosingError:
@@ -156,7 +156,7 @@ class OwnPaceEngine(Engine):
         except Exception as err:  # noqa: BLE001 - the thread that merges raises it
             error = err
         finally:
-            del self._state.copied[name]
+            del self._state.copy_sources[name]
             self._state.copies.pop(name, None)  # one trained in vain
         self._ended.put(Ended(name, then, found, error))
 
@@ -244,7 +244,7 @@ class OwnPaceEngine(Engine):
         share = (1 + rounds) ** -self._settings.staleness_power
         for client, brought in found.items():
             now.contributions[client] = (
-                rebased(brought, sent, now.view.sent, share) if rounds else brought
+                rebase_update(brought, sent, now.view.sent, share) if rounds else brought
             )
 
     def _forget(self, number: int) -> None:

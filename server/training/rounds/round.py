@@ -17,7 +17,7 @@ from edge_sdk.training.protocol.messages import Update
 from server.training.core.round_view import RoundView
 from server.training.core.spool import Spool
 from server.training.core.weighted_mean import Contribution
-from server.training.rounds.traffic import Ledger
+from server.training.rounds.traffic import TrafficCounter
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class RoundUnderWay:
     view: RoundView
     momentum: Mapping[tuple[int, int], Tensor]
     started: float = field(default_factory=time.perf_counter)
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: TrafficCounter = field(default_factory=TrafficCounter)
     samples: dict[str, int] = field(default_factory=dict)
     label_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     contributions: dict[str, Contribution] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from edge_sdk.training.protocol.weights import is_statistic
 from server.training.core.weighted_mean import Contribution
 
 
-def rebased(brought: Contribution, then: Weights, now: Weights, share: float) -> Contribution:
+def rebase_update(brought: Contribution, then: Weights, now: Weights, share: float) -> Contribution:
     """What its change would have made of the weights of now.
 
     Args:
@@ -39,13 +39,13 @@ def rebased(brought: Contribution, then: Weights, now: Weights, share: float) ->
     return Contribution(brought.depth, update, moved(brought.copy))
 
 
-def named(sent: Mapping[int, Weights]) -> dict[str, Tensor]:
+def flatten_by_round(sent: Mapping[int, Weights]) -> dict[str, Tensor]:
     """Weights by round as a checkpoint has them: by `ROUND/NAME`."""
     return {f"{r}/{name}": t for r, weights in sent.items() for name, t in weights.items()}
 
 
-def by_round(tensors: Mapping[str, Tensor]) -> dict[int, Weights]:
-    """What `named` was given.
+def unflatten_by_round(tensors: Mapping[str, Tensor]) -> dict[int, Weights]:
+    """What `flatten_by_round` was given.
 
     Raises: FrameError for other names.
     """

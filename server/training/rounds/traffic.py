@@ -20,7 +20,7 @@ from edge_sdk.training.protocol.messages import (
 )
 
 
-class Ledger:
+class TrafficCounter:
     """A round's account. Payloads only: headers depend on the transport."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Ledger:
             case _:
                 pass
 
-    def add(self, other: Ledger) -> None:
+    def add(self, other: TrafficCounter) -> None:
         """Count what another account has, too."""
         self.up += other.up
         self.down += other.down

@@ -45,7 +45,7 @@ class Checkpoint:
         recipe: as `Recipe.to_dict` has it.
         rows: the report's rounds so far, the last one's number is `round`.
         depths: by client; they stay as they were when it began to train.
-        engine: what was under way.
+        loop: what was under way.
         tensors: by `net/NAME`, `momentum/STAGE/PLACE`, `memory/NAME`, `seen/NAME`,
             `client/CLIENT/NAME` and `engine/...`, what is under way.
     """
@@ -54,7 +54,7 @@ class Checkpoint:
     recipe: Mapping[str, Any]
     rows: list[Row]
     depths: Mapping[str, int]
-    engine: Mapping[str, Any]
+    loop: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
 
     def restore(self, world: World) -> None:
@@ -76,7 +76,7 @@ class Checkpoint:
                 raise FrameError(f"checkpoint: client {name}: the recipe has no such client")
             world.clients[name].personal[weight] = tensor.to(world.device)
         begun = {k: t.to(world.device) for k, t in self._part("engine/").items()}
-        world.engine.go_on(self.engine, begun)
+        world.loop.load_state_dict(self.loop, begun)
 
     def _part(self, start: str) -> dict[str, Tensor]:
         found = {k.removeprefix(start): t for k, t in self.tensors.items() if k.startswith(start)}
@@ -95,13 +95,13 @@ def save_checkpoint(folder: Path, world: World, rows: list[Row]) -> Path:
     tensors |= {f"seen/{name}": tensor for name, tensor in world.state.seen.items()}
     for client in world.clients.values():
         tensors |= {f"client/{client.name}/{key}": t for key, t in client.personal.items()}
-    engine, begun = world.engine.progress()
+    loop, begun = world.loop.state_dict()
     tensors |= {f"engine/{name}": tensor for name, tensor in begun.items()}
     said = {
         "format": FORMAT,
         "recipe": world.recipe.to_dict(),
         "depths": {name: plan.depth for name, plan in world.plans.items()},
-        "engine": engine,
+        "engine": loop,
         "rows": rows,
     }
     raw = save(

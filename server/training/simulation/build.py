@@ -1,4 +1,4 @@
-"""From a recipe to everything a simulation runs on: data, clients, plans, the server, the engine.
+"""From a recipe to all that a simulation runs on: data, clients, plans, the server, the round loop.
 
 Samples are put into client order once; a client's data are two slices of that one array, so a
 thousand clients take no more memory than ten with the same data.
@@ -32,7 +32,7 @@ from server.training.recipe.partition import RhoTest, local_splits, partition
 from server.training.recipe.privacy import check_network
 from server.training.recipe.recipe import Recipe, TrainSettings
 from server.training.rounds.buffered import BufferedEngine
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.transport import LocalTransport
 
 # apart from every stream of training and of partitioning
@@ -62,7 +62,7 @@ class World:
     plans: dict[str, Plan]
     clients: dict[str, TrainingClient]
     state: ServerState
-    engine: Engine
+    loop: RoundLoop
     device: torch.device
     tests: Mapping[str, RhoTest] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -91,12 +91,12 @@ def build_world(recipe: Recipe, device: str = "cpu", folder: Path | None = None)
     clients = _clients(names, dataset, parts, place)
     state = server_state(recipe, method, net.to(place))
     transport = VisitingTransport(clients)
-    engine: Engine
+    loop: RoundLoop
     if recipe.round.buffer is None:
-        engine = Engine(method, plans, state, transport, recipe.round, folder=folder)
+        loop = RoundLoop(method, plans, state, transport, recipe.round, folder=folder)
     else:
         seconds = round_seconds(recipe.train, [len(part) for part in parts], recipe.seed)
-        engine = BufferedEngine(
+        loop = BufferedEngine(
             method,
             plans,
             state,
@@ -113,7 +113,7 @@ def build_world(recipe: Recipe, device: str = "cpu", folder: Path | None = None)
         plans,
         clients,
         state,
-        engine,
+        loop,
         place,
         dict(zip(names, tests, strict=True)) if tests else {},
         transport.failures,

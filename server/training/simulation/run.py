@@ -114,7 +114,7 @@ def run_rounds(world: World, rows: list[Row]) -> Iterator[Row]:
     last = recipe.train.rounds
     for number in range(len(rows) + 1, last + 1):
         world.failures.clear()
-        result = world.engine.run_round(number, recipe.seed)
+        result = world.loop.run_round(number, recipe.seed)
         measured = number % recipe.evaluate.every == 0 or number == last
         supervised = _supervised(result) or _ever_supervised(rows)
         accuracy = evaluator.accuracy(supervised=supervised) if measured else None

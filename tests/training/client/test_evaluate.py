@@ -22,7 +22,7 @@ from profiles import DeviceProfile, load_reference
 from profiles.energy import EnergyMeter, PowerModel
 from server.training.recipe.recipe import read_recipe
 from server.training.report.device_scores import ask_scores, energy_of, scores_fault, summarise
-from server.training.rounds.traffic import Ledger
+from server.training.rounds.traffic import TrafficCounter
 from server.training.simulation.build import build_world
 
 DATA = load_dataset("digits")
@@ -136,11 +136,11 @@ def test_real_devices_scores_are_those_of_the_simulation(make_trainer: Callable[
     names = list(world.clients)
     for at, device in enumerate(world.clients.values()):
         device.held_out = (X[at::2], Y[at::2])
-    world.engine.run_round(1, 0)
+    world.loop.run_round(1, 0)
     trainer = make_trainer((1, 8, 8), 10)
     trainer.join(world.clients)
     profiles = dict.fromkeys(names, load_reference("raspberry-pi-4"))
-    ledger = Ledger()
+    ledger = TrafficCounter()
     scores = ask_scores(world, trainer.transport, profiles, 1, ledger)
     size = sum(t.numel() * 4 for t in own_weights(world.state.net.segment(0, None)).values())
     assert ledger.by_kind == {"down weights": 2 * size}

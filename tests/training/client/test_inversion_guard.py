@@ -30,7 +30,7 @@ from edge_sdk.training.protocol.weights import read_weights
 from server.training.core.server_state import ServerState, ServerTraining
 from server.training.methods.scala import scala
 from server.training.recipe.recipe import read_recipe
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundSettings
 from server.training.rounds.transport import LocalTransport, Transport
 from server.training.simulation.build import build_network, build_world, load_data
@@ -236,7 +236,7 @@ def recipe(**numbers: Any) -> dict[str, Any]:
 def test_a_recipe_narrows_the_cut_of_all_clients() -> None:
     world = build_world(read_recipe(recipe()))
     assert world.state.shape_at(2) == (4, 4, 4)
-    result = world.engine.run_round(1, 0)
+    result = world.loop.run_round(1, 0)
     assert result.merged
     # 24 samples a step, 2 steps, 4x4x4 floats of 4 bytes
     assert result.bytes_by_kind["up features"] == 24 * 2 * 64 * 4
@@ -272,7 +272,7 @@ def test_http_trains_the_variant_to_the_same_bits_as_local(
     def weights_after(transport: Transport) -> dict[str, Tensor]:
         state = ServerState(deepcopy(network_of(plan)), ServerTraining(0.05, momentum=0.9))
         settings = RoundSettings(step_deadline_s=30, round_deadline_s=30)
-        engine = Engine(method, dict.fromkeys(names, plan), state, transport, settings)
+        engine = RoundLoop(method, dict.fromkeys(names, plan), state, transport, settings)
         for number in (1, 2):
             assert engine.run_round(number, 0).participants == names
         return state.read()

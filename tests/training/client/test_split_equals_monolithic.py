@@ -26,8 +26,8 @@ from server.training.core.server_state import ServerState, ServerTraining
 from server.training.methods.fedavg import fedavg, fedprox
 from server.training.methods.method import Method
 from server.training.methods.splitfed import minibatch, splitfed_v1, splitfed_v2
-from server.training.methods.steps import Arrival, one_model
-from server.training.rounds.loop import Engine
+from server.training.methods.steps import ClientBatch, shared
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.transport import LocalTransport
 
 # the smallest input each backbone takes
@@ -114,7 +114,7 @@ def train_split(
         owner: plan_for(name, depths[owner], method, batch=batch, epochs=epochs, **sgd)
         for owner in clients
     }
-    result = Engine(method, plans, state, LocalTransport(clients)).run_round(1, SEED)
+    result = RoundLoop(method, plans, state, LocalTransport(clients)).run_round(1, SEED)
     assert result.participants == tuple(clients)
     return net
 
@@ -163,7 +163,7 @@ def test_one_client_cut_anywhere_trains_the_whole_network(name: str) -> None:
         for step in range(steps):
             features = owner.handle(Step(1, step, feedback))
             assert isinstance(features, Features)
-            feedback = one_model(state, {"a": Arrival(depth, features)}, RoundView(1))["a"]
+            feedback = shared(state, {"a": ClientBatch(depth, features)}, RoundView(1))["a"]
         update = owner.handle(EndRound(1, feedback))
 
         assert isinstance(update, Update)

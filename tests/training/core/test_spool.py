@@ -39,7 +39,7 @@ def world(method: str, folder: Path | None = None, **settings: Any) -> World:
 
 def weights(world: World) -> Weights:
     for number in (1, 2):
-        assert world.engine.run_round(number, 0).merged
+        assert world.loop.run_round(number, 0).merged
     return world.state.read()
 
 

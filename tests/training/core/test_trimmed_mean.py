@@ -16,10 +16,10 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.protocol.messages import Ready, Reply, Request, Update, Weights
 from server.training.core import trimmed_mean
 from server.training.core.spool import Spool
-from server.training.core.trimmed_mean import capped, change_ratios, suspects, trimmed_merge
+from server.training.core.trimmed_mean import cap_weights, change_ratios, suspects, trimmed_merge
 from server.training.core.weighted_mean import Contribution, merge
 from server.training.recipe.recipe import read_recipe
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport, Transport
 from server.training.simulation.build import World, build_world
@@ -105,7 +105,7 @@ def test_nothing_to_trim_clip_or_cap_is_the_plain_merge_to_the_last_bit() -> Non
     weights = {name: 1 / (2 + int(name)) for name in fleet}
     plain = merge(fleet, weights, START, 0.01)
     for trim in (0.0, 0.14):  # 0.14 * 7 is not yet a client
-        ours = trimmed(fleet, capped(weights, 10), START, trim=trim, vote=0.01)
+        ours = trimmed(fleet, cap_weights(weights, 10), START, trim=trim, vote=0.01)
         assert all(torch.equal(ours[name], plain[name]) for name in plain)
 
 
@@ -184,8 +184,8 @@ def test_statistics_are_measured_by_themselves_and_so_is_the_servers_trunk() -> 
 
 def test_no_weight_exceeds_a_multiple_of_the_median() -> None:
     weights = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 1e6, "e": 0.0}
-    assert capped(weights, 10.0) == {"a": 1.0, "b": 2.0, "c": 3.0, "d": 20.0, "e": 0.0}
-    assert capped({"a": 0.0}, 10.0) == {"a": 0.0}
+    assert cap_weights(weights, 10.0) == {"a": 1.0, "b": 2.0, "c": 3.0, "d": 20.0, "e": 0.0}
+    assert cap_weights({"a": 0.0}, 10.0) == {"a": 0.0}
 
 
 # whole rounds
@@ -229,7 +229,7 @@ def run(here: World, change: Change | None = None, rounds: int = 1) -> list[Roun
     transport: Transport = LocalTransport(here.clients)
     if change is not None:
         transport = Attackers(transport, change)
-    engine = Engine(here.method, here.plans, here.state, transport, here.recipe.round)
+    engine = RoundLoop(here.method, here.plans, here.state, transport, here.recipe.round)
     return [engine.run_round(number, 0) for number in range(1, rounds + 1)]
 
 

@@ -25,7 +25,7 @@ from server.training.core.weighted_mean import (
     normalised,
 )
 from server.training.methods.fedavg import fedavg
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.transport import LocalTransport
 
 NOW = RoundView(1)
@@ -227,7 +227,7 @@ def _federated(norm: str, rounds: int = 6) -> tuple[ServerState, dict[str, Train
         for seed, (name, offset) in enumerate({"a": 4.0, "b": 6.0}.items())
     }
     plans = dict.fromkeys(clients, Plan(**HAR, norm=norm))
-    engine = Engine(fedavg(), plans, state, LocalTransport(clients))
+    engine = RoundLoop(fedavg(), plans, state, LocalTransport(clients))
     for number in range(1, rounds + 1):
         engine.run_round(number, 0)
     return state, clients
@@ -254,7 +254,7 @@ def test_batch_norm_statistics_are_averaged_with_the_weights_and_counters_never(
         alone = ServerState(
             build("har_cnn", input_shape=(9, 16), classes=3, seed=0), ServerTraining(0.02)
         )
-        engine = Engine(
+        engine = RoundLoop(
             fedavg(), {name: Plan(**HAR, norm="batch")}, alone, LocalTransport({name: client})
         )
         engine.run_round(1, 0)

@@ -47,7 +47,7 @@ from server.training.core.server_state import ServerState, ServerTraining
 from server.training.fleet.trainer import TrainerSettings
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.supersfl import supersfl
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundSettings
 from server.training.rounds.transport import LocalTransport
 
@@ -299,13 +299,13 @@ def test_samples_beyond_the_recipes_most_are_refused_and_named() -> None:
     state = ServerState(network_of(plans["ada"]), ServerTraining(0.1))
     clients = {"ada": client("ada", 30), "bob": client("bob", 31)}
     settings = RoundSettings(samples_max=30, staleness_max=1)
-    engine = Engine(supersfl(), plans, state, LocalTransport(clients), settings)
+    engine = RoundLoop(supersfl(), plans, state, LocalTransport(clients), settings)
     result = engine.run_round(1, 0)
     assert result.participants == ("ada",)
     assert "31 samples: the recipe takes at most 30" in result.refused["bob"]
     late = replace(alone(), samples=31)
     plans["pi"] = plan_with(exit_head=True)
-    engine = Engine(supersfl(), plans, state, LocalTransport(clients), settings)
+    engine = RoundLoop(supersfl(), plans, state, LocalTransport(clients), settings)
     assert "at most 30" in engine.run_round(2, 0, {"pi": late}).refused["pi"]
     with pytest.raises(ConfigurationError, match="samples_max"):
         RoundSettings(samples_max=0)
@@ -390,7 +390,7 @@ def test_update_of_a_past_round_counts_within_the_staleness_limit(
     for limit in (1, 2):
         state = ServerState(network_of(plans["pi"]), ServerTraining(0.1))
         settings = RoundSettings(staleness_max=limit)
-        engine = Engine(supersfl(), plans, state, LocalTransport({"ada": ada}), settings)
+        engine = RoundLoop(supersfl(), plans, state, LocalTransport({"ada": ada}), settings)
         for number in (1, 2):
             engine.run_round(number, 0)
         results[limit] = engine.run_round(3, 0, late)
@@ -429,7 +429,7 @@ def test_duplicate_and_reordered_replies_leave_no_trace_in_the_weights(trainer: 
     def weights(transport: Any) -> dict[str, Tensor]:
         plans = {name: plan_with(exit_head=False) for name in ("ada", "bob")}
         state = ServerState(network_of(plans["ada"]), ServerTraining(0.1))
-        engine = Engine(splitfed_v1(), plans, state, transport)
+        engine = RoundLoop(splitfed_v1(), plans, state, transport)
         for number in (1, 2):
             assert engine.run_round(number, 0).participants == ("ada", "bob")
         return state.read()

@@ -25,7 +25,7 @@ from profiles import DeviceProfile
 from server.tokens import create_token
 from server.training.core.server_state import ServerState
 from server.training.recipe.recipe import Recipe, read_recipe
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.transport import LocalTransport
 from server.training.run.checkpoint import Checkpoint, read_checkpoint
 from server.training.simulation.build import build_network, load_data, plan_of, server_state
@@ -137,7 +137,7 @@ def first_round(recipe: Recipe) -> ServerState:
     plans = {name: plan_of(recipe, method, data, DEPTH) for name in NAMES}
     state = server_state(recipe, method, build_network(recipe, data))
     how = recipe.round.with_devices()
-    Engine(method, plans, state, LocalTransport(clients), how).run_round(1, recipe.seed)
+    RoundLoop(method, plans, state, LocalTransport(clients), how).run_round(1, recipe.seed)
     return state
 
 

@@ -24,7 +24,7 @@ from server.registry.operator import load_or_create_operator_secret
 from server.settings import Address
 from server.training.fleet.trainer import TrainerSettings, train
 from server.training.recipe.recipe import Recipe, read_recipe
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.transport import LocalTransport
 from server.training.simulation.build import build_network, load_data, plan_of, server_state
 
@@ -73,7 +73,7 @@ def undisturbed(recipe: Recipe) -> dict[str, torch.Tensor]:
     network_of(plans[NAMES[0]])  # before devices in threads want it
     state = server_state(recipe, method, build_network(recipe, data))
     how = recipe.round.with_devices()
-    engine = Engine(method, plans, state, LocalTransport(clients_of(recipe)), how)
+    engine = RoundLoop(method, plans, state, LocalTransport(clients_of(recipe)), how)
     for number in (1, 2, 3):
         engine.run_round(number, recipe.seed)
     return dict(state.net.state_dict())

@@ -24,7 +24,7 @@ from server.training.fleet.invite import Inviter
 from server.training.fleet.mailbox import Mailbox
 from server.training.methods.splitfed import splitfed_v1
 from server.training.recipe.recipe import read_recipe
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.simulation.build import load_data, plan_of
 
 RECIPE = {
@@ -82,7 +82,7 @@ def test_two_devices_train_a_round_over_https(
         for at, name in enumerate(("ada", "bob"))
     }
     trainer.join(clients, ca=hub.ca)
-    engine = Engine(splitfed_v1(), dict.fromkeys(clients, plan), state, trainer.transport)
+    engine = RoundLoop(splitfed_v1(), dict.fromkeys(clients, plan), state, trainer.transport)
     result = engine.run_round(1, 0)
     assert (result.participants, result.missed_steps) == (("ada", "bob"), {})
     assert all(torch.isfinite(tensor).all() for tensor in state.read().values())

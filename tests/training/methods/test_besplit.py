@@ -21,7 +21,7 @@ from server.training.core.server_state import ServerState, ServerTraining
 from server.training.core.weighted_mean import Contribution
 from server.training.methods.besplit import besplit
 from server.training.methods.formulas.client_records import evidential_weights, record_of, updated
-from server.training.methods.steps import Arrival
+from server.training.methods.steps import ClientBatch
 
 RATE, CLASSES = 0.1, 3
 # P_g is (1/3, 1/3, 1/3); a and b lie one-sided by as much, the others close to it
@@ -34,10 +34,10 @@ LABELS = {
 }
 
 
-def arrival(labels: list[int], seed: int = 0, shape: tuple[int, ...] = (16, 4, 4)) -> Arrival:
+def arrival(labels: list[int], seed: int = 0, shape: tuple[int, ...] = (16, 4, 4)) -> ClientBatch:
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(len(labels), *shape, generator=generator)
-    return Arrival(2, Features(1, 0, z, torch.tensor(labels), None))
+    return ClientBatch(2, Features(1, 0, z, torch.tensor(labels), None))
 
 
 def state(backbone: str = "tiny", momentum: float = 0.0, clip: float | None = None) -> ServerState:
@@ -71,12 +71,12 @@ def skewed(seen: int = 4) -> dict[str, Tensor]:
     return remembered(counts, seen)
 
 
-def arrivals_of(*clients: str) -> dict[str, Arrival]:
+def arrivals_of(*clients: str) -> dict[str, ClientBatch]:
     return {c: arrival(LABELS[c], seed=ord(c)) for c in clients}
 
 
 def taught(
-    server: ServerState, arrivals: Mapping[str, Arrival], now: RoundView, **numbers: Any
+    server: ServerState, arrivals: Mapping[str, ClientBatch], now: RoundView, **numbers: Any
 ) -> dict[str, Feedback]:
     step = besplit(**numbers).server_step
     assert step is not None
@@ -155,7 +155,7 @@ def test_nobody_waits_for_a_partner_that_is_not_there() -> None:
 
 def test_partners_have_the_same_cut() -> None:
     everyone = arrivals_of("a", "c")
-    everyone["b"] = Arrival(3, arrival(LABELS["b"], shape=(32, 4, 4)).features)
+    everyone["b"] = ClientBatch(3, arrival(LABELS["b"], shape=(32, 4, 4)).features)
     got = taught(state(), everyone, view(skewed()))
     apart = taught(state(), everyone, view(skewed()), ablation="no_bcc")
     for client in everyone:
@@ -217,8 +217,8 @@ def test_a_client_whose_every_loss_is_not_finite_leaves_the_others_alone() -> No
 def test_a_batch_of_one_that_batchnorm_cannot_take_gets_no_feedback() -> None:
     server = state("resnet18")
     shape = server.shape_at(8)  # one value a channel
-    pair = {"a": Arrival(8, arrival([0], 0, shape).features), "b": arrival([0, 1], 1, shape)}
-    pair["b"] = Arrival(8, pair["b"].features)
+    pair = {"a": ClientBatch(8, arrival([0], 0, shape).features), "b": arrival([0, 1], 1, shape)}
+    pair["b"] = ClientBatch(8, pair["b"].features)
     assert list(taught(server, pair, view())) == ["b"]
     assert list(taught(state(), {"a": arrival([0])}, view())) == ["a"]
 

@@ -45,7 +45,7 @@ from server.training.methods.harmony import harmony
 from server.training.methods.method import Method
 from server.training.methods.splitfed import multi_exit, splitfed_v1
 from server.training.recipe.recipe import read_recipe
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport
 
@@ -96,10 +96,10 @@ class Trainer:
         net = deepcopy(network_of(next(iter(plans.values()))))
         self.state = ServerState(net, ServerTraining(RATE, **self.sgd), self.method.trunk)
         self.wire = self.transport(self.clients)
-        self.engine = Engine(self.method, plans, self.state, self.wire, RoundSettings(quorum=0.0))
+        self.loop = RoundLoop(self.method, plans, self.state, self.wire, RoundSettings(quorum=0.0))
 
     def run(self, rounds: int = 1) -> RoundResult:
-        return [self.engine.run_round(number, SEED) for number in range(1, rounds + 1)][-1]
+        return [self.loop.run_round(number, SEED) for number in range(1, rounds + 1)][-1]
 
 
 def first_batch(owner: TrainingClient, size: int = BATCH) -> NDArray[np.int64]:
@@ -163,7 +163,7 @@ def test_server_step_is_the_papers_in_plain_torch(entry: int) -> None:
     )
     number = next(n for n in range(1, 50) if entry_of(method, owner, depth, n) == entry)
     ours = Trainer(method, {"ada": depth}, {"ada": owner}, sgd)
-    ours.engine.run_round(number, SEED)
+    ours.loop.run_round(number, SEED)
     got = ours.state.read()
 
     seen = features_of(method, owner, depth, number)
@@ -298,7 +298,7 @@ def test_every_ablation_trains(numbers: dict[str, Any]) -> None:
 def test_the_task_is_learnt() -> None:
     people = {name: client(name, 40) for name in ("ada", "bob")}
     trainer = Trainer(harmony(), {"ada": 1, "bob": 3}, people, {"momentum": 0.9})
-    losses = [trainer.engine.run_round(number, SEED).loss or 0.0 for number in range(1, 16)]
+    losses = [trainer.loop.run_round(number, SEED).loss or 0.0 for number in range(1, 16)]
     assert losses[-1] < losses[0] / 2
     fresh = client("new", 200)
     for depth in (1, 3):
@@ -367,7 +367,7 @@ def test_trunk_that_is_no_number_gives_no_feedback(caplog: pytest.LogCaptureFixt
     with torch.no_grad():
         next(iter(trainer.state.trunk.stages[4].parameters())).fill_(1e38)  # overflows in a sum
     with caplog.at_level(logging.WARNING):
-        result = trainer.engine.run_round(1, SEED)
+        result = trainer.loop.run_round(1, SEED)
     assert "its outputs are not finite" in caplog.text
     assert result.participants == ("ada",)  # by its exit head alone
     assert result.bytes_by_kind.get("down gradients", 0) == 0
@@ -405,7 +405,7 @@ def test_view_from_a_depth_where_nothing_is_cut_is_refused() -> None:
     plan = replace(plan_for(method, 3), backbone="cnn6", input_shape=(1, 28, 28))
     assert network_of(plan).cuts == (2, 3)
     state = ServerState(deepcopy(network_of(plan)), ServerTraining(RATE), "own")
-    engine = Engine(method, {"ada": plan}, state, Wrong({"ada": owner}))
+    engine = RoundLoop(method, {"ada": plan}, state, Wrong({"ada": owner}))
     result = engine.run_round(1, SEED)
     assert "view" in result.refused["ada"]
 
@@ -546,7 +546,7 @@ def test_nothing_of_labels_goes_over_http(
     plans = {name: plan_for(method, 2) for name in people}
     state = ServerState(deepcopy(network_of(plans["ada"])), ServerTraining(RATE), method.trunk)
     here.join(people)
-    result = Engine(method, plans, state, here.transport, RoundSettings(quorum=0.0)).run_round(
+    result = RoundLoop(method, plans, state, here.transport, RoundSettings(quorum=0.0)).run_round(
         1, SEED
     )
     assert result.participants == ("ada", "bob")

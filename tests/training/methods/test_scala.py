@@ -33,9 +33,9 @@ from server.training.core.server_state import ServerState, ServerTraining
 from server.training.methods.method import Method
 from server.training.methods.scala import scala
 from server.training.methods.splitfed import minibatch, splitfed_v1, splitfed_v2
-from server.training.methods.steps import Arrival
+from server.training.methods.steps import ClientBatch
 from server.training.recipe.recipe import load_recipe, read_recipe
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport
 from server.training.run.checkpoint import latest_checkpoint, save_checkpoint
@@ -50,7 +50,7 @@ SIZES = {"a": 3, "b": 5, "c": 2}
 # One step on the server, against plain torch
 
 
-def arrivals(shape: tuple[int, ...], depth: int = 1, names: str = "abc") -> dict[str, Arrival]:
+def arrivals(shape: tuple[int, ...], depth: int = 1, names: str = "abc") -> dict[str, ClientBatch]:
     found = {}
     for name in names:
         generator = torch.Generator().manual_seed(ord(name))
@@ -59,7 +59,7 @@ def arrivals(shape: tuple[int, ...], depth: int = 1, names: str = "abc") -> dict
         labels = torch.tensor(present)[
             torch.randint(0, len(present), (SIZES[name],), generator=generator)
         ]
-        found[name] = Arrival(depth, Features(1, 0, z, labels, None))
+        found[name] = ClientBatch(depth, Features(1, 0, z, labels, None))
     return found
 
 
@@ -73,7 +73,7 @@ def state(name: str = "tiny", **arguments: Any) -> ServerState:
 
 
 def answer(
-    method: Method, server: ServerState, found: Mapping[str, Arrival], now: RoundView
+    method: Method, server: ServerState, found: Mapping[str, ClientBatch], now: RoundView
 ) -> Any:
     assert method.server_step is not None
     return method.server_step(server, found, now)
@@ -201,7 +201,7 @@ def test_one_label_alone_gives_gradients_of_next_to_nothing_that_are_finite() ->
     server = state()
     before = server.read()
     z = torch.randn(4, *server.shape_at(1), generator=torch.Generator().manual_seed(0))
-    ones = Arrival(1, Features(1, 0, z, torch.ones(4, dtype=torch.int64), None))
+    ones = ClientBatch(1, Features(1, 0, z, torch.ones(4, dtype=torch.int64), None))
     now = RoundView(1, samples={"a": 9, "b": 9}, label_counts={"a": (0, 9, 0), "b": (0, 9, 0)})
     feedback = answer(scala(), server, {"a": ones, "b": ones}, now)
     for one in feedback.values():
@@ -214,7 +214,7 @@ def test_one_label_alone_gives_gradients_of_next_to_nothing_that_are_finite() ->
 def test_features_of_zeros_are_learnt_from_as_any() -> None:
     server = state()
     zeros = Features(1, 0, torch.zeros(2, *server.shape_at(1)), torch.tensor([0, 2]), None)
-    feedback = answer(scala(), server, {"a": Arrival(1, zeros)}, view())
+    feedback = answer(scala(), server, {"a": ClientBatch(1, zeros)}, view())
     assert torch.isfinite(feedback["a"].gradient).all()
     assert all(torch.isfinite(tensor).all() for tensor in server.read().values())
 
@@ -223,7 +223,7 @@ def test_one_sample_that_batch_norm_cannot_take_steps_nothing() -> None:
     server = state("resnet18", input_shape=(1, 28, 28))
     before = server.read()
     z = torch.randn(1, *server.shape_at(7), generator=torch.Generator().manual_seed(0))
-    found = {"a": Arrival(7, Features(1, 0, z, torch.tensor([0]), None))}
+    found = {"a": ClientBatch(7, Features(1, 0, z, torch.tensor([0]), None))}
     assert answer(scala(), server, found, view()) == {}
     assert all(torch.equal(tensor, before[name]) for name, tensor in server.read().items())
 
@@ -299,10 +299,10 @@ class Fleet:
         )  # fmt: skip
         self.transport = Recorder(self.clients, lost)
         plans = dict.fromkeys(labels, plan)
-        self.engine = Engine(method, plans, self.state, self.transport, RoundSettings(**settings))
+        self.loop = RoundLoop(method, plans, self.state, self.transport, RoundSettings(**settings))
 
     def run(self, rounds: int = 2) -> list[RoundResult]:
-        return [self.engine.run_round(number, 0) for number in range(1, rounds + 1)]
+        return [self.loop.run_round(number, 0) for number in range(1, rounds + 1)]
 
     def finite(self) -> bool:
         return all(bool(torch.isfinite(tensor).all()) for tensor in self.state.read().values())

@@ -12,7 +12,7 @@ from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.plan import Plan
 from server.training.core.server_state import ServerState, ServerTraining
 from server.training.methods.supersfl import supersfl
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.transport import LocalTransport
 
 DEPTHS = {"a": 1, "b": 3, "c": 3}
@@ -43,7 +43,7 @@ def trained(*, share_exits: bool) -> tuple[Weights, Weights, dict[str, TrainingC
     }
     state = ServerState(build("tiny", classes=3, seed=0), ServerTraining(0.05))
     before = state.read()
-    Engine(method, plans, state, LocalTransport(clients)).run_round(1, 0)
+    RoundLoop(method, plans, state, LocalTransport(clients)).run_round(1, 0)
     return before, state.read(), clients
 
 

@@ -16,17 +16,17 @@ from edge_sdk.training.protocol.weights import read_weights
 from server.training.core.server_state import ServerState, ServerTraining
 from server.training.methods.formulas.contrastive import Alignment, alignment_loss
 from server.training.methods.smashed_exchange import exchanged, learn, own_batch
-from server.training.methods.steps import Arrival
+from server.training.methods.steps import ClientBatch
 
 RATE = 0.1
 
 
-def arrival(labels: list[int], seed: int, shape: tuple[int, ...] = (16, 4, 4)) -> Arrival:
+def arrival(labels: list[int], seed: int, shape: tuple[int, ...] = (16, 4, 4)) -> ClientBatch:
     z = torch.randn(len(labels), *shape, generator=torch.Generator().manual_seed(seed))
-    return Arrival(2, Features(1, 0, z, torch.tensor(labels), None))
+    return ClientBatch(2, Features(1, 0, z, torch.tensor(labels), None))
 
 
-def pair() -> dict[str, Arrival]:
+def pair() -> dict[str, ClientBatch]:
     return {"i": arrival([0, 0, 0, 1], 1), "j": arrival([2, 1, 2, 2, 1], 2)}
 
 
@@ -156,12 +156,12 @@ def test_zero_gradients_are_a_step_like_any_other() -> None:
     assert float(lessons["i"].gradient.abs().sum()) == 0
 
 
-def paired(one: Arrival, seed: int, weight: float) -> Arrival:
+def paired(one: ClientBatch, seed: int, weight: float) -> ClientBatch:
     """With a second view of which every other sample is of the same class."""
     view = torch.randn(one.features.features.shape, generator=torch.Generator().manual_seed(seed))
     same = (torch.arange(len(view)) % 2).to(torch.uint8)
     features = replace(one.features, view=view, entry=one.depth, same=same)
-    return Arrival(one.depth, features, Alignment(weight, 20.0))
+    return ClientBatch(one.depth, features, Alignment(weight, 20.0))
 
 
 def test_second_views_change_sides_with_their_samples() -> None:

@@ -39,7 +39,7 @@ from server.training.methods.harmony import harmony
 from server.training.methods.method import Method
 from server.training.methods.splitlpf import by_contribution, splitlpf
 from server.training.recipe.recipe import read_recipe
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport
 from server.training.run.checkpoint import latest_checkpoint
@@ -65,10 +65,10 @@ class World:
         self.state = ServerState(build("tiny", classes=CLASSES, seed=0), ServerTraining(RATE))
         self.plans = {name: plan_for(method, **numbers) for name in names}
         self.transport = transport(self.clients)
-        self.engine = Engine(method, self.plans, self.state, self.transport, RoundSettings())
+        self.loop = RoundLoop(method, self.plans, self.state, self.transport, RoundSettings())
 
     def run(self, rounds: int = 1) -> list[RoundResult]:
-        return [self.engine.run_round(number, 0) for number in range(1, rounds + 1)]
+        return [self.loop.run_round(number, 0) for number in range(1, rounds + 1)]
 
 
 class Meddling(LocalTransport):

@@ -17,19 +17,25 @@ from edge_sdk.training.protocol.weights import read_weights
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState, ServerTraining
 from server.training.methods.formulas.contrastive import Alignment
-from server.training.methods.steps import Arrival, Arrivals, concatenated, copies, one_model
+from server.training.methods.steps import (
+    ClientBatch,
+    ClientBatches,
+    concatenated,
+    per_client,
+    shared,
+)
 
 RATE = 0.1
 NOW = RoundView(1)
-Step = Callable[[ServerState, Arrivals, RoundView], dict[str, Feedback]]
-STEPS: list[Step] = [one_model, copies, concatenated]
+Step = Callable[[ServerState, ClientBatches, RoundView], dict[str, Feedback]]
+STEPS: list[Step] = [shared, per_client, concatenated]
 
 
-def arrival(shape: tuple[int, ...], depth: int, size: int = 3, seed: int = 0) -> Arrival:
+def arrival(shape: tuple[int, ...], depth: int, size: int = 3, seed: int = 0) -> ClientBatch:
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(size, *shape, generator=generator)
     labels = torch.randint(0, 3, (size,), generator=generator)
-    return Arrival(depth, Features(1, 0, z, labels, None))
+    return ClientBatch(depth, Features(1, 0, z, labels, None))
 
 
 def state(clip: float | None = None, momentum: float = 0.0) -> ServerState:
@@ -40,7 +46,7 @@ def state(clip: float | None = None, momentum: float = 0.0) -> ServerState:
 SHAPES = {1: (8, 8, 8), 2: (16, 4, 4), 3: (32, 4, 4), 4: (32, 2, 2)}
 
 
-def ordinary(net: Supernet, one: Arrival) -> tuple[Tensor, float, list[Tensor]]:
+def ordinary(net: Supernet, one: ClientBatch) -> tuple[Tensor, float, list[Tensor]]:
     """dLs/dz, Ls and the suffix's gradients, by ordinary autograd."""
     z = one.features.features.clone().requires_grad_()
     suffix = net.suffix(one.depth)
@@ -74,7 +80,7 @@ def test_the_step_is_sgd_on_the_stages_after_the_cut_alone(step: Step) -> None:
 
     step(server, {"a": one}, NOW)
 
-    after = server.copies["a"].module if step is copies else server.net.suffix(3)
+    after = server.copies["a"].module if step is per_client else server.net.suffix(3)
     for got, start, gradient in zip(
         after.parameters(), twin.suffix(3).parameters(), gradients, strict=True
     ):
@@ -88,24 +94,26 @@ def test_one_model_is_stepped_by_each_client_in_turn() -> None:
     pair = {"a": arrival(SHAPES[1], 1), "b": arrival(SHAPES[3], 3, seed=1)}
     together, apart = state(momentum=0.9), state(momentum=0.9)
 
-    both = one_model(together, pair, NOW)
-    first = one_model(apart, {"a": pair["a"]}, NOW)
-    second = one_model(apart, {"b": pair["b"]}, NOW)
+    both = shared(together, pair, NOW)
+    first = shared(apart, {"a": pair["a"]}, NOW)
+    second = shared(apart, {"b": pair["b"]}, NOW)
 
     for name, tensor in apart.read().items():
         assert torch.equal(together.read()[name], tensor)
     assert torch.equal(both["a"].gradient, first["a"].gradient)
     assert torch.equal(both["b"].gradient, second["b"].gradient)
     # b's comes from a suffix that a has stepped
-    alone = one_model(state(), {"b": pair["b"]}, NOW)
+    alone = shared(state(), {"b": pair["b"]}, NOW)
     assert not torch.equal(both["b"].gradient, alone["b"].gradient)
 
 
 def test_copies_know_nothing_of_each_other() -> None:
     pair = {"a": arrival(SHAPES[1], 1), "b": arrival(SHAPES[3], 3, seed=1)}
-    both = copies(state(), pair, NOW)
+    both = per_client(state(), pair, NOW)
     for name, one in pair.items():
-        assert torch.equal(both[name].gradient, copies(state(), {name: one}, NOW)[name].gradient)
+        assert torch.equal(
+            both[name].gradient, per_client(state(), {name: one}, NOW)[name].gradient
+        )
 
 
 def test_a_client_s_gradient_is_of_the_mean_over_its_own_samples() -> None:
@@ -134,7 +142,7 @@ def test_the_servers_clip_is_over_all_it_steps_and_spares_what_goes_back(step: S
     assert torch.equal(
         step(free, {"a": one}, NOW)["a"].gradient, step(limited, {"a": one}, NOW)["a"].gradient
     )
-    after = limited.copies["a"].module if step is copies else limited.net.suffix(2)
+    after = limited.copies["a"].module if step is per_client else limited.net.suffix(2)
     start = state().net.suffix(2)
     moved = [(a - b).flatten() for a, b in zip(after.parameters(), start.parameters(), strict=True)]
     # weights of about 0.1 hold a step of 1e-4 to three digits
@@ -150,7 +158,7 @@ def test_a_batch_whose_loss_is_not_finite_steps_nothing(step: Step) -> None:
     before = server.read()
 
     assert step(server, {"a": one}, NOW) == {}
-    module = server.copies["a"].module if step is copies else server.net.suffix(4)
+    module = server.copies["a"].module if step is per_client else server.net.suffix(4)
     for name, tensor in read_weights(module).items():
         assert torch.equal(tensor, before[name])
 
@@ -164,7 +172,7 @@ def test_a_batch_that_is_not_finite_leaves_batchnorm_as_it_was(step: Step, scale
     good, bad = arrival(server.shape_at(1), 1), arrival(server.shape_at(1), 1)
     bad.features.features.mul_(scale)
     step(server, {"a": good}, NOW)
-    module = server.copies["a"].module if step is copies else server.net.suffix(1)
+    module = server.copies["a"].module if step is per_client else server.net.suffix(1)
     before = {name: t.clone() for name, t in module.state_dict().items()}
     assert any(name.endswith("running_var") for name in before)
 
@@ -194,7 +202,7 @@ def test_the_rest_of_a_step_goes_on_without_that_sample() -> None:
     )
     shape = server.shape_at(7)
     pair = {"a": arrival(shape, 7, size=1), "b": arrival(shape, 7, size=2)}
-    assert one_model(server, pair, NOW).keys() == {"b"}
+    assert shared(server, pair, NOW).keys() == {"b"}
     assert concatenated(server, pair, NOW).keys() == {"a", "b"}  # three samples together
 
 
@@ -209,17 +217,17 @@ def test_the_shape_at_a_cut_is_that_of_the_network_and_leaves_it_alone() -> None
 
 
 def test_labels_that_stayed_on_the_client_are_missed() -> None:
-    one = Arrival(1, Features(1, 0, torch.zeros(2, 8, 8, 8), None, None))
+    one = ClientBatch(1, Features(1, 0, torch.zeros(2, 8, 8, 8), None, None))
     with pytest.raises(FrameError, match="needs labels"):
-        one_model(state(), {"a": one}, NOW)
+        shared(state(), {"a": one}, NOW)
 
 
 def test_momentum_belongs_to_a_stage_whoever_steps_it() -> None:
     # a from depth 1, then b from depth 3: stage 5 has two steps behind it, stage 2 one
     server = state(momentum=0.9)
-    one_model(server, {"a": arrival(SHAPES[1], 1)}, NOW)
+    shared(server, {"a": arrival(SHAPES[1], 1)}, NOW)
     first = {key: tensor.clone() for key, tensor in server.momentum().items()}
-    one_model(server, {"b": arrival(SHAPES[3], 3, seed=1)}, NOW)
+    shared(server, {"b": arrival(SHAPES[3], 3, seed=1)}, NOW)
     moved = {
         stage
         for (stage, place), tensor in server.momentum().items()
@@ -232,14 +240,16 @@ def test_momentum_belongs_to_a_stage_whoever_steps_it() -> None:
 # alignment beside any step that judges here
 
 
-def with_view(one: Arrival, weight: float, seed: int = 9, *, margin: float = 30.0) -> Arrival:
+def with_view(
+    one: ClientBatch, weight: float, seed: int = 9, *, margin: float = 30.0
+) -> ClientBatch:
     """A second view from the same cut, of which every other sample is of the same class."""
     z = one.features.features
     generator = torch.Generator().manual_seed(seed)
     view = torch.randn(z.shape, generator=generator)
     same = (torch.arange(len(z)) % 2 == 0).to(torch.uint8)
     features = replace(one.features, view=view, entry=one.depth, same=same)
-    return Arrival(one.depth, features, Alignment(weight, margin))
+    return ClientBatch(one.depth, features, Alignment(weight, margin))
 
 
 def embed(net: Supernet, z: Tensor, depth: int) -> Tensor:
@@ -251,7 +261,7 @@ def embed(net: Supernet, z: Tensor, depth: int) -> Tensor:
     return z
 
 
-def pulled(net: Supernet, arrivals: Sequence[Arrival], weight: float, margin: float) -> Tensor:
+def pulled(net: Supernet, arrivals: Sequence[ClientBatch], weight: float, margin: float) -> Tensor:
     """weight * CSA over all pairs, from its formula (HARMONY, Eq. 7)."""
     costs = []
     for one in arrivals:

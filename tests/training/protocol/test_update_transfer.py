@@ -24,7 +24,7 @@ from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.splitlpf import splitlpf
 from server.training.methods.supersfl import supersfl
 from server.training.recipe.recipe import read_recipe
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport
 from server.training.simulation.build import build_world
@@ -90,7 +90,7 @@ def rounds(
         update=UpdateCoding(codec, share=0.2, steps=5),
         send_labels=method.labels == "sent",
     )
-    engine = Engine(
+    engine = RoundLoop(
         method, dict.fromkeys("ab", plan), state, transport(clients), RoundSettings(**settings)
     )
     results = [engine.run_round(at, 0) for at in range(1, number + 1)]

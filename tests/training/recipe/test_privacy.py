@@ -38,7 +38,7 @@ from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.splitlpf import splitlpf
 from server.training.recipe.privacy import NOISED, Mechanism, PrivacySettings, epsilon, guarded
 from server.training.recipe.recipe import METHODS, read_recipe
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport
 from server.training.simulation.build import build_world
@@ -77,7 +77,9 @@ def rounds(
     clients = {name: client_of(name) for name in "ab"}
     state = ServerState(build("tiny", classes=3, seed=0), ServerTraining(0.05))
     plan = plan_for(method.client, send_labels=method.labels == "sent", **numbers)
-    engine = Engine(method, dict.fromkeys("ab", plan), state, transport(clients), RoundSettings())
+    engine = RoundLoop(
+        method, dict.fromkeys("ab", plan), state, transport(clients), RoundSettings()
+    )
     results = [engine.run_round(number, 0) for number in (1, 2)]
     return state.read(), results
 

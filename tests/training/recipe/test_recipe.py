@@ -13,7 +13,7 @@ from edge_sdk.training.protocol.plan import ClientPart, Distillation, Plan
 from profiles.energy import PowerModel
 from server.training.core.round_view import RoundView
 from server.training.core.weighted_mean import Contribution, by_depth_and_loss, by_samples
-from server.training.methods.steps import concatenated, copies, one_model
+from server.training.methods.steps import concatenated, per_client, shared
 from server.training.recipe.recipe import METHODS, Recipe, load_recipe, read_recipe
 from server.training.rounds.round import RoundSettings
 
@@ -45,12 +45,12 @@ def test_every_method_is_built_by_its_name_and_defaults(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "step"),
     [
-        ("splitfed-v1", copies),
-        ("splitfed-v2", one_model),
+        ("splitfed-v1", per_client),
+        ("splitfed-v2", shared),
         ("minibatch-sfl", concatenated),
-        ("multi-exit", copies),
-        ("splitgp", copies),
-        ("supersfl", one_model),
+        ("multi-exit", per_client),
+        ("splitgp", per_client),
+        ("supersfl", shared),
         ("fedavg", None),
         ("fedprox", None),
     ],

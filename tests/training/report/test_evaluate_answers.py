@@ -69,7 +69,7 @@ def test_auxiliary_models_are_judged_each_by_itself() -> None:
 
 def test_a_client_that_never_took_part_has_no_model_to_judge() -> None:
     world = world_of(participation=0.34)
-    world.engine.run_round(1, 0)
+    world.loop.run_round(1, 0)
     report = auxiliary_report(world)
     assert report is not None
     assert len(report["each"]) == 1

@@ -21,9 +21,9 @@ from server.training.core.weighted_mean import Contribution
 from server.training.methods.fedavg import fedavg
 from server.training.recipe.recipe import read_recipe
 from server.training.rounds.buffered import BufferedEngine
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
-from server.training.rounds.staleness import rebased
+from server.training.rounds.staleness import rebase_update
 from server.training.rounds.transport import LocalTransport, Transport
 from server.training.run.checkpoint import latest_checkpoint, save_checkpoint
 from server.training.simulation.build import World, build_world, round_seconds
@@ -54,14 +54,16 @@ def world(method: str = "splitfed-v1", **round_numbers: Any) -> World:
     return build_world(read_recipe(recipe_of(method, **round_numbers)))
 
 
-def paced(here: World, seconds: Mapping[str, float], transport: Transport | None = None) -> Engine:
+def paced(
+    here: World, seconds: Mapping[str, float], transport: Transport | None = None
+) -> RoundLoop:
     transport = transport or LocalTransport(here.clients)
     return BufferedEngine(
         here.method, here.plans, here.state, transport, here.recipe.round, seconds=seconds
     )
 
 
-def run(engine: Engine, rounds: int, first: int = 1) -> list[RoundResult]:
+def run(engine: RoundLoop, rounds: int, first: int = 1) -> list[RoundResult]:
     return [engine.run_round(number, 0) for number in range(first, first + rounds)]
 
 
@@ -94,7 +96,7 @@ class Watcher:
 def test_all_results_at_one_pace_are_the_synchronous_round_to_the_last_bit(method: str) -> None:
     together, buffered = world(method), world(method, buffer=4)
     ours = run(paced(buffered, EQUAL), 3)
-    theirs = run(together.engine, 3)
+    theirs = run(together.loop, 3)
 
     assert_same(buffered.state.read(), together.state.read())
     for name in NAMES:
@@ -107,7 +109,7 @@ def test_all_results_at_one_pace_are_the_synchronous_round_to_the_last_bit(metho
 def test_waiting_for_all_is_synchronous_whatever_their_pace() -> None:
     together, buffered = world(), world(buffer=4)
     results = run(paced(buffered, ONE_SLOW), 2)
-    run(together.engine, 2)
+    run(together.loop, 2)
     assert_same(buffered.state.read(), together.state.read())
     assert [r.simulated_s for r in results] == [3.5, 3.5]
 
@@ -139,7 +141,7 @@ def test_a_result_too_old_is_refused_by_name_and_its_client_begins_anew() -> Non
     results = run(engine, 5)
     assert results[3].participants == ("client-0", "client-1", "client-2")
     assert results[3].refused == {"client-3": "a result 3 rounds old: expected at most 2"}
-    assert engine.progress()[0]["begun"]["client-3"] == [5, 4.0 + 3.5]
+    assert engine.state_dict()[0]["begun"]["client-3"] == [5, 4.0 + 3.5]
     assert not results[4].refused
 
 
@@ -186,7 +188,7 @@ def test_a_late_change_is_discounted_and_added_to_the_weights_of_now_by_hand() -
     late = Contribution(1, update, {"b": torch.tensor([3.0])})
     then = {"a": torch.tensor([1.0]), "b": torch.tensor([1.0])}
     now = {"a": torch.tensor([10.0]), "b": torch.tensor([0.0])}
-    moved = rebased(late, then, now, (1 + 3) ** -0.5)
+    moved = rebase_update(late, then, now, (1 + 3) ** -0.5)
     assert moved.tensor("a").item() == 12.0
     assert moved.tensor("b").item() == 1.0  # in its copy on the server too
 
@@ -198,7 +200,7 @@ def test_a_late_variance_stays_above_zero() -> None:
     copy = {"stage2.bn.running_var": torch.tensor([0.2])}
     then = {name: torch.tensor([1.0]), "stage2.bn.running_var": torch.tensor([1.0])}
     now = {name: torch.tensor([0.1]), "stage2.bn.running_var": torch.tensor([0.1])}
-    moved = rebased(Contribution(1, update, copy), then, now, 0.7)
+    moved = rebase_update(Contribution(1, update, copy), then, now, 0.7)
     # 0.7 of the way from 0.1 to 0.2
     assert moved.tensor(name).item() == pytest.approx(0.17)
     assert moved.tensor("stage2.bn.running_var").item() == pytest.approx(0.17)
@@ -281,7 +283,7 @@ def test_a_run_goes_on_from_a_checkpoint_in_the_same_bits(method: str, tmp_path:
     for _ in run_rounds(whole, rows):
         if len(rows) == 2:  # with two clients at work that began with weights now gone
             save_checkpoint(tmp_path, whole, rows)
-            assert whole.engine.progress()[0]["begun"]
+            assert whole.loop.state_dict()[0]["begun"]
 
     checkpoint = latest_checkpoint(tmp_path)
     assert checkpoint is not None
@@ -296,11 +298,11 @@ def test_a_run_goes_on_from_a_checkpoint_in_the_same_bits(method: str, tmp_path:
 
 
 def test_what_does_not_fit_is_no_progress() -> None:
-    engine = world(buffer=2).engine
+    engine = world(buffer=2).loop
     with pytest.raises(FrameError, match="no buffered training"):
-        engine.go_on({}, {})
+        engine.load_state_dict({}, {})
     with pytest.raises(FrameError, match="does not fit"):
-        engine.go_on({"clock_s": 1.0, "begun": {"client-0": [1, 2.0]}}, {})
+        engine.load_state_dict({"clock_s": 1.0, "begun": {"client-0": [1, 2.0]}}, {})
 
 
 def test_a_simulation_takes_its_pace_from_the_clients_latencies(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from server.training.methods.splitfed import (
 )
 from server.training.methods.splitlpf import splitlpf
 from server.training.methods.supersfl import supersfl
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.reply_checks import update_fault
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport, Transport
@@ -119,11 +119,11 @@ class World:
             )
             for name in names
         }
-        self.engine = Engine(method, self.plans, self.state, transport(self.clients), settings)
+        self.loop = RoundLoop(method, self.plans, self.state, transport(self.clients), settings)
         self.before = self.state.read()
 
     def run(self, rounds: int = 2, seed: int = 0) -> list[RoundResult]:
-        return [self.engine.run_round(number, seed) for number in range(1, rounds + 1)]
+        return [self.loop.run_round(number, seed) for number in range(1, rounds + 1)]
 
     def trained(self, rounds: int = 2) -> Weights:
         self.run(rounds)
@@ -215,7 +215,7 @@ def test_a_stage_nobody_holds_keeps_the_servers_training() -> None:
             stepped.append(world.state.read())
         return reply
 
-    world.engine = Engine(
+    world.loop = RoundLoop(
         supersfl(), world.plans, world.state, Meddler(LocalTransport(world.clients), look)
     )
     after = world.trained(1)
@@ -288,7 +288,7 @@ def test_a_round_at_a_decayed_rate_is_that_round_at_a_lower_rate(
     other.run(1)
     other.state.training = replace(other.state.training, learning_rate=0.025)
     slower = {name: replace(plan, learning_rate=0.025) for name, plan in other.plans.items()}
-    Engine(method(), slower, other.state, LocalTransport(other.clients)).run_round(2, 0)
+    RoundLoop(method(), slower, other.state, LocalTransport(other.clients)).run_round(2, 0)
     for name, tensor in world.state.read().items():
         assert torch.equal(tensor, other.state.read()[name]), name
 
@@ -457,13 +457,13 @@ def test_below_the_quorum_the_servers_momentum_goes_back_too() -> None:
         momentum=0.9,
         transport=lambda clients: Meddler(LocalTransport(clients), drop),
     )
-    world.engine.run_round(1, 0)
+    world.loop.run_round(1, 0)
     assert world.state.momentum() == {}
     lost = False
-    world.engine.run_round(2, 0)
+    world.loop.run_round(2, 0)
 
     clean = World(splitfed_v2(), momentum=0.9)
-    clean.engine.run_round(2, 0)
+    clean.loop.run_round(2, 0)
     assert_same(world.state.read(), clean.state.read())
 
 
@@ -525,7 +525,7 @@ def test_a_client_whose_round_diverged_is_back_in_the_next(method: Callable[[], 
     assert all(bool(torch.isfinite(tensor).all()) for tensor in client.personal.values())
 
     client.x = x
-    result = world.engine.run_round(2, 0)
+    result = world.loop.run_round(2, 0)
     assert "c" in result.participants
 
 
@@ -534,8 +534,8 @@ def test_a_late_update_counts_by_its_change_since_its_own_round_and_after_a_resu
     world = World(fedavg(), "ab", settings=settings)
     before = world.state.read()
     bob = world.clients.pop("b")  # away; each round's transport has who is there
-    world.engine.meet(world.plans, LocalTransport(world.clients))
-    world.engine.run_round(1, 0)
+    world.loop.set_clients(world.plans, LocalTransport(world.clients))
+    world.loop.run_round(1, 0)
     between = world.state.read()
     bob.handle(StartRound(1, world.plans["b"], before))
     update = bob.handle(EndRound(1))
@@ -543,11 +543,11 @@ def test_a_late_update_counts_by_its_change_since_its_own_round_and_after_a_resu
 
     again = World(fedavg(), "ab", settings=settings)
     again.state.write(between)
-    again.engine.go_on(*world.engine.progress())
-    world.engine.meet(world.plans, LocalTransport({}))
-    again.engine.meet(again.plans, LocalTransport({}))
+    again.loop.load_state_dict(*world.loop.state_dict())
+    world.loop.set_clients(world.plans, LocalTransport({}))
+    again.loop.set_clients(again.plans, LocalTransport({}))
     late = {"b": update}
-    result = world.engine.run_round(2, 0, late)
+    result = world.loop.run_round(2, 0, late)
     assert result.stale == {"b": 1}
     assert result.merged
     # one round late, half of its change counts, on top of what the first round made
@@ -555,7 +555,7 @@ def test_a_late_update_counts_by_its_change_since_its_own_round_and_after_a_resu
     for name, tensor in update.weights.items():
         wanted = between[name] + (tensor - before[name]) / 2
         torch.testing.assert_close(after[name], wanted)
-    again.engine.run_round(2, 0, late)
+    again.loop.run_round(2, 0, late)
     assert_same(again.state.read(), after)
 
 

@@ -29,11 +29,11 @@ from edge_sdk.training.protocol.plan import Plan
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState, ServerTraining
 from server.training.core.weighted_mean import Contributions
-from server.training.methods.steps import Arrival, concatenated, one_model
+from server.training.methods.steps import ClientBatch, concatenated, shared
 from server.training.methods.supersfl import supersfl
 from server.training.recipe.recipe import read_recipe
-from server.training.rounds.loop import Engine
-from server.training.rounds.outliers import RECENT, forget, outliers
+from server.training.rounds.loop import RoundLoop
+from server.training.rounds.outliers import ROUNDS_REMEMBERED, forget, outliers
 from server.training.rounds.own_pace import OwnPaceEngine
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport
@@ -52,11 +52,11 @@ def state(backbone: str = "tiny") -> ServerState:
     return ServerState(net, ServerTraining(0.1, momentum=0.9))
 
 
-def arrival(z: Tensor, labels: Tensor | None = None, depth: int = 2) -> Arrival:
-    return Arrival(depth, Features(1, 0, z, labels, None))
+def arrival(z: Tensor, labels: Tensor | None = None, depth: int = 2) -> ClientBatch:
+    return ClientBatch(depth, Features(1, 0, z, labels, None))
 
 
-def flat(size: float, depth: int = 2) -> Arrival:
+def flat(size: float, depth: int = 2) -> ClientBatch:
     """Features that are all `size`, so that is how large they are."""
     return arrival(torch.full((4, *SHAPES[depth]), size), depth=depth)
 
@@ -77,7 +77,7 @@ def answered(server: ServerState, samples: int = 18) -> tuple[Tensor, Tensor]:
     return z[rows], answers[rows]
 
 
-def find(server: ServerState, fleet: Mapping[str, Arrival], number: int = 1) -> dict[str, str]:
+def find(server: ServerState, fleet: Mapping[str, ClientBatch], number: int = 1) -> dict[str, str]:
     return outliers(server, fleet, RoundView(number), CLIP)
 
 
@@ -102,9 +102,9 @@ def test_a_client_alone_at_its_depth_is_measured_by_what_becomes_of_the_others()
 
 
 def test_a_second_view_is_measured_where_it_enters() -> None:
-    def with_view(size: float) -> Arrival:
+    def with_view(size: float) -> ClientBatch:
         view = torch.full((4, *SHAPES[1]), size)
-        return Arrival(2, replace(flat(1.0).features, view=view, entry=1))
+        return ClientBatch(2, replace(flat(1.0).features, view=view, entry=1))
 
     fleet = {name: with_view(2.0) for name in "abc"}
     assert find(state(), fleet | {"d": with_view(-30.0)}) == {
@@ -114,9 +114,9 @@ def test_a_second_view_is_measured_where_it_enters() -> None:
 
 
 def test_a_second_view_at_the_cut_hides_no_features() -> None:
-    def with_view(size: float, view: float) -> Arrival:
+    def with_view(size: float, view: float) -> ClientBatch:
         other = torch.full((4, *SHAPES[2]), view)
-        return Arrival(2, replace(flat(size).features, view=other, entry=2))
+        return ClientBatch(2, replace(flat(size).features, view=other, entry=2))
 
     fleet = {name: with_view(1.0, 1.0) for name in "abc"}
     for bad in (with_view(1000.0, 1.0), with_view(1.0, 1000.0)):
@@ -252,7 +252,7 @@ def test_looking_changes_nothing(backbone: str) -> None:
     assert all(module.training for module in server.trunk.modules())
 
 
-@pytest.mark.parametrize("step", [one_model, concatenated])
+@pytest.mark.parametrize("step", [shared, concatenated])
 def test_a_suffix_at_rest_answers_and_stays_as_it_is(step: Callable[..., Any]) -> None:
     server, awake = state("har_cnn"), state("har_cnn")  # with BatchNorm
     z, answers = answered(server)
@@ -260,7 +260,7 @@ def test_a_suffix_at_rest_answers_and_stays_as_it_is(step: Callable[..., Any]) -
     for each in (server, awake):
         step(each, {"a": arrival(z, answers)}, RoundView(1))
     before, momentum = server.read(), {k: t.clone() for k, t in server.momentum().items()}
-    with server.at_rest():
+    with server.frozen():
         feedback = step(server, {"b": arrival(-3 * z, answers)}, RoundView(1))
     expected = step(awake, {"b": arrival(-3 * z, answers)}, RoundView(1))
     assert torch.equal(feedback["b"].gradient, expected["b"].gradient)
@@ -317,7 +317,7 @@ def run(
     for name in bad or ():
         here.clients[name].y = 9 - here.clients[name].y
     transport = Attackers(here.clients, bad or set(), factor)
-    engine = Engine(here.method, here.plans, here.state, transport, here.recipe.round)
+    engine = RoundLoop(here.method, here.plans, here.state, transport, here.recipe.round)
     return [engine.run_round(n, 0) for n in range(first, here.recipe.train.rounds + 1)]
 
 
@@ -359,10 +359,10 @@ class Fleet:
         self.state = ServerState(build("tiny", classes=4, seed=0), ServerTraining(0.05, 0.8))
         transport = Attackers(self.clients, bad, factor)
         settings = RoundSettings(robust="trimmed")
-        self.engine = Engine(method, plans, self.state, transport, settings)
+        self.loop = RoundLoop(method, plans, self.state, transport, settings)
 
     def run(self, rounds: int) -> list[RoundResult]:
-        return [self.engine.run_round(number, 0) for number in range(1, rounds + 1)]
+        return [self.loop.run_round(number, 0) for number in range(1, rounds + 1)]
 
     @property
     def accuracy(self) -> float:
@@ -404,11 +404,11 @@ def test_flipped_labels_alone_are_found_once_the_others_are_known() -> None:
 
 def test_those_who_stay_may_outgrow_those_who_were_not_seen_for_long() -> None:
     here = world("fedavg")
-    engine = Engine(here.method, here.plans, here.state, Silent(), here.recipe.round)
+    engine = RoundLoop(here.method, here.plans, here.state, Silent(), here.recipe.round)
     find(here.state, {name: flat(1.0) for name in here.plans})
     stay = list(here.plans)[:4]  # the others are away; nobody said that they left
     grown = {name: flat(8.0) for name in stay}
-    for number, expected in ((1 + RECENT, set(stay)), (2 + RECENT, set())):
+    for number, expected in ((1 + ROUNDS_REMEMBERED, set(stay)), (2 + ROUNDS_REMEMBERED, set())):
         engine.run_round(number, 0)
         assert find(here.state, grown, number).keys() == expected
 
@@ -433,7 +433,7 @@ def test_nothing_is_learnt_from_who_stands_out_by_weights_or_memory(method: str)
 
     transport = Attackers(here.clients, BAD, -1000.0)
     spied = replace(here.method, weigh=weigh)
-    engine = Engine(spied, here.plans, here.state, transport, here.recipe.round)
+    engine = RoundLoop(spied, here.plans, here.state, transport, here.recipe.round)
     result = engine.run_round(1, 0)
     others = here.plans.keys() - BAD
     assert result.suspects.keys() >= BAD
@@ -463,12 +463,12 @@ class HandsInLate(Attackers):
 def test_a_late_update_of_a_round_in_which_it_stood_out_weighs_nothing() -> None:
     here = world(samples=200, staleness_max=2, quorum=0.1)
     transport = HandsInLate(here.clients, BAD, -10.0)
-    engine = Engine(here.method, here.plans, here.state, transport, here.recipe.round)
+    engine = RoundLoop(here.method, here.plans, here.state, transport, here.recipe.round)
     assert engine.run_round(1, 0).suspects.keys() >= BAD
-    said, sent = engine.progress()
+    said, sent = engine.state_dict()
 
-    resumed = Engine(here.method, here.plans, here.state, transport, here.recipe.round)
-    resumed.go_on(orjson.loads(orjson.dumps(said)), sent)
+    resumed = RoundLoop(here.method, here.plans, here.state, transport, here.recipe.round)
+    resumed.load_state_dict(orjson.loads(orjson.dumps(said)), sent)
     result = resumed.run_round(2, 0, transport.late)
     assert result.stale == dict.fromkeys(["client-0", *sorted(BAD)], 1)
     assert result.weights["client-0"] > 0
@@ -476,9 +476,9 @@ def test_a_late_update_of_a_round_in_which_it_stood_out_weighs_nothing() -> None
         assert result.weights[name] == 0
         assert result.suspects[name] == "stood out in round 1, of which its update is"
     resumed.run_round(4, 0)
-    assert resumed.progress()[0] == {}
+    assert resumed.state_dict()[0] == {}
     with pytest.raises(FrameError, match="outlying"):
-        resumed.go_on({"outlying": [3]}, {})
+        resumed.load_state_dict({"outlying": [3]}, {})
 
 
 def test_so_it_is_at_devices_own_pace() -> None:
@@ -496,9 +496,9 @@ def test_so_it_is_at_devices_own_pace() -> None:
         engine.run_round(1, 0)
         update = client.handle(EndRound(1))
         assert isinstance(update, Update)
-        said, sent = engine.progress()
-        engine.go_on({**said, "outlying": outlying}, sent)
-        assert engine.progress()[0].get("outlying", []) == [tuple(each) for each in outlying]
+        said, sent = engine.state_dict()
+        engine.load_state_dict({**said, "outlying": outlying}, sent)
+        assert engine.state_dict()[0].get("outlying", []) == [tuple(each) for each in outlying]
         before = here.state.read()
         result = engine.run_round(2, 0, {name: update})
         after = here.state.read()

@@ -152,7 +152,7 @@ def test_merges_of_all_are_the_synchronous_rounds_to_the_last_bit(
     # what is drawn is keyed by the clients' names: both have those of the simulation
     engine, _ = start(ours, paced(ours))
     for number in (1, 2, 3):
-        result, expected = engine.run_round(number, 0), theirs.engine.run_round(number, 0)
+        result, expected = engine.run_round(number, 0), theirs.loop.run_round(number, 0)
         assert result.participants == NAMES
         assert len(result.participants) == len(expected.participants)
         assert (result.bytes_up, result.bytes_down) == (expected.bytes_up, expected.bytes_down)
@@ -180,7 +180,7 @@ def test_server_steps_of_devices_at_once_do_not_disturb_each_other(
     assert all(bool(torch.isfinite(tensor).all()) for tensor in after.values())
     trainer.mailbox.end_rounds()
     engine.close()
-    assert not here.state.copied
+    assert not here.state.copy_sources
 
 
 # who waits for whom
@@ -236,10 +236,10 @@ def test_a_device_that_joins_begins_with_the_next_merge(start: Callable[..., Any
     clients = paced(here, waiting=NAMES)
     engine, trainer = start(here, clients)
     plans = dict(zip(NAMES, here.plans.values(), strict=True))
-    engine.meet({name: plans[name] for name in NAMES[:2]}, HttpTransport(trainer.mailbox))
+    engine.set_clients({name: plans[name] for name in NAMES[:2]}, HttpTransport(trainer.mailbox))
     clients["pi-0"].go()
     engine.run_round(1, 0)
-    engine.meet(plans, HttpTransport(trainer.mailbox))
+    engine.set_clients(plans, HttpTransport(trainer.mailbox))
     clients["pi-2"].go()
     second = engine.run_round(2, 0)
     assert second.participants == ("pi-2",)
@@ -314,13 +314,13 @@ def test_what_comes_after_everybody_left_counts_by_its_change_after_a_restart_to
     assert first.run_round(1, 0).missing == ("pi-0",)
     update = client.handle(EndRound(1))
     assert isinstance(update, Update)
-    said, tensors = first.progress()
+    said, tensors = first.state_dict()
     assert said == {"owed": [("pi-0", 1)]}
 
     # others have added 1 to every weight meanwhile, and the trainer is another process
     again.state.write({name: tensor + 1 for name, tensor in began.items()})
     second = engine_of(again)
-    second.go_on(orjson.loads(orjson.dumps(said)), tensors)
+    second.load_state_dict(orjson.loads(orjson.dumps(said)), tensors)
     between = again.state.read()
     result = second.run_round(2, 0, {"pi-0": update})
     assert result.participants == ("pi-0",)
@@ -328,7 +328,7 @@ def test_what_comes_after_everybody_left_counts_by_its_change_after_a_restart_to
     after = again.state.read()
     for name, tensor in update.weights.items():  # one merge late: half of its change counts
         torch.testing.assert_close(after[name], between[name] + (tensor - began[name]) / 2)
-    assert second.progress() == ({"owed": []}, {})
+    assert second.state_dict() == ({"owed": []}, {})
     twice = second.run_round(3, 0, {"pi-0": update})
     assert "not known to have begun" in twice.refused["pi-0"]
 
@@ -337,11 +337,11 @@ def test_what_does_not_fit_is_no_progress(start: Callable[..., Any]) -> None:
     here = world_of(buffer=1)
     engine, _ = start(here, {})
     with pytest.raises(FrameError, match="no training at devices' own pace"):
-        engine.go_on({}, {})
+        engine.load_state_dict({}, {})
     with pytest.raises(FrameError, match="does not fit"):
-        engine.go_on({"owed": [["pi-0", 1]]}, {})
+        engine.load_state_dict({"owed": [["pi-0", 1]]}, {})
     with pytest.raises(FrameError, match="named by a round"):
-        engine.go_on({"owed": []}, {"head.weight": torch.ones(1)})
+        engine.load_state_dict({"owed": []}, {"head.weight": torch.ones(1)})
 
 
 # the end
@@ -358,7 +358,7 @@ def test_at_the_end_those_at_work_are_left_and_judge_what_was_learnt(
     trainer.mailbox.end_rounds()
     engine.close()
     assert time.monotonic() - began < 2
-    assert not here.state.copied
+    assert not here.state.copy_sources
     assert not here.state.copies
     clients["pi-2"].go()
     plan = next(iter(here.plans.values()))

@@ -34,7 +34,7 @@ from server.training.methods.scala import scala
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.splitlpf import splitlpf
 from server.training.methods.supersfl import supersfl
-from server.training.rounds.loop import Engine
+from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundSettings
 from server.training.rounds.transport import LocalTransport, Transport
 
@@ -174,7 +174,7 @@ def weights_after(
     }
     net = build("tiny", classes=10, input_shape=(1, 8, 8), mean=data.mean, std=data.std, seed=SEED)
     state = ServerState(net, ServerTraining(0.05, momentum=0.9), method.trunk)
-    engine = Engine(
+    engine = RoundLoop(
         method, plans, state, transport, RoundSettings(step_deadline_s=30, round_deadline_s=30)
     )
     results = [engine.run_round(number, SEED) for number in (1, 2, 3)]
