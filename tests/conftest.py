@@ -1,4 +1,4 @@
-"""What every test folder may use: the real data where it is, a free port, hypothesis profiles.
+"""Shared by every test folder: the real data if present, a free port, hypothesis profiles.
 
 --hypothesis-profile=faults     ten times as many generated examples, for `make faults`
 """
@@ -36,30 +36,37 @@ def pytest_report_header() -> str:
     return f"fashion-mnist: {used}"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run a failed test once more if it carries the marker `deadline`: a real fault fails twice."""
+    for item in items:
+        if item.get_closest_marker("deadline"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path | None:
-    """The folder of the full data sets, where there is one.
+    """Folder of the full data sets, if it exists.
 
-    It is `data/` under SPLITEDGE_SHARED, which is `../shared` beside the repository when not set.
+    It is `data/` under SPLITEDGE_SHARED, by default the folder `../shared` next to the repository.
     """
     return _full_data()
 
 
 @pytest.fixture(scope="session")
 def fashion_mnist_fixture() -> Path:
-    """The folder of the 2,000 images that are committed with the tests."""
+    """Folder of the 2,000 images that are committed with the tests."""
     return FIXTURE
 
 
 @pytest.fixture(scope="session")
 def fashion_mnist_folder(shared_data: Path | None) -> Path:
-    """Fashion-MNIST in IDX form: all of it where it is, else the committed 2,000 images."""
+    """Fashion-MNIST in IDX form: the full set if present, else the committed 2,000 images."""
     return shared_data or FIXTURE
 
 
 @pytest.fixture(scope="session")
 def train_centrally() -> Callable[..., None]:
-    """Trains a network in place, all exits at once and in seconds: something worth exporting.
+    """Function that trains a network in place, all exits at once and in seconds, for an export.
 
     `train_centrally(net, x, y, epochs=..., learning_rate=...)`, with Adam and a one-cycle rate.
     """
@@ -89,7 +96,7 @@ def train_centrally() -> Callable[..., None]:
 
 @pytest.fixture
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
+    """A TCP port of the loopback interface that no program listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -106,7 +113,7 @@ def _full_data() -> Path | None:
 
 
 def pytest_sessionfinish(exitstatus: int) -> None:
-    """A thread that a failed test left behind must not keep the run from ending: say it, and go."""
+    """End the run although a failed test left a thread behind, and name that thread."""
 
     def leave() -> None:
         time.sleep(END_WITHIN_S)

@@ -19,6 +19,8 @@ from edge_sdk.settings import Agreement
 if TYPE_CHECKING:
     from tests.edge.conftest import Digits, Fleet
 
+pytestmark = pytest.mark.deadline
+
 Array = NDArray[Any]
 
 # float32 kernels of onnxruntime and torch add in other orders; probabilities are at most 1

@@ -22,6 +22,8 @@ from edge_sdk.wire.frames import Tensor
 if TYPE_CHECKING:
     from tests.edge.conftest import Digits, FaultProxy, Fleet
 
+pytestmark = pytest.mark.deadline
+
 BURST = 50  # offloads that a budget may spend at once
 
 

@@ -19,6 +19,8 @@ from edge_sdk.errors import StateInUseError
 if TYPE_CHECKING:
     from tests.edge.conftest import Digits, FaultProxy, Fleet
 
+pytestmark = pytest.mark.deadline
+
 NEVER_EXIT = -1.0
 DEADLINE_S = 0.5
 GRACE_S = 0.25  # what DESIGN.md grants beyond the deadline

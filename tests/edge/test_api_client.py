@@ -160,6 +160,7 @@ def test_an_endless_answer_is_cut(serve: Serve) -> None:
     assert sent < api.JSON_BYTES + 16_000_000  # what the sockets' buffers took on top
 
 
+@pytest.mark.deadline
 def test_an_answer_that_dribbles_ends_soon_after_the_deadline(serve: Serve) -> None:
     def respond(write: Write) -> None:
         write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
@@ -189,6 +190,7 @@ def test_the_link_is_measured_over_one_connection(serve: Serve) -> None:
     assert (peer.connections, len(peer.requests)) == (1, 5)
 
 
+@pytest.mark.deadline
 def test_whatever_goes_wrong_over_http_ends_the_wait(free_port: int) -> None:
     # a header field may not hold a line break: http.client raises a ValueError, which is not ours
     identity = Identity(f"http://127.0.0.1:{free_port}", "pi-4", "default", "a\nb")

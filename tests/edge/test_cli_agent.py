@@ -164,6 +164,7 @@ def test_arrays_are_classified_as_torch_does(
     assert sum(rows[0]["probabilities"]) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.deadline
 def test_server_answers_what_the_device_is_not_sure_of(
     pi: Path, tmp_path: Path, expected: tuple[list[int], list[int]], splitedge: Splitedge
 ) -> None:

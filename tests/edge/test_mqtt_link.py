@@ -157,6 +157,7 @@ def test_falls_back_to_3_1_1_on_the_embedded_broker(
     assert len(threads_of("pi-1")) == 1  # the one that tried 5 has ended
 
 
+@pytest.mark.deadline
 @pytest.mark.broker
 @pytest.mark.parametrize("delay_ms", [0, 1, 2, 4, 8, 16, 32])
 def test_stopped_at_any_moment_it_leaves_no_thread(embedded: BrokerAddress, delay_ms: int) -> None:
@@ -170,6 +171,7 @@ def test_stopped_at_any_moment_it_leaves_no_thread(embedded: BrokerAddress, dela
         eventually(lambda: not threads_of("pi-1"), "a network thread runs on", 2)
 
 
+@pytest.mark.deadline
 @pytest.mark.broker
 def test_after_a_restart_it_is_back_and_hears_what_it_did(
     mosquitto: Mosquitto, link_to: Callable[..., MqttLink]

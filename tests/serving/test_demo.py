@@ -88,6 +88,7 @@ def fashion(
     return state, demo("fashion-mnist", state, folder / "fashion.json", *options)
 
 
+@pytest.mark.deadline
 def test_demo_on_images(fashion: tuple[Path, dict[str, Any]]) -> None:
     report = fashion[1]
     assert (report["dataset"], report["backbone"]) == ("fashion-mnist", "cnn8")
@@ -98,6 +99,7 @@ def test_demo_on_images(fashion: tuple[Path, dict[str, Any]]) -> None:
     assert report["accuracy_hybrid"] > 0.4
 
 
+@pytest.mark.deadline
 def test_demo_on_digits_and_what_it_leaves(
     fashion: tuple[Path, dict[str, Any]], tmp_path: Path, run_server: Callable[..., Any]
 ) -> None:

@@ -31,7 +31,7 @@ from server.run import Addresses
 if TYPE_CHECKING:
     from tests.serving.conftest import Device, Exported, ServerRun
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.deadline]
 
 FREE = ("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0")
 

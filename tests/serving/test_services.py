@@ -290,6 +290,7 @@ def test_a_broken_model_is_in_the_index_and_stops_nothing(
 # devices
 
 
+@pytest.mark.deadline
 @pytest.mark.broker
 def test_a_device_revoked_by_another_process_is_cut_within_ten_seconds(
     services: Services, tmp_path: Path, device: Callable[..., Device]
@@ -305,6 +306,7 @@ def test_a_device_revoked_by_another_process_is_cut_within_ten_seconds(
     assert two.ask(Query("p", None, None, None)).problem is None
 
 
+@pytest.mark.deadline
 @pytest.mark.broker
 def test_a_device_revoked_here_is_cut_at_once(
     services: Services, device: Callable[..., Device]
@@ -314,6 +316,7 @@ def test_a_device_revoked_here_is_cut_at_once(
     eventually(lambda: not one.link.connected, "still connected", 2)
 
 
+@pytest.mark.deadline
 @pytest.mark.broker
 def test_a_disk_that_fails_for_models_keeps_nobody_in(
     services: Services, device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
@@ -335,6 +338,7 @@ def test_a_disk_that_fails_for_models_keeps_nobody_in(
     eventually(lambda: not one.link.connected, "still connected")
 
 
+@pytest.mark.deadline
 @pytest.mark.broker
 def test_devices_are_read_again_only_when_the_registry_changed(
     services: Services, monkeypatch: pytest.MonkeyPatch
@@ -356,6 +360,7 @@ def test_devices_are_read_again_only_when_the_registry_changed(
     eventually(lambda: looks, "the revocation was not seen", 5)
 
 
+@pytest.mark.deadline
 @pytest.mark.broker
 def test_devices_are_seen_by_what_they_say_however_long_it_runs(
     services: Services, device: Callable[..., Device]

@@ -26,6 +26,8 @@ from server.broker.policy import Principal, credential_sha256
 if TYPE_CHECKING:
     from tests.edge.conftest import FaultProxy
 
+pytestmark = pytest.mark.deadline
+
 TARGET = Target("digits", "1")
 TENSOR = Tensor("z2", np.zeros((1, 4), np.float32))
 SECRET = "s" * 43

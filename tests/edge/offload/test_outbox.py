@@ -250,6 +250,7 @@ def late_settings(**other: Any) -> AgentSettings:
     return AgentSettings(**{**fields, **other})
 
 
+@pytest.mark.deadline
 def test_fallbacks_are_answered_late_in_order(
     fleet: Fleet, proxy: FaultProxy, digits: Digits
 ) -> None:
@@ -274,6 +275,7 @@ def test_fallbacks_are_answered_late_in_order(
         assert agent.status().counters.late_waiting == 0
 
 
+@pytest.mark.deadline
 def test_a_query_the_server_will_never_answer_says_so(
     fleet: Fleet, digits: Digits, manifest: BundleManifest
 ) -> None:
@@ -289,6 +291,7 @@ def test_a_query_the_server_will_never_answer_says_so(
     assert "unknown_model" in late.reason
 
 
+@pytest.mark.deadline
 def test_an_answer_to_an_older_bundle_s_query_is_read_by_its_manifest(
     fleet: Fleet, digits: Digits, manifest: BundleManifest
 ) -> None:
@@ -326,6 +329,7 @@ class Failing:
         return Reply(pending)
 
 
+@pytest.mark.deadline
 def test_query_the_server_fails_at_is_settled_after_three_times(
     tmp_path: Path, manifest: BundleManifest
 ) -> None:
@@ -355,6 +359,7 @@ def test_without_the_setting_there_are_no_late_answers(fleet: Fleet) -> None:
             agent.acknowledge("a")
 
 
+@pytest.mark.deadline
 def test_a_full_disk_does_not_break_predict(
     fleet: Fleet, proxy: FaultProxy, digits: Digits, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -410,6 +415,7 @@ class Agent:
         return self.words
 
 
+@pytest.mark.deadline
 def test_kills_of_agent_and_broker_lose_nothing_and_double_nothing(
     fleet: Fleet, digits: Digits, tmp_path: Path, thorough: bool
 ) -> None:

@@ -218,6 +218,7 @@ def test_queries_of_another_model_wait_for_a_batch_of_their_own(
     assert (engine.batches, other.batches) == ([1, 2, 1], [3])
 
 
+@pytest.mark.deadline
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(
     start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
 ) -> None:

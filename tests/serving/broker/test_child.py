@@ -28,7 +28,7 @@ from server.broker.child import BrokerChild, ListenSettings
 from server.broker.policy import Principal, credential_sha256
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.deadline]
 
 SECRET = secrets.token_hex(32)
 DEVICE = Principal("pi-1", "device", "lab", credential_sha256(SECRET))

@@ -22,7 +22,7 @@ from server.broker.connection import AcceptorLimits
 from server.broker.embedded import EmbeddedBroker
 from server.broker.policy import Principal, credential_sha256
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.deadline]
 
 SECRET = secrets.token_hex(32)
 DEVICES = ("pi-1", "pi-2", "pi-3")

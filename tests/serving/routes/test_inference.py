@@ -497,6 +497,7 @@ def test_the_json_of_a_binary_body_is_bounded_as_json_alone_is(site: Site) -> No
 # load
 
 
+@pytest.mark.deadline
 def test_long_bodies_do_not_keep_the_others_waiting(site: Site, exported: Exported) -> None:
     """Read on the event loop they stop it: 0.14 s for each MB of JSON."""
     values = np.full((1, 199_900), 3.25, np.float32)  # as text 5 bytes each
@@ -554,6 +555,7 @@ def wait_refused(site: Site) -> Answer:
         time.sleep(0.05)
 
 
+@pytest.mark.deadline
 def test_a_full_queue_is_429_while_probes_are_answered(
     site: Site, exported: Exported, busy: threading.Event
 ) -> None:

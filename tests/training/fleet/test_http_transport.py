@@ -51,6 +51,8 @@ from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundSettings
 from server.training.rounds.transport import LocalTransport
 
+pytestmark = pytest.mark.deadline
+
 SHAPE = (1, 8, 8)
 GOOD = Ready(1, 30, 2, ())
 

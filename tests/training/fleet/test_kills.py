@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 import orjson
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -20,6 +21,8 @@ from edge_sdk.identity import Identity
 from edge_sdk.training.data.load import load_dataset
 from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
+
+pytestmark = pytest.mark.deadline
 
 NAMES: Final = ("pi-0", "pi-1")
 ROUNDS: Final = 3

@@ -64,6 +64,7 @@ def alone() -> Update:
     return update
 
 
+@pytest.mark.deadline
 def test_update_made_alone_is_handed_in_by_the_process_after_a_kill(
     make_trainer: Callable[..., Any], nursery: Any, tmp_path: Path
 ) -> None:

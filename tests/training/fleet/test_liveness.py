@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from edge_sdk.training.data.load import load_dataset
 from edge_sdk.training.protocol.messages import EndRound, Ready, Request, StartRound
 from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
 from server.training.core.server_state import ServerState, ServerTraining
 from server.training.fleet.mailbox import Hello, Mailbox
+
+pytestmark = pytest.mark.deadline
 
 SILENCE_S = 1.0
 SHAPE = (1, 8, 8)

@@ -157,6 +157,7 @@ def same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> Non
         assert torch.equal(tensor, expected[name]), name
 
 
+@pytest.mark.deadline
 @pytest.mark.parametrize("name", CASES)
 def test_a_method_trains_on_though_an_agent_and_the_trainer_are_killed(
     name: str, fleet: Fleet, tmp_path: Path, nursery: Any, free_port: int

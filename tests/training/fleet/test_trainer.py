@@ -57,6 +57,7 @@ def profile(memory_gb: float, score: float, latency_ms: float | None = 5.0) -> D
     )
 
 
+@pytest.mark.deadline
 def test_training_ends_though_one_device_is_killed_and_one_frozen(
     tmp_path: Path, commands: Any
 ) -> None:

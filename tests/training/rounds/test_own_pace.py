@@ -248,6 +248,7 @@ def test_a_device_that_joins_begins_with_the_next_merge(start: Callable[..., Any
         clients[name].go()
 
 
+@pytest.mark.deadline
 def test_merges_go_on_beside_a_slow_device_and_a_frozen_one(start: Callable[..., Any]) -> None:
     here = world_of("supersfl", buffer=1, staleness_max=3)
     clients = paced(here)
@@ -347,6 +348,7 @@ def test_what_does_not_fit_is_no_progress(start: Callable[..., Any]) -> None:
 # the end
 
 
+@pytest.mark.deadline
 def test_at_the_end_those_at_work_are_left_and_judge_what_was_learnt(
     start: Callable[..., Any],
 ) -> None:
@@ -406,6 +408,7 @@ def test_what_needs_a_common_round_is_refused_before_anybody_is_waited_for(tmp_p
 # processes
 
 
+@pytest.mark.deadline
 def test_a_trainer_killed_and_resumed_merges_on_with_devices_of_any_pace(
     tmp_path: Path, nursery: Any, free_port: int
 ) -> None:

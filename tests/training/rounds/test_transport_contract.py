@@ -141,6 +141,7 @@ def test_replies_come_in_the_order_of_the_requests(
         assert tuple(replies) == order
 
 
+@pytest.mark.deadline
 def test_client_that_cannot_is_left_out_at_once(
     reach: Callable[..., Fleet], digits: Dataset
 ) -> None:
