@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
 import orjson
-import urllib3
 
 from edge_sdk.durable import check_writable, make_folder, write_atomic
 from edge_sdk.errors import (
@@ -28,9 +28,10 @@ from edge_sdk.errors import (
     StorageError,
     shown,
 )
+from edge_sdk.http import HttpClient, Response, Timeout
 from edge_sdk.identity import Identity, check_not_enrolled, check_server_url
 from edge_sdk.mqtt import BrokerAddress
-from edge_sdk.tls import trusting
+from edge_sdk.tls import tls_context, tls_context_for
 from edge_sdk.wire.frames import HTTP_LIMITS, decode, encode
 from edge_sdk.wire.messages import RETRY_AFTER_MAX_S, Problem, Query, Reply, read_reply
 from profiles import DeviceProfile, probe
@@ -49,7 +50,6 @@ REFUSED: Final = {
 }
 # What an answer may hold, but for the tensors of an offload.
 JSON_BYTES: Final = 2_000_000
-CHUNK_BYTES: Final = 65_536
 # Root, connection and identity take less than this.
 ENROLMENT_BYTES: Final = 65_536
 
@@ -65,7 +65,7 @@ class Connection:
         """The broker's address; one that listens everywhere is where the server is."""
         address = BrokerAddress.parse(self.broker)
         if address.host in ("0.0.0.0", "::"):  # noqa: S104 - read from the server, not bound
-            host = urllib3.util.parse_url(identity.server).host or address.host
+            host = urlsplit(identity.server).hostname or address.host
             return BrokerAddress(host, address.port, address.tls)
         return address
 
@@ -171,21 +171,21 @@ class Echo:
     """
 
     def __init__(self, identity: Identity) -> None:
-        self._identity = identity
+        self._headers = {"Authorization": identity.authorization}
         self._url = identity.url("api/v1/link/echo")
-        self._pool = _pool(self._url, identity.ca)
+        self._client = _client(self._url, identity.ca)
 
     def __call__(self, payload: bytes) -> None:
         """One round trip.
 
         Raises: LinkError.
         """
-        answer = _exchange(
-            self._pool,
+        answer = self._client.request(
             "POST",
             self._url,
-            identity=self._identity,
-            raw=payload,
+            headers=self._headers,
+            body=payload,
+            timeout=Timeout(total_s=TIMEOUT_S),
             at_most=max(len(payload), JSON_BYTES),
         )
         if answer.status != 200 or answer.body != payload:
@@ -202,7 +202,7 @@ class Echo:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._pool.clear()
+        self._client.close()
 
 
 def infer(identity: Identity, query: Query, deadline: float) -> Reply:
@@ -221,16 +221,18 @@ def infer(identity: Identity, query: Query, deadline: float) -> Reply:
     }
     text, parts = encode(header, [query.tensor], key="inputs")
     url = identity.url(f"v2/models/{query.model}/versions/{query.version}/infer")
-    answer = _request(
-        "POST",
-        url,
-        ca=identity.ca,
-        identity=identity,
-        raw=b"".join((text, *parts)),
-        headers={HEADER_LENGTH: str(len(text))},
-        timeout_s=max(deadline - time.monotonic(), 0.001),
-        at_most=HTTP_LIMITS.frame_bytes,
-    )
+    with _client(url, identity.ca) as client:
+        answer = client.request(
+            "POST",
+            url,
+            headers={
+                HEADER_LENGTH: str(len(text)),
+                "Authorization": identity.authorization,
+            },
+            body=b"".join((text, *parts)),
+            timeout=Timeout(total_s=max(deadline - time.monotonic(), 0.001)),
+            at_most=HTTP_LIMITS.frame_bytes,
+        )
     if answer.status != 200:
         detail = _reason(_json(answer.body), answer.status)
         problem = REFUSED.get(answer.status)
@@ -242,13 +244,6 @@ def infer(identity: Identity, query: Query, deadline: float) -> Reply:
         return Reply(query.id, problem=problem, detail=detail, retry_after_s=retry_after_s)
     reply = read_reply(decode(answer.body, _header_length(answer), HTTP_LIMITS))
     return Reply(query.id, reply.tensors)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
 
 
 def _enroll(
@@ -281,14 +276,14 @@ def _enroll(
 
 
 def _read_authority(ca: Path) -> bytes:
-    trusting(ca)
+    tls_context(ca)
     try:
         return ca.read_bytes()
     except OSError as err:
         raise ConfigurationError(f"{ca}: cannot be read ({err.strerror})") from err
 
 
-def _header_length(answer: _Answer) -> int | None:
+def _header_length(answer: Response) -> int | None:
     text = answer.headers.get(HEADER_LENGTH)
     if text is None:
         return None
@@ -320,11 +315,19 @@ def _call(
     body: Mapping[str, Any] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[int, dict[str, Any]]:
-    raw = None if body is None else orjson.dumps(body)
     headers = {"Content-Type": "application/json"}
-    answer = _request(
-        method, url, ca=ca, identity=identity, raw=raw, headers=headers, timeout_s=timeout_s
-    )
+    if identity is not None:
+        headers["Authorization"] = identity.authorization
+    # a client for each call: these are rare, and none should hold a socket until the next
+    with _client(url, ca) as client:
+        answer = client.request(
+            method,
+            url,
+            headers=headers,
+            body=None if body is None else orjson.dumps(body),
+            timeout=Timeout(total_s=timeout_s),
+            at_most=JSON_BYTES,
+        )
     return answer.status, _json(answer.body)
 
 
@@ -334,90 +337,8 @@ def _expect(status: int, answer: dict[str, Any], url: str) -> dict[str, Any]:
     return answer
 
 
-def _request(
-    method: str,
-    url: str,
-    *,
-    ca: Path | None,
-    identity: Identity | None = None,
-    raw: bytes | None = None,
-    headers: Mapping[str, str] | None = None,
-    timeout_s: float = TIMEOUT_S,
-    at_most: int = JSON_BYTES,
-) -> _Answer:
-    # a pool each: these calls are rare, and none of them should hold a socket between two
-    with _pool(url, ca) as pool:
-        return _exchange(
-            pool,
-            method,
-            url,
-            identity=identity,
-            raw=raw,
-            headers=headers,
-            timeout_s=timeout_s,
-            at_most=at_most,
-        )
-
-
-def _pool(url: str, ca: Path | None) -> urllib3.PoolManager:
-    context = trusting(ca) if url.startswith("https") else None
-    return urllib3.PoolManager(ssl_context=context, retries=False)
-
-
-def _exchange(
-    pool: urllib3.PoolManager,
-    method: str,
-    url: str,
-    *,
-    identity: Identity | None = None,
-    raw: bytes | None = None,
-    headers: Mapping[str, str] | None = None,
-    timeout_s: float = TIMEOUT_S,
-    at_most: int = JSON_BYTES,
-) -> _Answer:
-    # identity: a compressed megabyte may unfold to a gigabyte
-    sent = {"Accept-Encoding": "identity", **(headers or {})}
-    if identity is not None:
-        sent["Authorization"] = identity.authorization
-    deadline = time.monotonic() + timeout_s
-    try:
-        response = pool.request(
-            method,
-            url,
-            body=raw,
-            headers=sent,
-            timeout=urllib3.Timeout(total=timeout_s),
-            redirect=False,
-            preload_content=False,
-        )
-        try:
-            body = _read(response, url, deadline, at_most)
-        except BaseException:
-            response.close()  # what is left of it must not be the next one's answer
-            raise
-    except (urllib3.exceptions.HTTPError, OSError) as err:
-        raise LinkError(f"{url}: {_cause(err)}") from err
-    return _Answer(response.status, response.headers, body)
-
-
-def _read(response: urllib3.BaseHTTPResponse, url: str, deadline: float, at_most: int) -> bytes:
-    """The body as it comes. A socket's timeout starts again with each byte, so time is kept here:
-    a peer that dribbles is left at most one such timeout after the deadline.
-    """
-    body = bytearray()
-    while piece := response.read1(CHUNK_BYTES, decode_content=False):
-        body += piece
-        if len(body) > at_most:
-            raise LinkError(f"{url}: expected an answer of at most {at_most} bytes, got more")
-        if time.monotonic() > deadline:
-            raise LinkError(f"{url}: its answer was not whole in time; is the link this slow?")
-    return bytes(body)
-
-
-def _cause(err: Exception) -> str:
-    inner = getattr(err, "reason", None) or err
-    text = str(inner).split(": ", 1)[-1]
-    return f"cannot be reached ({text}); is the server running?"
+def _client(url: str, ca: Path | None) -> HttpClient:
+    return HttpClient(tls=tls_context_for(url, ca))
 
 
 def _json(raw: bytes) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from edge_sdk.errors import ConfigurationError, FrameTooLargeError, LinkError
-from edge_sdk.tls import trusting, trusting_only
+from edge_sdk.tls import pinned_tls_context, tls_context
 
 logger = logging.getLogger(__name__)
 
@@ -372,8 +372,8 @@ class MqttLink:
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._pinned is not None:
-            return trusting_only(Path(self._pinned))
-        return trusting(None if self._ca is None else Path(self._ca))
+            return pinned_tls_context(Path(self._pinned))
+        return tls_context(None if self._ca is None else Path(self._ca))
 
     def _set_delay(self, client: paho.Client) -> None:
         bound = min(RECONNECT_FIRST_S * 2 ** min(self._failures, 10), RECONNECT_LAST_S)

@@ -1,26 +1,43 @@
-"""Whom this device believes over TLS: an authority of its own, one certificate, or the system."""
+"""TLS contexts of a device: trust the system, one authority of its own, or one certificate."""
 
 from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
 
 from edge_sdk.errors import ConfigurationError
 
+_NO_CHECK_TIME: Final = 0x200000  # X509_V_FLAG_NO_CHECK_TIME, which ssl does not name
 
-def trusting(ca: Path | None) -> ssl.SSLContext:
-    """Verifies peers against the authorities in the PEM file `ca` only; None for the system's.
 
+def tls_context(ca: Path | None, *, check_dates: bool = True) -> ssl.SSLContext:
+    """A context that verifies peers against the authorities in the PEM file `ca` only.
+
+    Args:
+        ca: None for the system's authorities.
+        check_dates: False ignores the dates of certificates, and only where `ca` is given.
     Raises: ConfigurationError if the file is missing or holds no certificate.
     """
     try:
-        return ssl.create_default_context(cafile=ca)
+        context = ssl.create_default_context(cafile=ca)
     except OSError as err:  # an SSLError is one too
         raise _unusable(ca, err) from err
+    if ca is not None and not check_dates:
+        context.verify_flags |= _NO_CHECK_TIME
+    return context
 
 
-def trusting_only(pinned: Path) -> ssl.SSLContext:
-    """Accepts the first certificate of the PEM file `pinned`, whatever its names, and no other.
+def tls_context_for(
+    url: str, ca: Path | None, *, check_dates: bool = True
+) -> ssl.SSLContext | None:
+    """The same for the server at `url`; None where that is no https URL, whatever `ca` names."""
+    return tls_context(ca, check_dates=check_dates) if urlsplit(url).scheme == "https" else None
+
+
+def pinned_tls_context(pinned: Path) -> ssl.SSLContext:
+    """A context that accepts the first certificate of the PEM file `pinned`, under any host name.
 
     Raises: ConfigurationError if the file is missing or holds no certificate.
     """

@@ -13,13 +13,13 @@ from typing import Final
 
 import numpy as np
 import orjson
-import urllib3
 
 from edge_sdk import api
 from edge_sdk.agent import update
 from edge_sdk.bundles.store import BundleStore
 from edge_sdk.durable import make_folder
 from edge_sdk.errors import ConfigurationError, LinkError, NoBundleError
+from edge_sdk.http import HttpClient, Timeout
 from edge_sdk.state import Role, StateLock
 from edge_sdk.training.data.load import Dataset, load_dataset
 from edge_sdk.wire.frames import HTTP_LIMITS, Tensor, decode, encode
@@ -254,21 +254,23 @@ def _measure(devices: Sequence[DeviceProcess], dataset: Dataset) -> list[DeviceF
 def _server_accuracy(http: str, model: str, dataset: Dataset) -> float:
     """Accuracy of the whole network behind the public v2 API."""
     right = 0
-    with urllib3.PoolManager() as pool:
+    with HttpClient(retries=3) as client:
         for at in range(0, len(dataset.y_test), SERVER_BATCH):
             x, y = dataset.x_test[at : at + SERVER_BATCH], dataset.y_test[at : at + SERVER_BATCH]
             parameters = {"binary_data_output": True}
             text, parts = encode({"parameters": parameters}, [Tensor("x", x)], key="inputs")
-            response = pool.request(
+            response = client.request(
                 "POST",
                 f"{http}/v2/models/{model}/infer",
-                body=b"".join((text, *parts)),
                 headers={api.HEADER_LENGTH: str(len(text))},
+                body=b"".join((text, *parts)),
+                timeout=Timeout(),
+                at_most=HTTP_LIMITS.frame_bytes,
             )
             if response.status != 200:
-                raise LinkError(f"{http}: inference answered {response.status}: {response.data!r}")
+                raise LinkError(f"{http}: inference answered {response.status}: {response.body!r}")
             length = int(response.headers[api.HEADER_LENGTH])
-            answer = decode(response.data, length, HTTP_LIMITS)
+            answer = decode(response.body, length, HTTP_LIMITS)
             right += int((answer.tensor("label").array == y).sum())
     return right / len(dataset.y_test)
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
-import urllib3
 
-from edge_sdk.errors import FrameError, LinkError, SplitedgeError
+from edge_sdk.errors import FrameError, FrameTooLargeError, LinkError, SplitedgeError
+from edge_sdk.http import HttpClient, Response, ResponseTooLargeError, Timeout
 from edge_sdk.identity import Identity
-from edge_sdk.tls import trusting
+from edge_sdk.tls import tls_context_for
 from edge_sdk.training.protocol.messages import (
     BYTES_MAX,
     EndRound,
@@ -69,8 +69,8 @@ class TrainerLink:
     def __init__(self, identity: Identity, url: str) -> None:
         self._url = url.rstrip("/")
         self._headers = {"Authorization": identity.authorization}
-        context = trusting(identity.ca) if url.startswith("https:") else None
-        self._pool = urllib3.PoolManager(maxsize=2, ssl_context=context, retries=False)
+        # the second connection is the heartbeat's
+        self._client = HttpClient(tls=tls_context_for(url, identity.ca), connections=2)
 
     def hello(self, samples: int, input_shape: tuple[int, ...]) -> Welcome:
         """Say that this device is there; nothing that depends on its labels.
@@ -78,7 +78,7 @@ class TrainerLink:
         Raises: LinkError, TrainingEndedError; RefusedReplyError if its data do not fit.
         """
         said = {"samples": samples, "input_shape": list(input_shape)}
-        data = _json(self._call("POST", "hello", raw=orjson.dumps(said), json=True).data)
+        data = _json(self._call("POST", "hello", raw=orjson.dumps(said), json=True).body)
         try:
             times = (float(data[name]) for name in ("no_reply_s", "alive_s"))
             return Welcome(str(data["training"]), str(data["run"]), *times)
@@ -104,9 +104,7 @@ class TrainerLink:
         )
         if response.status == 204:
             return None
-        if len(response.data) > BYTES_MAX:
-            raise FrameError(f"{self._url}: a message of {len(response.data)} bytes")
-        message = from_bytes(response.data)
+        message = from_bytes(response.body)
         if not isinstance(message, StartRound | Step | Outputs | EndRound | Evaluate):
             raise FrameError(f"{self._url}: expected a request, got {type(message).__name__}")
         return response.headers.get(MESSAGE_ID, ""), message
@@ -118,7 +116,7 @@ class TrainerLink:
         """
         fields = {"message": identifier}
         response = self._call("POST", "reply", fields, raw=to_bytes(reply), timeout_s=timeout_s)
-        return str(_json(response.data).get("outcome", ""))
+        return str(_json(response.body).get("outcome", ""))
 
     def decline(self, identifier: str, reason: str) -> None:
         """Say that a message cannot be done.
@@ -130,7 +128,7 @@ class TrainerLink:
 
     def close(self) -> None:
         """Drop the connection."""
-        self._pool.clear()
+        self._client.close()
 
     def _call(
         self,
@@ -141,25 +139,25 @@ class TrainerLink:
         raw: bytes | None = None,
         json: bool = False,
         timeout_s: float = ANSWER_S,
-    ) -> urllib3.BaseHTTPResponse:
+    ) -> Response:
         url = f"{self._url}/api/v1/training/{name}"
         if fields is not None:
             url += "?" + "&".join(f"{key}={value}" for key, value in fields.items())
         content = "application/json" if json else "application/octet-stream"
         try:
-            response = self._pool.request(
+            response = self._client.request(
                 method,
                 url,
-                body=raw,
                 headers={**self._headers, "Content-Type": content},
-                timeout=urllib3.Timeout(connect=min(CONNECT_S, timeout_s), read=timeout_s),
-                redirect=False,
+                body=raw,
+                timeout=Timeout(connect_s=min(CONNECT_S, timeout_s), read_s=timeout_s),
+                at_most=BYTES_MAX,
             )
-        except (urllib3.exceptions.HTTPError, OSError) as err:
-            raise LinkError(f"{url}: {type(err).__name__}: {err}") from err
+        except ResponseTooLargeError as err:
+            raise FrameTooLargeError(str(err)) from err
         if response.status in (200, 204):
             return response
-        text = f"{self._url}: {_json(response.data).get('error', '')} (HTTP {response.status})"
+        text = f"{self._url}: {_json(response.body).get('error', '')} (HTTP {response.status})"
         match response.status:
             case 410:
                 raise TrainingEndedError(text)

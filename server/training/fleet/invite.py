@@ -10,12 +10,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import orjson
-import urllib3
 
-from edge_sdk.tls import trusting_only
+from edge_sdk.errors import LinkError
+from edge_sdk.http import HttpClient, Timeout
+from edge_sdk.tls import pinned_tls_context
 from server.errors import ServerError
 from server.registry.database import Registry
 from server.training.fleet.mailbox import Mailbox
@@ -23,7 +24,8 @@ from server.training.fleet.mailbox import Mailbox
 logger = logging.getLogger(__name__)
 
 AGAIN_S: Final = 5.0
-TIMEOUT_S: Final = 5.0
+TIMEOUT: Final = Timeout(connect_s=5.0, read_s=5.0)
+ANSWER_BYTES: Final = 65_536
 
 
 class Inviter:
@@ -40,10 +42,7 @@ class Inviter:
         self._headers = {"Authorization": f"Bearer operator:{secret}"}
         self._body = orjson.dumps({"op": "train", "url": trainer})
         # its certificate names this host as devices know it; that it is the very one is enough
-        tls: dict[str, Any] = {}
-        if pinned is not None:
-            tls = {"ssl_context": trusting_only(pinned), "assert_hostname": False}
-        self._pool = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S, **tls)
+        self._client = HttpClient(tls=None if pinned is None else pinned_tls_context(pinned))
 
     @contextmanager
     def inviting(self, registry: Registry, mailbox: Mailbox) -> Iterator[None]:
@@ -63,7 +62,7 @@ class Inviter:
         finally:
             stopping.set()
             thread.join()
-            self._pool.clear()
+            self._client.close()
 
     def invite_missing(self, registry: Registry, mailbox: Mailbox) -> None:
         """Tell every device that is not there; one that cannot be told now is told later."""
@@ -80,14 +79,15 @@ class Inviter:
     def _invite(self, device: str) -> None:
         url = f"{self._server}/api/v1/devices/{device}/command"
         try:
-            response = self._pool.request(
+            response = self._client.request(
                 "POST",
                 url,
-                body=self._body,
                 headers={**self._headers, "Content-Type": "application/json"},
-                redirect=False,
+                body=self._body,
+                timeout=TIMEOUT,
+                at_most=ANSWER_BYTES,
             )
-        except (urllib3.exceptions.HTTPError, OSError) as err:
+        except LinkError as err:
             logger.info("device=%s not invited: %s", device, err)
             return
         if response.status != 202:

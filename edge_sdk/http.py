@@ -1,0 +1,188 @@
+"""HTTP as devices speak it: bounded waits, bounded answers, no redirects. Only importer of urllib3.
+
+    with HttpClient(tls=tls_context_for(url, ca)) as client:
+        response = client.request("GET", url, timeout=Timeout(total_s=10.0), at_most=65_536)
+
+Whatever the network does is a LinkError. A status other than 200 is an answer, not an error.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+import urllib3
+
+from edge_sdk.errors import LinkError
+
+CHUNK_BYTES: Final = 65_536
+
+_CONNECTION: Final = re.compile(r"^HTTPS?Connection(Pool)?\(.*?\): ")
+
+
+class ResponseTooLargeError(LinkError):
+    """An answer longer than the caller takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeout:
+    """How long one exchange may take, in seconds; None for any time.
+
+    Attributes:
+        connect_s: to set up a connection.
+        read_s: between two pieces of the answer.
+        total_s: from the request to the last byte. A socket's timeout starts again with each
+            byte, so a peer that sends slowly is left at most `total_s` after the deadline.
+    """
+
+    connect_s: float | None = None
+    read_s: float | None = None
+    total_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole answer. The names of `headers` match in any case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class StreamedResponse:
+    """An answer whose body is read piece by piece."""
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, url: str) -> None:
+        self._response = response
+        self._url = url
+        self.status: int = response.status
+        self.headers: Mapping[str, str] = response.headers
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body's bytes as they arrive, never unpacked.
+
+        Raises: LinkError if the connection breaks before the body is whole.
+        """
+        try:
+            # read1: `stream` gathers whole chunks, and loses one when the connection breaks
+            while piece := self._response.read1(CHUNK_BYTES, decode_content=False):
+                yield piece
+        except (urllib3.exceptions.HTTPError, OSError) as err:
+            raise LinkError(f"{self._url}: the answer broke off ({_cause(err)})") from err
+
+
+class HttpClient:
+    """Requests over connections that stay open in between; safe from any thread.
+
+    Args:
+        tls: for https; None takes the system's authorities. A context that checks no host name
+            (`pinned_tls_context`) is taken at its word.
+        connections: how many stay open to one server.
+        retries: how often a request whose connection fails is sent again.
+    """
+
+    def __init__(
+        self, *, tls: ssl.SSLContext | None = None, connections: int = 1, retries: int = 0
+    ) -> None:
+        again = urllib3.Retry(retries, redirect=0, status=0, backoff_factor=0.2)
+        self._pool = urllib3.PoolManager(
+            maxsize=connections, ssl_context=tls, retries=again if retries else False
+        )
+        if tls is not None and not tls.check_hostname:
+            self._pool.connection_pool_kw["assert_hostname"] = False
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        timeout: Timeout,
+        at_most: int,
+    ) -> Response:
+        """Send a request and read the whole answer.
+
+        Args:
+            at_most: bytes that the answer's body may have.
+        Raises: ResponseTooLargeError; LinkError.
+        """
+        end = None if timeout.total_s is None else time.monotonic() + timeout.total_s
+        received = bytearray()
+        with self.stream(method, url, headers=headers, body=body, timeout=timeout) as response:
+            for piece in response.pieces():
+                received += piece
+                if len(received) > at_most:
+                    raise ResponseTooLargeError(
+                        f"{url}: expected an answer of at most {at_most} bytes, got more"
+                    )
+                if end is not None and time.monotonic() > end:
+                    raise LinkError(
+                        f"{url}: expected the whole answer within {timeout.total_s:.1f} s, got"
+                        f" {len(received)} bytes of it; is the link this slow?"
+                    )
+            return Response(response.status, response.headers, bytes(received))
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        timeout: Timeout,
+    ) -> Iterator[StreamedResponse]:
+        """Send a request; the answer's body is read inside the block.
+
+        Raises: LinkError if the server cannot be reached.
+        """
+        try:
+            response = self._pool.request(
+                method,
+                url,
+                body=body,
+                # a compressed megabyte may unfold to a gigabyte
+                headers={"Accept-Encoding": "identity", **(headers or {})},
+                timeout=urllib3.Timeout(
+                    connect=timeout.connect_s, read=timeout.read_s, total=timeout.total_s
+                ),
+                redirect=False,  # it would carry the credential elsewhere
+                preload_content=False,
+                decode_content=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as err:
+            raise LinkError(
+                f"{url}: cannot be reached ({_cause(err)}); is the server running?"
+            ) from err
+        try:
+            yield StreamedResponse(response, url)
+        finally:
+            response.close()  # what is left of the body must not be the next answer
+
+    def close(self) -> None:
+        """Close all connections; a later request opens a new one."""
+        self._pool.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _cause(err: Exception) -> str:
+    """urllib3 wraps errors; people want the inmost reason."""
+    inner = getattr(err, "reason", None) or err
+    return _CONNECTION.sub("", str(inner))[:300]
