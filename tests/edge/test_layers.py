@@ -20,7 +20,11 @@ HEAVY = ("torch", "fastapi", "sqlalchemy", "tuf", "typer", "onnx", "amqtt", "uvi
 SOLE_IMPORTERS = {
     "onnxruntime": "edge_sdk/session.py",
     "paho": "edge_sdk/mqtt.py",
-    "tuf": "edge_sdk/bundles/update.py",
+    "tuf": "edge_sdk/bundles/repository.py",
+}
+SOLE_IMPORTERS_EVERYWHERE = {
+    "psutil": "profiles/device.py",
+    "urllib3": "edge_sdk/http.py",
 }
 
 
@@ -61,13 +65,14 @@ def test_an_outside_library_has_one_importer_on_the_device(library: str, importe
     assert found == {importer}
 
 
-def test_only_the_profiler_asks_psutil() -> None:
+@pytest.mark.parametrize(("library", "importer"), SOLE_IMPORTERS_EVERYWHERE.items())
+def test_an_outside_library_has_one_importer_in_the_product(library: str, importer: str) -> None:
     found = {
         str(path.relative_to(ROOT))
         for path in files("profiles", "edge_sdk", "exporters", "server")
-        if any(module.partition(".")[0] == "psutil" for module in imports(path))
+        if any(module.partition(".")[0] == library for module in imports(path))
     }
-    assert found == {"profiles/device.py"}
+    assert found == {importer}
 
 
 def test_torch_stays_in_nets_and_training() -> None:

@@ -104,7 +104,7 @@ def test_authority_file_that_is_none_is_named(depot: Depot, state: Path, tmp_pat
     (state / "agent.json").write_text(text.replace('"ca": null', f'"ca": "{tmp_path}/no.pem"'))
     outcome = update(state)
     assert outcome.status == "refused"
-    assert "no.pem: not a usable authority" in outcome.reason
+    assert "no.pem: cannot be used to verify the server" in outcome.reason
 
 
 def test_clock_behind_the_last_time_seen_skips_only_the_dates_of_our_authority(
