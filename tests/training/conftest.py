@@ -102,7 +102,8 @@ def device(state, data, trainer):
 
 def trainer(state, recipe, port, **more):
     file = Path(recipe)
-    settings = real_trainer.TrainerSettings(Path(state), file.stem, Address("127.0.0.1", port), **more)
+    address = Address("127.0.0.1", port)
+    settings = real_trainer.TrainerSettings(Path(state), file.stem, address, **more)
     real_trainer.train(load_recipe(file), settings, say=say, on_round=say)
 
 torch.set_num_threads(1)
