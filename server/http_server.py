@@ -1,4 +1,7 @@
-"""The trainer's HTTP server: in a thread of its process, while the engine has the main one."""
+"""Serving an application over HTTP: the server's API in the main thread, the trainer's in another.
+
+The only importer of uvicorn.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import asyncio
 import logging
 import socket
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -20,16 +25,58 @@ START_S: Final = 10.0
 STOP_S: Final = 3
 
 
+@dataclass(frozen=True, slots=True)
 class Listener:
-    """Serves an application from `__enter__` to `__exit__`.
+    """A socket that listens.
 
     Attributes:
-        url: where, once entered; port 0 became a free one.
+        address: where; port 0 has become a free one.
+    """
+
+    socket: socket.socket
+    address: Address
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.socket.close()
+
+
+def listen(address: Address) -> Listener:
+    """Listen there; connections wait until a server accepts them.
+
+    Raises: ConfigurationError if the address is taken, or not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # taken over by accepted connections, whose messages are small and waited for
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listening.bind((address.host, address.port))
+        listening.listen()  # two servers can bind one port; only one can listen there
+    except OSError as err:
+        listening.close()
+        raise ConfigurationError(
+            f"--http {address}: cannot listen there ({err.strerror}); choose another port"
+        ) from err
+    return Listener(listening, Address(address.host, int(listening.getsockname()[1])))
+
+
+class HttpServer:
+    """Serves an application, in this thread (`run`) or in one of its own (`with`).
+
+    Args:
+        listener: closed where serving ends.
+        cert, key: PEM files for https; None for http.
+    Attributes:
+        url: where it is reached.
     """
 
     def __init__(
-        self, app: FastAPI, address: Address, cert: Path | None = None, key: Path | None = None
+        self, app: FastAPI, listener: Listener, cert: Path | None = None, key: Path | None = None
     ) -> None:
+        self._listener = listener
+        self._up = threading.Event()
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -38,22 +85,18 @@ class Listener:
             ssl_keyfile=key,
             timeout_graceful_shutdown=STOP_S,
         )
-        self._up = threading.Event()
-        self._server = _Announcing(config, self._up)
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        try:
-            self._socket = socket.create_server((address.host, address.port), family=family)
-        except OSError as err:
-            raise ConfigurationError(
-                f"--http {address}: cannot listen there ({err.strerror}); choose another port"
-            ) from err
-        # taken over by accepted connections: a step is a small question and a small answer
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listening = Address(address.host, int(self._socket.getsockname()[1]))
-        self.url = f"{'http' if cert is None else 'https'}://{listening}"
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
-        )
+        self._server = _AnnouncingServer(config, self._up.set)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self.url = f"{'http' if cert is None else 'https'}://{listener.address}"
+
+    def run(self, announce: Callable[[], None]) -> None:
+        """Serve until a signal ends it; call it in the main thread.
+
+        Args:
+            announce: called once requests are taken.
+        """
+        self._server.announce = announce
+        self._serve()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -68,29 +111,34 @@ class Listener:
         trace: TracebackType | None,
     ) -> None:
         log = logging.getLogger("uvicorn.error")
-        log.addFilter(_of_no_long_poll)
+        log.addFilter(_keep_unless_cut_off)
         try:
             self._server.should_exit = True
             self._thread.join()
         finally:
-            log.removeFilter(_of_no_long_poll)
-        self._socket.close()
+            log.removeFilter(_keep_unless_cut_off)
+
+    def _serve(self) -> None:
+        try:
+            self._server.run(sockets=[self._listener.socket])
+        finally:
+            self._listener.close()
 
 
-class _Announcing(uvicorn.Server):
-    """uvicorn, telling once when it takes requests."""
+class _AnnouncingServer(uvicorn.Server):
+    """uvicorn that calls `announce` once it takes requests."""
 
-    def __init__(self, config: uvicorn.Config, up: threading.Event) -> None:
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
-        self._up = up
+        self.announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self._up.set()
+            self.announce()
 
 
-def _of_no_long_poll(record: logging.LogRecord) -> bool:
-    """False for what uvicorn says of requests cut off at the end: idle devices ask again."""
+def _keep_unless_cut_off(record: logging.LogRecord) -> bool:
+    """False for lines about requests cut off at the end: devices that poll ask again."""
     cut_off = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
     return not cut_off and "timeout graceful shutdown exceeded" not in str(record.msg)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import orjson
-import uvicorn
 
 from edge_sdk.durable import write_atomic
-from edge_sdk.errors import ConfigurationError
 from edge_sdk.state import StateLock
 from server.app import create_app
+from server.http_server import HttpServer, listen
 from server.services import Services
 from server.settings import Address, ServerSettings
 
@@ -68,60 +66,18 @@ def serve(settings: ServerSettings, announce: Callable[[str, str], None]) -> Non
     with contextlib.ExitStack() as stack:
         # first: a second server on this state would find the port taken, and blame the port
         stack.callback(StateLock(settings.state, "server").release)
-        listener = stack.enter_context(_listen(settings.http))
+        listener = listen(settings.http)
+        stack.callback(listener.close)
         services = Services(settings)
         stack.callback(services.stop)
         services.start()
-        http = _http_url(settings, listener)
         mqtt = services.broker_url
-        _remember(settings, listener, mqtt)
-        config = uvicorn.Config(
-            create_app(services),
-            log_config=None,
-            access_log=False,
-            ssl_certfile=settings.tls_cert,
-            ssl_keyfile=settings.tls_key,
-            timeout_graceful_shutdown=3,
-        )
-        _Announcing(config, lambda: announce(http, mqtt)).run(sockets=[listener])
+        _remember(settings, listener.address, mqtt)
+        server = HttpServer(create_app(services), listener, settings.tls_cert, settings.tls_key)
+        server.run(lambda: announce(server.url, mqtt))
 
 
-class _Announcing(uvicorn.Server):
-    """uvicorn, telling once when it takes requests."""
-
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._started = started
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if not self.should_exit:
-            self._started()
-
-
-def _listen(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind((address.host, address.port))
-        listener.listen()  # two servers can bind one port; only one can listen there
-    except OSError as err:
-        listener.close()
-        raise ConfigurationError(
-            f"--http {address}: cannot listen there ({err.strerror}); choose another port"
-        ) from err
-    return listener
-
-
-def _http_url(settings: ServerSettings, listener: socket.socket) -> str:
-    address = Address(settings.http.host, int(listener.getsockname()[1]))
-    return f"{'https' if settings.tls else 'http'}://{address}"
-
-
-def _remember(settings: ServerSettings, listener: socket.socket, mqtt: str) -> None:
-    http = Address(settings.http.host, int(listener.getsockname()[1]))
+def _remember(settings: ServerSettings, http: Address, mqtt: str) -> None:
     if isinstance(settings.broker, Address):
         mqtt = f"embedded:{mqtt.partition('://')[2]}"
     elif settings.broker.username is not None:

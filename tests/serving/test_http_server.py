@@ -1,4 +1,4 @@
-"""The end of the trainer's HTTP server."""
+"""The end of an HTTP server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import urllib3
 from fastapi import FastAPI
 
+from server.http_server import HttpServer, listen
 from server.settings import Address
-from server.training.fleet.http_server import Listener
 
 
 def test_long_poll_that_is_cut_off_at_the_end_leaves_no_traceback(
@@ -36,8 +36,8 @@ def test_long_poll_that_is_cut_off_at_the_end_leaves_no_traceback(
             ends.append(type(err).__name__)
 
     caplog.set_level(logging.WARNING)
-    with Listener(app, Address("127.0.0.1", 0)) as listener:
-        asking = threading.Thread(target=device, args=(listener.url,))
+    with HttpServer(app, listen(Address("127.0.0.1", 0))) as server:
+        asking = threading.Thread(target=device, args=(server.url,))
         asking.start()
         assert asked.wait(10)
     asking.join(20)

@@ -26,11 +26,11 @@ from edge_sdk.identity import Identity
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.device.session import Driver
 from edge_sdk.training.device.trainer_client import TrainerLink
+from server.http_server import HttpServer, listen
 from server.registry.credentials import new_secret, secret_sha256
 from server.registry.database import Registry, open_registry
 from server.settings import Address
 from server.training.fleet.api import Welcome, create_app
-from server.training.fleet.http_server import Listener
 from server.training.fleet.mailbox import Hello, HttpTransport, Mailbox
 
 # for a command to say what is waited for, on a machine that has much else to do
@@ -419,8 +419,9 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
                 reply_bytes_max=reply_bytes_max,
                 samples_max=samples_max,
             )
-            listener = stack.enter_context(Listener(app, Address("127.0.0.1", 0), *tls))
-            trainer = Trainer(mailbox, registry, listener.url, operator, stack)
+            server = HttpServer(app, listen(Address("127.0.0.1", 0)), *tls)
+            stack.enter_context(server)
+            trainer = Trainer(mailbox, registry, server.url, operator, stack)
             stack.callback(trainer.close)
             return trainer
 

@@ -39,12 +39,12 @@ from edge_sdk.training.device.warmup import warm_up
 from edge_sdk.training.protocol.noise import NO_SCORES
 from profiles import DeviceProfile, InvalidProfileError
 from profiles.allocation import fit_to_cut, supersfl_depth, supersfl_latency_ms
+from server.http_server import HttpServer, listen
 from server.registry.credentials import secret_sha256
 from server.registry.database import Registry, open_registry, registry_file
 from server.registry.operator import load_operator_secret
 from server.settings import Address, refuse_clear_text
 from server.training.fleet.api import Welcome, create_app
-from server.training.fleet.http_server import Listener
 from server.training.fleet.invite import Inviter
 from server.training.fleet.late_updates import LateUpdates
 from server.training.fleet.mailbox import SILENCE_S, Hello, HttpTransport, Mailbox, Missed
@@ -209,16 +209,17 @@ def train(
             samples_max=recipe.round.samples_max,
             refused=tell_refused,
         )
-        listener = Listener(app, settings.http, settings.tls_cert, settings.tls_key)
-        stack.enter_context(listener)
+        http = stack.enter_context(
+            HttpServer(app, listen(settings.http), settings.tls_cert, settings.tls_key)
+        )
         if settings.server is not None:
-            ask = Inviter(settings.server, secret, listener.url, settings.tls_cert)
+            ask = Inviter(settings.server, secret, http.url, settings.tls_cert)
             stack.enter_context(ask.inviting(registry, mailbox))
         trainer = _Trainer(
             world, dataset, mailbox, registry, settings, begun=begun, refused=refused
         )
         stack.callback(trainer.end_rounds)
-        say(f"splitedge train: {listener.url}, waiting for {first} devices")
+        say(f"splitedge train: {http.url}, waiting for {first} devices")
         trainer.gather(first)
         # the checkpoint is what counts: a line that was logged and not saved is logged again
         write_atomic(settings.folder / LOG, b"".join(map(line_of, rows)))

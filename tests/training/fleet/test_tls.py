@@ -16,10 +16,10 @@ from fastapi import FastAPI, Request
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.plan import network_of
+from server.http_server import HttpServer, listen
 from server.registry.database import Registry
 from server.settings import Address
 from server.training.core.server_state import ServerState, ServerTraining
-from server.training.fleet.http_server import Listener
 from server.training.fleet.invite import Inviter
 from server.training.fleet.mailbox import Mailbox
 from server.training.methods.splitfed import splitfed_v1
@@ -109,8 +109,8 @@ def test_running_server_is_known_by_its_certificate_whatever_names_are_in_it(
         asked.append((device, await request.json()))
 
     registry = SimpleNamespace(devices=lambda: [SimpleNamespace(id="pi", revoked_at=None)])
-    with Listener(app, Address("127.0.0.1", 0), hub.cert, hub.key) as listener:
+    with HttpServer(app, listen(Address("127.0.0.1", 0)), hub.cert, hub.key) as server:
         for pinned in (other.cert, hub.cert):
-            inviter = Inviter(listener.url, "secret", "https://hub:8100", pinned)
+            inviter = Inviter(server.url, "secret", "https://hub:8100", pinned)
             inviter.invite_missing(cast("Registry", registry), Mailbox())
     assert asked == [("pi", {"op": "train", "url": "https://hub:8100"})]
