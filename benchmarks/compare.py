@@ -11,9 +11,10 @@ from typing import Any
 from server.training.recipe.recipe import Recipe
 from server.training.report.evaluate import Evaluator
 from server.training.report.metrics import Interval, Reached, RoundPoint, cost_to, mean_interval
-from server.training.run.checkpoint import Row
-from server.training.simulation.build import build_world
-from server.training.simulation.run import report_of, run_rounds
+from server.training.report.report import report_of
+from server.training.run.run import Row
+from server.training.simulation.build import build_simulation
+from server.training.simulation.run import run_rounds
 
 # a single round's accuracy swings by points where clients differ; papers' curves are as smooth
 LAST_ROUNDS = 5
@@ -85,7 +86,7 @@ def run_all(
 
 def run_one(name: str, recipe: Recipe) -> Run:
     """Train by one recipe, in memory, and judge what came of it."""
-    world = build_world(recipe)
+    world = build_simulation(recipe)
     rows: list[Row] = []
     for _ in run_rounds(world, rows):
         pass

@@ -152,10 +152,10 @@ def _ours(text: str, threads: int) -> tuple[Done, dict[str, str]]:
     from edge_sdk.training.protocol.weights import read_weights  # noqa: PLC0415
     from edge_sdk.version import __version__  # noqa: PLC0415
     from server.training.recipe.recipe import read_recipe  # noqa: PLC0415
-    from server.training.simulation.build import build_world  # noqa: PLC0415
+    from server.training.simulation.build import build_simulation  # noqa: PLC0415
 
     torch.set_num_threads(threads)
-    world = build_world(read_recipe(orjson.loads(text)))
+    world = build_simulation(read_recipe(orjson.loads(text)))
     network = world.state.net.segment(0, None)
     done = Done()
     for number in range(1, world.recipe.train.rounds + 1):
@@ -171,7 +171,7 @@ def _accuracy(text: str, weights: dict[str, Any]) -> float:
 
     from edge_sdk.training.protocol.weights import load_weights  # noqa: PLC0415
     from server.training.recipe.recipe import read_recipe  # noqa: PLC0415
-    from server.training.simulation.build import build_network, load_data  # noqa: PLC0415
+    from server.training.run.build import build_network, load_data  # noqa: PLC0415
 
     recipe = read_recipe(orjson.loads(text))
     data = load_data(recipe)

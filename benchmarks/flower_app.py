@@ -26,7 +26,8 @@ from edge_sdk.training.data.load import Dataset
 from edge_sdk.training.protocol.weights import load_weights, read_weights
 from server.training.recipe.partition import partition
 from server.training.recipe.recipe import Recipe, read_recipe
-from server.training.simulation.build import build_network, client_names, load_data
+from server.training.run.build import build_network, load_data
+from server.training.simulation.build import client_names
 
 CPUS = 2
 VERSIONS: dict[str, str] = {

@@ -33,7 +33,7 @@ from benchmarks.attacks.inversion import Attacker, Leak, attack
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.version import __version__
 from server.training.recipe.recipe import Recipe, read_recipe
-from server.training.simulation.build import build_world
+from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
 RESULTS = Path(__file__).parent / "results"
@@ -176,7 +176,7 @@ def run_trial(variant: str, recipe: Recipe, attacker: Attacker, images: int) -> 
     Args:
         images: at most so many of the clients' are drawn.
     """
-    world, depth, seed = build_world(recipe), recipe.train.depth or DEPTH, recipe.seed
+    world, depth, seed = build_simulation(recipe), recipe.train.depth or DEPTH, recipe.seed
     rows: list[dict[str, Any]] = []
     for _ in run_rounds(world, rows):
         pass

@@ -42,7 +42,9 @@ from server.training.methods.steps import Asking, ClientBatches, ServerStep, nee
 from server.training.recipe.recipe import Recipe, read_recipe
 from server.training.report.evaluate import Evaluator
 from server.training.rounds.loop import RoundLoop
-from server.training.simulation.build import VisitingTransport, World, build_world
+from server.training.run.run import Simulation
+from server.training.simulation.build import build_simulation
+from server.training.simulation.transport import MemoryTrimmingTransport
 
 RESULTS = Path(__file__).parent / "results"
 REFERENCE: Final = "SplitFedV1"
@@ -170,7 +172,7 @@ def main(
     if data is not None:
         words += ["--data", "DIR"]
     load = os.getloadavg()[0]
-    meters = {name: Meter(build_world(_recipe(scale, name, data))) for name in ROWS}
+    meters = {name: Meter(build_simulation(_recipe(scale, name, data))) for name in ROWS}
     rounds: dict[str, list[Round]] = {name: [] for name in ROWS}
     for number in range(1, repeats + 2):
         for name, meter in meters.items():
@@ -199,7 +201,7 @@ def main(
 class Meter:
     """A world whose rounds are measured place by place."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Simulation) -> None:
         self._world = world
         self._spent: Counter[Place] = Counter()
         method = world.method
@@ -267,7 +269,7 @@ class Meter:
         return timed
 
 
-class _TimedTransport(VisitingTransport):
+class _TimedTransport(MemoryTrimmingTransport):
     """A simulation's own, whose visits are the clients' time."""
 
     def __init__(self, clients: Mapping[str, TrainingClient], at: Callable[[Place], Any]) -> None:

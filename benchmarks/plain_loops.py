@@ -29,7 +29,7 @@ from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.weights import own_weights
 from server.training.methods.supersfl import CLIP, SERVER_WEIGHT
 from server.training.recipe.recipe import Recipe, TrainSettings
-from server.training.simulation.build import World
+from server.training.run.run import Simulation
 
 EPS = 1e-8
 
@@ -71,7 +71,7 @@ def sgd(parameters: Iterable[nn.Parameter], train: TrainSettings) -> torch.optim
 class WholeNetwork:
     """FedAvg, and SplitFedV1 too."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Simulation) -> None:
         self._world = world
         self.network = deepcopy(world.state.net.segment(0, None))
         self.network.train()
@@ -109,7 +109,7 @@ class _Client:
 class SuperSfl:
     """SuperSFL with its gradient fusion; heads stay with their clients."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Simulation) -> None:
         self._world = world
         net = deepcopy(world.state.net)
         self.network = net.segment(0, None)

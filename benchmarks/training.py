@@ -35,7 +35,7 @@ from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.training.protocol.weights import own_weights
 from edge_sdk.version import __version__
 from server.training.recipe.recipe import Recipe, load_recipe
-from server.training.simulation.build import build_world
+from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
 HERE = Path(__file__).parent
@@ -164,7 +164,7 @@ def _paired(recipe: Recipe, loop: type[WholeNetwork | SuperSfl], rounds: int) ->
     The first pair is not counted: it warms both up, and the weights after it show that both did
     the same work. Later, rounding has grown.
     """
-    world = build_world(recipe)
+    world = build_simulation(recipe)
     plain = loop(world)
     clock, processor, apart = [], [], 0.0
     for number in range(1, rounds + 2):
@@ -202,7 +202,7 @@ def peak(method: str, dataset: str, clients: int, data: Data = None) -> None:
         train=replace(recipe.train, rounds=3, epochs=1),
         round=replace(recipe.round, cohort=10),
     )
-    world = build_world(recipe)
+    world = build_simulation(recipe)
     for _ in run_rounds(world, []):
         pass
     typer.echo(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)  # Linux counts in KiB

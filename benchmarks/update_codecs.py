@@ -27,7 +27,7 @@ from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.version import __version__
 from server.training.recipe.recipe import Recipe, load_recipe
 from server.training.report.metrics import mean_interval
-from server.training.simulation.build import build_world
+from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
 RESULTS = Path(__file__).parent / "results"
@@ -117,7 +117,7 @@ def recipe_of(method: str, codec: str, rounds: int, seed: int) -> Recipe:
 def run_trial(recipe: Recipe, method: str, codec: str) -> Trial:
     """Train by a recipe, and say what its updates took and lost."""
     rows: list[dict[str, Any]] = []
-    for _ in run_rounds(build_world(recipe), rows):
+    for _ in run_rounds(build_simulation(recipe), rows):
         pass
     # nothing is measured where nothing is coded
     codings = [row["update_coding"] or {"error": 0.0, "cosine": 1.0} for row in rows]

@@ -29,7 +29,7 @@ from edge_sdk.errors import SplitedgeError
 from edge_sdk.version import __version__
 from server.training.recipe.recipe import Recipe, read_recipe
 from server.training.report.metrics import mean_interval
-from server.training.simulation.build import build_world
+from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
 RESULTS = Path(__file__).parents[1] / "results" / "paper"
@@ -121,7 +121,7 @@ def recipe_of(table: Table, row: Row, scale: Scale, seed: int, data: Path | None
 
 def train(table: Table, row: Row, recipe: Recipe, device: str = "cpu") -> Trained:
     """Train one row, in memory, and judge what came of it."""
-    world = build_world(recipe, device)
+    world = build_simulation(recipe, device)
     done: list[dict[str, Any]] = []
     for _ in run_rounds(world, done):
         pass

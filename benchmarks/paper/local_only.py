@@ -7,7 +7,8 @@ from dataclasses import replace
 from server.training.recipe.recipe import Recipe
 from server.training.report.evaluate import ClientScore, Evaluator
 from server.training.rounds.loop import RoundLoop
-from server.training.simulation.build import VisitingTransport, build_world
+from server.training.simulation.build import build_simulation
+from server.training.simulation.transport import MemoryTrimmingTransport
 
 
 def stand_alone(recipe: Recipe, device: str = "cpu") -> list[ClientScore]:
@@ -20,14 +21,17 @@ def stand_alone(recipe: Recipe, device: str = "cpu") -> list[ClientScore]:
     Args:
         recipe: of any method.
     """
-    world = build_world(by_itself(recipe), device)
+    world = build_simulation(by_itself(recipe), device)
     first = world.state.read()
     evaluator = Evaluator(world)
     scores = []
     for place, name in enumerate(world.clients):
         world.state.write(first)
         loop = RoundLoop(
-            world.method, {name: world.plans[name]}, world.state, VisitingTransport(world.clients)
+            world.method,
+            {name: world.plans[name]},
+            world.state,
+            MemoryTrimmingTransport(world.clients),
         )
         for number in range(1, recipe.train.rounds + 1):
             loop.run_round(number, recipe.seed)

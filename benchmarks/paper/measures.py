@@ -15,16 +15,15 @@ from benchmarks.paper.local_only import by_itself, stand_alone
 from server.training.report.evaluate import ClientScore, Evaluator
 from server.training.report.evaluate_answers import auxiliary_report
 from server.training.report.metrics import ClientSummary, pearson, summarise_clients
-from server.training.run.checkpoint import Row
-from server.training.simulation.build import World
+from server.training.run.run import Row, Simulation
 
 # of each client alone, by its recipe: one training for all rows that leave it the same budget
 _ALONE: Final[dict[bytes, list[float]]] = {}
 
-Measure = Callable[[World, list[Row]], float]
+Measure = Callable[[Simulation, list[Row]], float]
 
 
-def measured(world: World, rows: list[Row], names: Iterable[str]) -> dict[str, float]:
+def measured(world: Simulation, rows: list[Row], names: Iterable[str]) -> dict[str, float]:
     """The measures asked for by name.
 
     `rho X` is the clients' mean at that share of OOD samples; `MB to X` what travelled until the
@@ -33,7 +32,7 @@ def measured(world: World, rows: list[Row], names: Iterable[str]) -> dict[str, f
     return {name: _measured(world, rows, name) for name in names}
 
 
-def _measured(world: World, rows: list[Row], name: str) -> float:
+def _measured(world: Simulation, rows: list[Row], name: str) -> float:
     if name.startswith("rho "):
         return _at_rho(world, rows, float(name.removeprefix("rho ")))
     if name.startswith("MB to "):
@@ -50,43 +49,43 @@ def _megabytes_to(rows: list[Row], target: float) -> float:
     return math.nan
 
 
-def _accuracy(_world: World, rows: list[Row]) -> float:
+def _accuracy(_world: Simulation, rows: list[Row]) -> float:
     """Of the last rounds, on the global test set."""
     found = [row["accuracy"] for row in rows if row["accuracy"] is not None]
     return 100 * statistics.fmean(found[-LAST_ROUNDS:])
 
 
-def _exits(world: World, _rows: list[Row]) -> float:
+def _exits(world: Simulation, _rows: list[Row]) -> float:
     """Mean over clients of their exits, on the global test set."""
     if not world.method.client.exit_head:
         return math.nan
     return 100 * Evaluator(world).exit_accuracy()
 
 
-def _clients(world: World, rows: list[Row]) -> float:
+def _clients(world: Simulation, rows: list[Row]) -> float:
     return 100 * _summary(world, rows).accuracy
 
 
-def _ood(world: World, rows: list[Row]) -> float:
+def _ood(world: Simulation, rows: list[Row]) -> float:
     """Mean over clients, each on test samples of classes it has never seen."""
     return 100 * _summary(world, rows).accuracy_ood
 
 
-def _auxiliary(world: World, _rows: list[Row]) -> float:
+def _auxiliary(world: Simulation, _rows: list[Row]) -> float:
     """Mean over clients of their auxiliary models, on the global test set (BESplit-A)."""
     found = auxiliary_report(world)
     return math.nan if found is None else 100 * float(found["accuracy"])
 
 
-def _jain(world: World, rows: list[Row]) -> float:
+def _jain(world: Simulation, rows: list[Row]) -> float:
     return _summary(world, rows).jain
 
 
-def _std(world: World, rows: list[Row]) -> float:
+def _std(world: Simulation, rows: list[Row]) -> float:
     return 100 * _summary(world, rows).std
 
 
-def _pearson(world: World, rows: list[Row]) -> float:
+def _pearson(world: Simulation, rows: list[Row]) -> float:
     """PC of SplitLPF: with the others against alone, each client with the same budget."""
     said = by_itself(world.recipe).to_dict() | {"device": world.device.type}
     key = orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
@@ -100,12 +99,12 @@ def _each(scores: Sequence[ClientScore]) -> list[float]:
     return [(score.inside + score.outside).accuracy for score in scores]
 
 
-def _at_rho(world: World, rows: list[Row], rho: float) -> float:
+def _at_rho(world: Simulation, rows: list[Row], rho: float) -> float:
     evaluate = replace(world.recipe.evaluate, rho=rho)
     return _clients(replace(world, recipe=replace(world.recipe, evaluate=evaluate)), rows)
 
 
-def _summary(world: World, rows: list[Row]) -> ClientSummary:
+def _summary(world: Simulation, rows: list[Row]) -> ClientSummary:
     """Of all clients, each on the test samples of its own classes and some of others."""
     scores = Evaluator(world).clients(supervised=any(row["supervised"] for row in rows))
     return summarise_clients([s.inside for s in scores], [s.outside for s in scores])

@@ -179,7 +179,7 @@ def _export(plan: Plan, trained: Trained, shares: Shares, state: Path, progress:
         from exporters.model import export_model  # noqa: PLC0415
         from exporters.weights import load_weights, origin  # noqa: PLC0415
         from server.training.recipe.recipe import load_recipe  # noqa: PLC0415
-        from server.training.simulation.build import build_network  # noqa: PLC0415
+        from server.training.run.build import build_network  # noqa: PLC0415
     torch.set_num_threads(1)  # the server and its broker run beside it
     dataset = shares.dataset
     net = build_network(load_recipe(plan.recipe), dataset)

@@ -33,7 +33,8 @@ from server.bench.models import export_random
 from server.demo.processes import ServerProcess
 from server.settings import Address
 from server.tokens import create_token
-from server.training.fleet.trainer import TrainerSettings, train
+from server.training.fleet.settings import TrainerSettings
+from server.training.fleet.trainer import train
 from server.training.recipe.recipe import read_recipe
 
 SPEC = TensorSpec("float32", (1, 8, 8))

@@ -73,13 +73,15 @@ from edge_sdk.training.device.warmup import warm_up
 from server.settings import Address
 from server.training.fleet import trainer as real_trainer
 from server.training.fleet.mailbox import Mailbox
+from server.training.fleet.settings import TrainerSettings
 from server.training.recipe.recipe import load_recipe
+from server.training.run import record
 
 CALLS = {
     "handle": (TrainingClient, "handle"),
     "hand_in": (Driver, "_hand_in"),
     "reply": (Mailbox, "reply"),
-    "save": (real_trainer, "save_checkpoint"),
+    "save": (record, "save_checkpoint"),
 }
 
 def kill_at(name, number):
@@ -102,8 +104,7 @@ def device(state, data, trainer):
 
 def trainer(state, recipe, port, **more):
     file = Path(recipe)
-    address = Address("127.0.0.1", port)
-    settings = real_trainer.TrainerSettings(Path(state), file.stem, address, **more)
+    settings = TrainerSettings(Path(state), file.stem, Address("127.0.0.1", port), **more)
     real_trainer.train(load_recipe(file), settings, say=say, on_round=say)
 
 torch.set_num_threads(1)

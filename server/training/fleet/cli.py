@@ -57,10 +57,10 @@ def train(
 
         from server.run import Addresses
         from server.settings import Address
-        from server.training.fleet.trainer import TrainerSettings
+        from server.training.fleet.settings import TrainerSettings
         from server.training.fleet.trainer import train as run
         from server.training.recipe.recipe import load_recipe
-        from server.training.simulation.run import write_report
+        from server.training.report.report import write_report
 
     torch.set_num_threads(threads)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -11,7 +11,7 @@ from torch import nn
 
 from profiles.energy import EnergyReading
 from server.training.report.metrics import ClientLoad, modelled_latency
-from server.training.simulation.build import World
+from server.training.run.run import Run
 
 Row = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ def training_cost(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def answer_latency(
-    world: World, tested: Mapping[str, int], offload_rates: Mapping[str, float]
+    run: Run, tested: Mapping[str, int], offload_rates: Mapping[str, float]
 ) -> dict[str, Any]:
     """Latency of all clients' test samples by HARMONY's model (Eq. 12), in its units.
 
@@ -39,7 +39,7 @@ def answer_latency(
         offload_rates: by client, the share that went to the server: 1 without exits, 0 by exits
             alone. A client of less than 1 runs its exit head on every sample.
     """
-    loads = [_load(world, name, samples, offload_rates[name]) for name, samples in tested.items()]
+    loads = [_load(run, name, samples, offload_rates[name]) for name, samples in tested.items()]
     return {
         "modelled": modelled_latency(loads),
         "unit": "relative, not seconds: HARMONY, Eq. 12; its tables print it / 10^8",
@@ -58,16 +58,16 @@ def energy_report(reading: EnergyReading, what: str, rounds: int) -> dict[str, A
     return asdict(reading) | {"of": what, "rounds": rounds}
 
 
-def _load(world: World, name: str, samples: int, offload_rate: float) -> ClientLoad:
-    plan, net = world.plans[name], world.state.net
+def _load(run: Run, name: str, samples: int, offload_rate: float) -> ClientLoad:
+    plan, net = run.plans[name], run.state.net
     if plan.part.whole:
         return ClientLoad(samples, _size(net.segment(0, None)), 0, 0, 0, 0.0)
     return ClientLoad(
         samples=samples,
         front=_size(net.prefix(plan.depth)),
         head=_size(net.exit_head(plan.depth)) if offload_rate < 1 else 0,
-        cut_channels=world.state.shape_at(plan.depth)[0],
-        suffix=_size(world.state.trunk.suffix(plan.depth)),
+        cut_channels=run.state.shape_at(plan.depth)[0],
+        suffix=_size(run.state.trunk.suffix(plan.depth)),
         offload_rate=offload_rate,
     )
 

@@ -15,7 +15,7 @@ from profiles.energy import EnergyReading, reference_power
 from server.training.report.metrics import ClientSummary, Score, summarise_clients
 from server.training.rounds.traffic import TrafficCounter
 from server.training.rounds.transport import Transport
-from server.training.simulation.build import World
+from server.training.run.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class DeviceScore:
 
 
 def ask_scores(
-    world: World,
+    run: Run,
     transport: Transport,
     profiles: Mapping[str, DeviceProfile],
     number: int,
@@ -66,11 +66,11 @@ def ask_scores(
         ledger: the bytes are counted there.
     """
     requests: dict[str, Request] = {
-        name: Evaluate(number, plan, _weights(world, name)) for name, plan in world.plans.items()
+        name: Evaluate(number, plan, _weights(run, name)) for name, plan in run.plans.items()
     }
     for request in requests.values():
         ledger.sent(request)
-    replies = transport.exchange(requests, world.recipe.round.round_deadline_s)
+    replies = transport.exchange(requests, run.recipe.round.round_deadline_s)
     scores = []
     for name, reply in replies.items():
         fault = scores_fault(reply) if isinstance(reply, Scores) else "no scores"
@@ -81,7 +81,7 @@ def ask_scores(
         scores.append(
             DeviceScore(
                 name,
-                world.plans[name].depth,
+                run.plans[name].depth,
                 Score(reply.right, reply.samples),
                 None if exit_right is None else Score(exit_right, reply.samples),
                 energy_of(reply, profiles[name]),
@@ -143,13 +143,13 @@ def scores_fault(scores: Scores) -> str | None:
     return None
 
 
-def _weights(world: World, name: str) -> Weights:
+def _weights(run: Run, name: str) -> Weights:
     """The whole network as that device and the server run it together."""
-    state, plan = world.state, world.plans[name]
+    state, plan = run.state, run.plans[name]
     weights = own_weights(state.net.segment(0, None))
     if not plan.part.whole:
         weights |= own_weights(state.trunk.suffix(plan.depth))
-    if plan.part.exit_head and world.method.share_exits:
+    if plan.part.exit_head and run.method.share_exits:
         head = own_weights(state.net.exit_head(plan.depth))
         weights |= {f"exit{plan.depth}.{key}": tensor for key, tensor in head.items()}
     return weights

@@ -31,7 +31,7 @@ from edge_sdk.training.formulas.evidence import concentration
 from edge_sdk.training.protocol.weights import load_weights, parted
 from server.training.recipe.partition import RhoTest, rho_tests
 from server.training.report.metrics import Score
-from server.training.simulation.build import World
+from server.training.run.run import Simulation
 
 Path = Literal["full", "exits", "gated", "backs"]
 Right = NDArray[np.bool_]
@@ -77,27 +77,27 @@ class ClientScore:
 
 
 class Evaluator:
-    """Measures a world as it is when asked.
+    """Measures a run as it is when asked.
 
     Args:
         rho: of clients' tests; None for the recipe's.
     """
 
-    def __init__(self, world: World, rho: float | None = None) -> None:
-        self._world = world
-        self._tests = _tests(world, world.recipe.evaluate.rho if rho is None else rho)
+    def __init__(self, run: Simulation, rho: float | None = None) -> None:
+        self._run = run
+        self._tests = _tests(run, run.recipe.evaluate.rho if rho is None else rho)
 
     def path(self, *, supervised: bool) -> Path:
         """What the global test set is put through: exits while the server has never supervised."""
-        method = self._world.method
+        method = self._run.method
         if method.server_step is not None and method.client.exit_head and not supervised:
             return "exits"
-        return "backs" if self._world.method.client.own_back else "full"
+        return "backs" if self._run.method.client.own_back else "full"
 
     def answers(self, *, supervised: bool) -> Path:
         """How clients get their answers."""
         path = self.path(supervised=supervised)
-        return "gated" if path != "exits" and self._world.method.share_exits else path
+        return "gated" if path != "exits" and self._run.method.share_exits else path
 
     def accuracy(self, *, supervised: bool) -> float:
         """On the global test set, by the path that was trained."""
@@ -117,11 +117,11 @@ class Evaluator:
 
     def exits(self) -> dict[int, float]:
         """Accuracy of exits on the global test set by depth: mean over the clients of a depth."""
-        if not self._world.method.client.exit_head:
+        if not self._run.method.client.exit_head:
             return {}
         by_depth: dict[int, list[float]] = {}
         for name, right in self._right_of_exits().items():
-            by_depth.setdefault(self._world.plans[name].depth, []).append(float(right.mean()))
+            by_depth.setdefault(self._run.plans[name].depth, []).append(float(right.mean()))
         return {depth: float(np.mean(each)) for depth, each in sorted(by_depth.items())}
 
     def clients(self, *, supervised: bool) -> list[ClientScore]:
@@ -143,21 +143,21 @@ class Evaluator:
         test = self._tests[name]
         return ClientScore(
             name,
-            self._world.plans[name].depth,
-            self._world.clients[name].samples,
+            self._run.plans[name].depth,
+            self._run.clients[name].samples,
             _score(right[test.id]),
             _score(right[test.ood]),
         )
 
     def _gated(self, name: str) -> ClientScore:
         """The client's own pair: exit below the threshold that is best for it, else the server."""
-        world, test = self._world, self._tests[name]
-        depth = world.plans[name].depth
+        run, test = self._run, self._tests[name]
+        depth = run.plans[name].depth
         rows = np.concatenate([test.id, test.ood])
-        labels = torch.from_numpy(world.y_test[rows])
+        labels = torch.from_numpy(run.y_test[rows])
         prefix, head = self._personalised(name)
         unsure, locally, remotely = [], [], []
-        entropy = world.method.gate == "entropy"
+        entropy = run.method.gate == "entropy"
         suffix = self._suffix(name)
         with _evaluating(suffix), _evaluating(prefix), _evaluating(head):
             for x in self._batches(rows):
@@ -171,12 +171,12 @@ class Evaluator:
             torch.cat(unsure).numpy(),
             own.numpy(),
             servers.numpy(),
-            (math.log(world.state.net.classes) if entropy else 1.0) / math.log(10),
+            (math.log(run.state.net.classes) if entropy else 1.0) / math.log(10),
         )
         return ClientScore(
             name,
             depth,
-            world.clients[name].samples,
+            run.clients[name].samples,
             _score(right[: len(test.id)]),
             _score(right[len(test.id) :]),
             threshold,
@@ -185,42 +185,42 @@ class Evaluator:
 
     def _suffix(self, name: str) -> nn.Module:
         """What answers where this client's exit does not: the server, or its own last layer."""
-        world, plan = self._world, self._world.plans[name]
-        suffix = world.state.trunk.suffix(plan.depth)
-        if not self._world.method.client.own_back:
+        run, plan = self._run, self._run.plans[name]
+        suffix = run.state.trunk.suffix(plan.depth)
+        if not self._run.method.client.own_back:
             return suffix
-        back = back_of(plan, world.clients[name].personal).to(world.device)
+        back = back_of(plan, run.clients[name].personal).to(run.device)
         return nn.Sequential(suffix.neck, back)
 
     def _personalised(self, name: str) -> tuple[nn.Module, nn.Module]:
         """A client's prefix and exit head, fine-tuned on its own data as the method says."""
-        world = self._world
-        client, plan = world.clients[name], world.plans[name]
+        run = self._run
+        client, plan = run.clients[name], run.plans[name]
         prefix, head = self._pair(name)
         key = [plan.seed, _FINETUNE, crc32(name.encode())]
         generator = np.random.default_rng(key)
         parameters = [*prefix.parameters(), *head.parameters()]
         # HARMONY, Eq. 5: plain SGD on mini-batches of own data
-        rate = world.method.finetune_rate or plan.learning_rate
+        rate = run.method.finetune_rate or plan.learning_rate
         optimiser = torch.optim.SGD(parameters, rate)
         prefix.train()
         head.train()
-        for _ in range(world.method.finetune_steps):
+        for _ in range(run.method.finetune_steps):
             rows = generator.permutation(client.samples)[: plan.batch]
-            x = torch.from_numpy(np.ascontiguousarray(client.x[rows])).to(world.device)
-            y = torch.from_numpy(client.y[rows]).to(world.device)
+            x = torch.from_numpy(np.ascontiguousarray(client.x[rows])).to(run.device)
+            y = torch.from_numpy(client.y[rows]).to(run.device)
             optimiser.zero_grad(set_to_none=True)
-            loss = exit_loss(plan, world.recipe.train.rounds, head(prefix(x)), y)
+            loss = exit_loss(plan, run.recipe.train.rounds, head(prefix(x)), y)
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             optimiser.step()
         return prefix, head
 
     def _pair(self, name: str) -> tuple[nn.Module, nn.Module]:
         """Copies of a client's prefix and exit head, as it would start the next round."""
-        world = self._world
-        client, plan, net = world.clients[name], world.plans[name], world.state.net
+        run = self._run
+        client, plan, net = run.clients[name], run.plans[name], run.state.net
         prefix, head = deepcopy(net.prefix(plan.depth)), deepcopy(net.exit_head(plan.depth))
-        sent = world.state.weights(plan.depth, whole=False, exit_head=world.method.share_exits)
+        sent = run.state.weights(plan.depth, whole=False, exit_head=run.method.share_exits)
         stages, own = parted(start_of(plan, sent, client.personal), plan.depth)
         load_weights(prefix, stages)
         if own:
@@ -229,15 +229,15 @@ class Evaluator:
 
     def _right_of_wholes(self) -> dict[str, Right]:
         """(n_test,) whether a client's prefix and the server together answer rightly, by client."""
-        world, found = self._world, dict[int, Right]()
+        run, found = self._run, dict[int, Right]()
         # where the server has no stages of its own, every cut is of one network
-        alike = world.state.trunk is world.state.net
-        depths = {name: 0 if alike else plan.depth for name, plan in world.plans.items()}
+        alike = run.state.trunk is run.state.net
+        depths = {name: 0 if alike else plan.depth for name, plan in run.plans.items()}
         for depth in sorted(set(depths.values())):
-            net = world.state.whole(depth) if depth else world.state.net
+            net = run.state.whole(depth) if depth else run.state.net
             with _evaluating(net):
                 answers = [net(x).argmax(1).cpu() for x in self._batches()]
-            found[depth] = torch.cat(answers).numpy() == world.y_test
+            found[depth] = torch.cat(answers).numpy() == run.y_test
         return {name: found[depth] for name, depth in depths.items()}
 
     def _right_of_exits(self) -> dict[str, Right]:
@@ -251,19 +251,22 @@ class Evaluator:
                     for name, head in heads.items():
                         answers[name].append(head(z).argmax(1).cpu())
             for name, each in answers.items():
-                right[name] = torch.cat(each).numpy() == self._world.y_test
-        return {name: right[name] for name in self._world.clients}
+                right[name] = torch.cat(each).numpy() == self._run.y_test
+        return {name: right[name] for name in self._run.clients}
 
     def _right_of_backs(self) -> dict[str, Right]:
         """The same for the whole network with each client's own last layer, by client."""
-        world, right = self._world, {}
-        for depth in sorted({plan.depth for plan in world.plans.values()}):
+        run, right = self._run, {}
+        for depth in sorted({plan.depth for plan in run.plans.values()}):
             backs: dict[str, nn.Module] = {
-                name: back_of(plan, world.clients[name].personal).to(world.device)
-                for name, plan in world.plans.items()
+                name: back_of(plan, run.clients[name].personal).to(run.device)
+                for name, plan in run.plans.items()
                 if plan.depth == depth
             }
-            front, middle = world.state.net.prefix(depth), world.state.trunk.suffix(depth).neck
+            front, middle = (
+                run.state.net.prefix(depth),
+                run.state.trunk.suffix(depth).neck,
+            )
             answers: dict[str, list[Tensor]] = {name: [] for name in backs}
             with _evaluating(front), _evaluating(middle):
                 for x in self._batches():
@@ -271,12 +274,12 @@ class Evaluator:
                     for name, back in backs.items():
                         answers[name].append(back(embeddings).argmax(1).cpu())
             for name, each in answers.items():
-                right[name] = torch.cat(each).numpy() == world.y_test
-        return {name: right[name] for name in world.clients}
+                right[name] = torch.cat(each).numpy() == run.y_test
+        return {name: right[name] for name in run.clients}
 
     def _exits(self) -> Iterator[tuple[nn.Module, dict[str, nn.Module]]]:
         """Prefixes with the exit heads on them; one prefix a depth where nobody has its own."""
-        plans = self._world.plans
+        plans = self._run.plans
         if any(plan.part.personal_share for plan in plans.values()):
             for name in plans:
                 prefix, head = self._pair(name)
@@ -284,37 +287,37 @@ class Evaluator:
             return
         for depth in sorted({plan.depth for plan in plans.values()}):
             names = [name for name, plan in plans.items() if plan.depth == depth]
-            prefix = self._world.state.net.prefix(depth)
+            prefix = self._run.state.net.prefix(depth)
             yield prefix, {name: self._pair(name)[1] for name in names}
 
     def _batches(self, rows: NDArray[np.int64] | None = None) -> Iterator[Tensor]:
         """The test inputs, or `rows` of them, in order."""
-        x: Array = self._world.x_test
+        x: Array = self._run.x_test
         count = len(x) if rows is None else len(rows)
         for at in range(0, count, BATCH):
             some = x[at : at + BATCH] if rows is None else x[rows[at : at + BATCH]]
-            yield torch.from_numpy(np.ascontiguousarray(some)).to(self._world.device)
+            yield torch.from_numpy(np.ascontiguousarray(some)).to(self._run.device)
 
 
-def _tests(world: World, rho: float) -> dict[str, RhoTest]:
+def _tests(run: Simulation, rho: float) -> dict[str, RhoTest]:
     """Every client's test samples.
 
     A client that lacks few classes has fewer OOD samples than rho asks for: then all there are.
     Where tests are the clients' own, rho is the share of their drift; 1 is as many as its own.
     """
-    if world.tests:
+    if run.tests:
         return {
             name: RhoTest(test.id, test.ood[: round(rho * len(test.id))])
-            for name, test in world.tests.items()
+            for name, test in run.tests.items()
         }
     tests = {}
-    for number, (name, client) in enumerate(world.clients.items()):
-        known = np.isin(world.y_test, np.unique(client.y))
+    for number, (name, client) in enumerate(run.clients.items()):
+        known = np.isin(run.y_test, np.unique(client.y))
         inside, outside = int(known.sum()), int((~known).sum())
         most = outside / inside if inside else 0.0
         everything = [np.arange(client.samples)]
-        seed = world.recipe.seed + number  # rho_tests keys its draw by the place in the list
-        (tests[name],) = rho_tests(client.y, everything, world.y_test, min(rho, most), seed)
+        seed = run.recipe.seed + number  # rho_tests keys its draw by the place in the list
+        (tests[name],) = rho_tests(client.y, everything, run.y_test, min(rho, most), seed)
     return tests
 
 

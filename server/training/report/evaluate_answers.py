@@ -19,10 +19,10 @@ from torch import nn
 from edge_sdk.training.client.auxiliary import Auxiliary, auxiliary_of
 from server.training.report.evaluate import BATCH
 from server.training.report.metrics import benign_rate, score
-from server.training.simulation.build import World
+from server.training.run.run import Simulation
 
 
-def auxiliary_report(world: World) -> dict[str, Any] | None:
+def auxiliary_report(run: Simulation) -> dict[str, Any] | None:
     """Accuracy of the auxiliary models on the global test set, and BMR if the recipe asks for it.
 
     Clients that have not taken part yet have none and are left out.
@@ -31,51 +31,51 @@ def auxiliary_report(world: World) -> dict[str, Any] | None:
     """
     accuracies: dict[str, float] = {}
     rates: list[float] = []
-    for name, model in _auxiliaries(world):
-        labels = answers(model, world)
-        accuracies[name] = score(labels, world.y_test).accuracy
-        rates.append(benign_rate(labels, world.y_test, world.recipe.data.malignant))
+    for name, model in _auxiliaries(run):
+        labels = answers(model, run)
+        accuracies[name] = score(labels, run.y_test).accuracy
+        rates.append(benign_rate(labels, run.y_test, run.recipe.data.malignant))
     if not accuracies:
         return None
     return {
         "accuracy": statistics.fmean(accuracies.values()),
-        "bmr": statistics.fmean(rates) if world.recipe.data.malignant else None,
+        "bmr": statistics.fmean(rates) if run.recipe.data.malignant else None,
         "each": accuracies,
     }
 
 
-def benign_rate_of(world: World) -> float:
+def benign_rate_of(run: Simulation) -> float:
     """BMR of the whole network on the global test set: the mean over the clients' cuts.
 
     NaN where the recipe names no malignant class, or the test set has none of them.
     """
-    malignant = world.recipe.data.malignant
-    depths = {plan.depth for plan in world.plans.values() if not plan.part.whole}
-    wholes = [world.state.whole(depth) for depth in sorted(depths)] or [world.state.net]
+    malignant = run.recipe.data.malignant
+    depths = {plan.depth for plan in run.plans.values() if not plan.part.whole}
+    wholes = [run.state.whole(depth) for depth in sorted(depths)] or [run.state.net]
     return statistics.fmean(
-        benign_rate(answers(whole, world), world.y_test, malignant) for whole in wholes
+        benign_rate(answers(whole, run), run.y_test, malignant) for whole in wholes
     )
 
 
-def answers(model: nn.Module, world: World) -> NDArray[np.int64]:
+def answers(model: nn.Module, run: Simulation) -> NDArray[np.int64]:
     """(n_test,) classes that a network from raw inputs to logits says of the global test set."""
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
     said = []
     with torch.no_grad():
-        for at in range(0, len(world.x_test), BATCH):
-            x = torch.from_numpy(np.ascontiguousarray(world.x_test[at : at + BATCH]))
-            said.append(model(x.to(world.device)).argmax(1).cpu())
+        for at in range(0, len(run.x_test), BATCH):
+            x = torch.from_numpy(np.ascontiguousarray(run.x_test[at : at + BATCH]))
+            said.append(model(x.to(run.device)).argmax(1).cpu())
     for part, training in modes:
         part.training = training
     labels: NDArray[np.int64] = torch.cat(said).numpy()
     return labels
 
 
-def _auxiliaries(world: World) -> Iterator[tuple[str, Auxiliary]]:
-    for name, client in world.clients.items():
-        plan = world.plans[name]
+def _auxiliaries(run: Simulation) -> Iterator[tuple[str, Auxiliary]]:
+    for name, client in run.clients.items():
+        plan = run.plans[name]
         if plan.part.distil is not None:
-            model = auxiliary_of(plan).to(world.device)
+            model = auxiliary_of(plan).to(run.device)
             if model.load(client.personal):
                 yield name, model

@@ -13,13 +13,13 @@ import statistics
 from typing import Any, Final
 
 from server.training.report.evaluate import Evaluator
-from server.training.simulation.build import World
+from server.training.run.run import Simulation
 
 # drift, as a share of a client's own test samples
 _SIDES: Final = {"without_drift": 0.0, "with_drift": 1.0}
 
 
-def drift_report(world: World, *, supervised: bool) -> dict[str, Any] | None:
+def drift_report(run: Simulation, *, supervised: bool) -> dict[str, Any] | None:
     """Accuracy with and without drift, whatever the recipe's own `rho` is.
 
     Args:
@@ -27,14 +27,14 @@ def drift_report(world: World, *, supervised: bool) -> dict[str, Any] | None:
     Returns: None where all clients are tested on samples of one common test set: nobody else's
         data are apart there (`split = "local"` deals them out).
     """
-    if not world.tests:
+    if not run.tests:
         return None
     each = {}
     for word, rho in _SIDES.items():
-        scores = Evaluator(world, rho).clients(supervised=supervised)
+        scores = Evaluator(run, rho).clients(supervised=supervised)
         each[word] = {c.client: (c.inside + c.outside).accuracy for c in scores}
     return {word: statistics.fmean(found.values()) for word, found in each.items()} | {
         "each": {
-            client: {word: found[client] for word, found in each.items()} for client in world.tests
+            client: {word: found[client] for word, found in each.items()} for client in run.tests
         }
     }

@@ -1,10 +1,10 @@
-"""A run on disk: after each round one file with all that the next one depends on.
+"""Checkpoints: after each round one file with all that the next round depends on.
 
 A checkpoint is a safetensors file: the global weights, the server's momentum, the method's memory,
-what was seen of clients and what they keep to themselves, and as JSON in its metadata the recipe,
-the clients' depths and the rounds so far.
-It is written whole or not at all, and the one before stays beside it. Nothing is pickled. What is
-drawn at random is keyed by seed, round and client, so there is no generator to save.
+what was seen of clients and the weights they keep to themselves, and as JSON in its metadata the
+recipe, the clients' depths and the rounds so far.
+It is written whole or not at all, and the one before it stays. Nothing is pickled. Random draws are
+keyed by seed, round and client, so there is no generator to save.
 
     folder/checkpoints/round-000012.safetensors
     folder/checkpoints/round-000013.safetensors
@@ -26,11 +26,9 @@ from torch import Tensor
 
 from edge_sdk.durable import make_folder, sync_folder, write_atomic
 from edge_sdk.errors import ConfigurationError, FrameError, StorageError
-from server.training.simulation.build import World
+from server.training.run.run import Row, Run
 
 logger = logging.getLogger(__name__)
-
-Row = dict[str, Any]
 
 KEPT: Final = 2
 FORMAT: Final = 3
@@ -42,12 +40,12 @@ class Checkpoint:
     """A run after a round.
 
     Attributes:
-        recipe: as `Recipe.to_dict` has it.
+        recipe: from `Recipe.to_dict`.
         rows: the report's rounds so far, the last one's number is `round`.
-        depths: by client; they stay as they were when it began to train.
-        loop: what was under way.
+        depths: by client; they stay the same for the whole run.
+        loop: what the round loop keeps from one round to the next (its `state_dict`).
         tensors: by `net/NAME`, `momentum/STAGE/PLACE`, `memory/NAME`, `seen/NAME`,
-            `client/CLIENT/NAME` and `engine/...`, what is under way.
+            `client/CLIENT/NAME` and `engine/NAME`, the loop's.
     """
 
     round: int
@@ -57,73 +55,109 @@ class Checkpoint:
     loop: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
 
-    def restore(self, world: World) -> None:
-        """Put everything back into a world built from the same recipe.
+    def restore(self, run: Run) -> None:
+        """Restore a run that was built from the same recipe.
 
         Raises: FrameError where the tensors do not fit it.
         """
-        world.state.write(self._part("net/"))
+        run.state.write(self._part("net/"))
         momentum = {}
         for key, tensor in self._part("momentum/").items():
             stage, _, place = key.partition("/")
             momentum[int(stage), int(place)] = tensor
-        world.state.set_momentum(momentum)
-        world.state.memory = {k: t.to(world.device) for k, t in self._part("memory/").items()}
-        world.state.seen = self._part("seen/")
+        run.state.set_momentum(momentum)
+        run.state.memory = {k: t.to(run.device) for k, t in self._part("memory/").items()}
+        run.state.seen = self._part("seen/")
+        personal = run.personal()
         for key, tensor in self._part("client/").items():
             name, _, weight = key.partition("/")
-            if name not in world.clients:
+            if name not in personal:
                 raise FrameError(f"checkpoint: client {name}: the recipe has no such client")
-            world.clients[name].personal[weight] = tensor.to(world.device)
-        begun = {k: t.to(world.device) for k, t in self._part("engine/").items()}
-        world.loop.load_state_dict(self.loop, begun)
+            personal[name][weight] = tensor.to(run.device)
+        kept = {k: t.to(run.device) for k, t in self._part("engine/").items()}
+        run.loop.load_state_dict(self.loop, kept)
 
     def _part(self, start: str) -> dict[str, Tensor]:
         found = {k.removeprefix(start): t for k, t in self.tensors.items() if k.startswith(start)}
         return dict(sorted(found.items()))
 
 
-def save_checkpoint(folder: Path, world: World, rows: list[Row]) -> Path:
+def find_checkpoint(folder: Path, *, resume: bool, otherwise: str) -> Checkpoint | None:
+    """The checkpoint that a run in `folder` continues from; None for a run that starts.
+
+    Args:
+        otherwise: what to do instead of resuming, for the message.
+    Raises: ConfigurationError where a new run would overwrite an unfinished one; StorageError if
+        there are checkpoints and all are damaged.
+    """
+    checkpoint = latest_checkpoint(folder)
+    if checkpoint is None or resume:
+        return checkpoint
+    rounds = checkpoint.recipe["train"]["rounds"]
+    if checkpoint.round < rounds:
+        raise ConfigurationError(
+            f"{folder}: holds a run that stopped after round {checkpoint.round} of {rounds}; add"
+            f" --resume to go on, or {otherwise}"
+        )
+    return None
+
+
+def continue_run(folder: Path, run: Run, checkpoint: Checkpoint | None) -> list[Row]:
+    """Restore a run from its checkpoint; without one, discard those of a finished run.
+
+    Returns: the rows of the rounds so far.
+    Raises: ConfigurationError where the recipe has changed; FrameError where the tensors do not
+        fit it.
+    """
+    if checkpoint is None:
+        discard(folder)
+        return []
+    check_same_recipe(checkpoint, run)
+    checkpoint.restore(run)
+    prune(folder)  # a kill may have come between writing one and removing another
+    return checkpoint.rows
+
+
+def save_checkpoint(folder: Path, run: Run, rows: list[Row]) -> Path:
     """Write the run as it is after its last row, and remove all but the newest two.
 
     Raises: StorageError; the checkpoint before stays.
     """
-    tensors = {f"net/{name}": tensor for name, tensor in world.state.read().items()}
-    for (stage, place), tensor in world.state.momentum().items():
+    tensors = {f"net/{name}": tensor for name, tensor in run.state.read().items()}
+    for (stage, place), tensor in run.state.momentum().items():
         tensors[f"momentum/{stage}/{place}"] = tensor
-    tensors |= {f"memory/{name}": tensor for name, tensor in world.state.memory.items()}
-    tensors |= {f"seen/{name}": tensor for name, tensor in world.state.seen.items()}
-    for client in world.clients.values():
-        tensors |= {f"client/{client.name}/{key}": t for key, t in client.personal.items()}
-    loop, begun = world.loop.state_dict()
-    tensors |= {f"engine/{name}": tensor for name, tensor in begun.items()}
-    said = {
+    tensors |= {f"memory/{name}": tensor for name, tensor in run.state.memory.items()}
+    tensors |= {f"seen/{name}": tensor for name, tensor in run.state.seen.items()}
+    for name, personal in run.personal().items():
+        tensors |= {f"client/{name}/{key}": tensor for key, tensor in personal.items()}
+    loop, kept = run.loop.state_dict()
+    tensors |= {f"engine/{name}": tensor for name, tensor in kept.items()}
+    metadata = {
         "format": FORMAT,
-        "recipe": world.recipe.to_dict(),
-        "depths": {name: plan.depth for name, plan in world.plans.items()},
+        "recipe": run.recipe.to_dict(),
+        "depths": {name: plan.depth for name, plan in run.plans.items()},
         "engine": loop,
         "rows": rows,
     }
     raw = save(
         {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-        metadata={"run": orjson.dumps(said).decode()},
+        metadata={"run": orjson.dumps(metadata).decode()},
     )
-    place_of = _folder(folder)
-    make_folder(place_of)
-    path = place_of / f"round-{rows[-1]['round']:06}.safetensors"
+    make_folder(_folder(folder))
+    path = _folder(folder) / f"round-{rows[-1]['round']:06}.safetensors"
     write_atomic(path, raw)
     prune(folder)
     return path
 
 
 def prune(folder: Path) -> None:
-    """Remove all but the newest two."""
+    """Remove all checkpoints but the newest two."""
     for old in _found(folder)[KEPT:]:
         old.unlink()
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is sound; None where there has been none.
+    """The newest checkpoint that can be read; None where there is none.
 
     Raises: StorageError if there are checkpoints and all are damaged.
     """
@@ -136,29 +170,29 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
     if found:
         raise StorageError(
             f"{_folder(folder)}: expected a checkpoint that can be read, found {len(found)} that"
-            " cannot; remove the folder to begin anew"
+            " cannot; remove the folder to start again"
         )
     return None
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read one.
+    """Read a checkpoint.
 
     Raises: FrameError naming the file and what is wrong with it.
     """
     try:
         raw = path.read_bytes()
         header = orjson.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-        said = orjson.loads(header["__metadata__"]["run"])
-        if said["format"] != FORMAT:
-            raise FrameError(f"{path}: expected format {FORMAT}, got {said['format']}")
-        rows = said["rows"]
+        metadata = orjson.loads(header["__metadata__"]["run"])
+        if metadata["format"] != FORMAT:
+            raise FrameError(f"{path}: expected format {FORMAT}, got {metadata['format']}")
+        rows = metadata["rows"]
         return Checkpoint(
             rows[-1]["round"],
-            said["recipe"],
+            metadata["recipe"],
             rows,
-            said["depths"],
-            said["engine"],
+            metadata["depths"],
+            metadata["engine"],
             load(raw),
         )
     except (OSError, SafetensorError, ValueError, KeyError, IndexError, TypeError) as err:
@@ -166,19 +200,19 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def discard(folder: Path) -> None:
-    """Remove the checkpoints, the newest first: what is left is never newer than what has gone."""
+    """Remove the checkpoints, the newest first, so that a kill leaves older ones only."""
     for path in _found(folder):
         path.unlink()
     if _folder(folder).is_dir():
         sync_folder(_folder(folder))
 
 
-def check_same_recipe(checkpoint: Checkpoint, world: World) -> None:
-    """See that a run goes on as it began; only more rounds may be asked for.
+def check_same_recipe(checkpoint: Checkpoint, run: Run) -> None:
+    """Check that a run continues by the recipe it began with; only the rounds may differ.
 
     Raises: ConfigurationError naming what differs.
     """
-    then, now = _comparable(checkpoint.recipe), _comparable(world.recipe.to_dict())
+    then, now = _comparable(checkpoint.recipe), _comparable(run.recipe.to_dict())
     differing = sorted(key for key in then | now if then.get(key) != now.get(key))
     if differing:
         key = differing[0]
@@ -189,7 +223,7 @@ def check_same_recipe(checkpoint: Checkpoint, world: World) -> None:
 
 
 def _comparable(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """By dotted name and as JSON has it, without what may change: rounds, and where the data is."""
+    """The recipe by dotted name, as in JSON, without what may change: rounds and data folder."""
     flat: dict[str, Any] = {}
     for key, value in orjson.loads(orjson.dumps(dict(recipe))).items():
         if isinstance(value, dict):
@@ -204,7 +238,7 @@ def _folder(folder: Path) -> Path:
 
 
 def _found(folder: Path) -> list[Path]:
-    """The newest first."""
+    """Checkpoint files, the newest first."""
     entries = _folder(folder).iterdir() if _folder(folder).is_dir() else []
     numbered = [(int(m[1]), path) for path in entries if (m := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(numbered, reverse=True)]

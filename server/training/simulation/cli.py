@@ -64,8 +64,8 @@ def simulate(
         import torch
 
         from server.training.recipe.recipe import load_recipe
+        from server.training.report.report import write_report
         from server.training.simulation.run import simulate as run
-        from server.training.simulation.run import write_report
 
     torch.set_num_threads(threads)
     plan = _changed(load_recipe(recipe), seed, data)

@@ -23,7 +23,7 @@ from profiles.energy import EnergyMeter, PowerModel
 from server.training.recipe.recipe import read_recipe
 from server.training.report.device_scores import ask_scores, energy_of, scores_fault, summarise
 from server.training.rounds.traffic import TrafficCounter
-from server.training.simulation.build import build_world
+from server.training.simulation.build import build_simulation
 
 DATA = load_dataset("digits")
 X, Y = DATA.x_test[:150], DATA.y_test[:150]
@@ -132,7 +132,7 @@ def test_device_without_held_out_samples_says_so_and_a_round_under_way_goes_on(o
 
 
 def test_real_devices_scores_are_those_of_the_simulation(make_trainer: Callable[..., Any]) -> None:
-    world = build_world(read_recipe(RECIPE))
+    world = build_simulation(read_recipe(RECIPE))
     names = list(world.clients)
     for at, device in enumerate(world.clients.values()):
         device.held_out = (X[at::2], Y[at::2])

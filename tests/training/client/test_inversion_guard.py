@@ -33,7 +33,8 @@ from server.training.recipe.recipe import read_recipe
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundSettings
 from server.training.rounds.transport import LocalTransport, Transport
-from server.training.simulation.build import build_network, build_world, load_data
+from server.training.run.build import build_network, load_data
+from server.training.simulation.build import build_simulation
 
 RATE = 0.1
 
@@ -234,7 +235,7 @@ def recipe(**numbers: Any) -> dict[str, Any]:
 
 
 def test_a_recipe_narrows_the_cut_of_all_clients() -> None:
-    world = build_world(read_recipe(recipe()))
+    world = build_simulation(read_recipe(recipe()))
     assert world.state.shape_at(2) == (4, 4, 4)
     result = world.loop.run_round(1, 0)
     assert result.merged

@@ -26,7 +26,7 @@ from edge_sdk.training.protocol.weights import read_weights
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import Evaluator
 from server.training.rounds.reply_checks import shapes_fault
-from server.training.simulation.build import build_world
+from server.training.simulation.build import build_simulation
 
 CLASSES, BATCH, RATE = 4, 6, 0.05
 
@@ -158,7 +158,7 @@ def test_parts_that_no_client_can_do_are_refused(part: dict[str, Any], said: str
 
 def test_an_evidential_gate_goes_by_vacuity() -> None:
     """Exits with no evidence at all but for class 0, of which they have much: N / S by hand."""
-    world = build_world(
+    world = build_simulation(
         read_recipe(
             {
                 "method": "multi-exit",

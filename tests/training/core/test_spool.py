@@ -18,7 +18,8 @@ from edge_sdk.training.protocol.messages import Update, Weights
 from server.training.core.spool import Spool
 from server.training.core.weighted_mean import Contribution, merge
 from server.training.recipe.recipe import read_recipe
-from server.training.simulation.build import World, build_world
+from server.training.run.run import Simulation
+from server.training.simulation.build import build_simulation
 
 BASE: dict[str, Any] = {
     "data": {"name": "digits", "clients": 5, "train_max": 200, "test_max": 50},
@@ -33,11 +34,13 @@ BASE: dict[str, Any] = {
 }
 
 
-def world(method: str, folder: Path | None = None, **settings: Any) -> World:
-    return build_world(read_recipe({"method": method, "round": settings} | BASE), folder=folder)
+def world(method: str, folder: Path | None = None, **settings: Any) -> Simulation:
+    return build_simulation(
+        read_recipe({"method": method, "round": settings} | BASE), folder=folder
+    )
 
 
-def weights(world: World) -> Weights:
+def weights(world: Simulation) -> Weights:
     for number in (1, 2):
         assert world.loop.run_round(number, 0).merged
     return world.state.read()

@@ -22,7 +22,8 @@ from server.training.recipe.recipe import read_recipe
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport, Transport
-from server.training.simulation.build import World, build_world
+from server.training.run.run import Simulation
+from server.training.simulation.build import build_simulation
 
 FLEET = 10
 
@@ -206,8 +207,8 @@ class Attackers:
         return {name: self._change(name, reply) for name, reply in replies.items()}
 
 
-def world(**round_numbers: Any) -> World:
-    return build_world(
+def world(**round_numbers: Any) -> Simulation:
+    return build_simulation(
         read_recipe(
             {
                 "method": "fedavg",
@@ -225,7 +226,7 @@ def world(**round_numbers: Any) -> World:
     )
 
 
-def run(here: World, change: Change | None = None, rounds: int = 1) -> list[RoundResult]:
+def run(here: Simulation, change: Change | None = None, rounds: int = 1) -> list[RoundResult]:
     transport: Transport = LocalTransport(here.clients)
     if change is not None:
         transport = Attackers(transport, change)
@@ -233,7 +234,7 @@ def run(here: World, change: Change | None = None, rounds: int = 1) -> list[Roun
     return [engine.run_round(number, 0) for number in range(1, rounds + 1)]
 
 
-def pulling(here: World, factor: float, bad: set[str]) -> Change:
+def pulling(here: Simulation, factor: float, bad: set[str]) -> Change:
     """Bad clients send their own change times `factor`."""
 
     def change(name: str, reply: Reply) -> Reply:

@@ -44,7 +44,7 @@ from edge_sdk.training.protocol.messages import (
 from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
 from server.settings import Address
 from server.training.core.server_state import ServerState, ServerTraining
-from server.training.fleet.trainer import TrainerSettings
+from server.training.fleet.settings import TrainerSettings
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.supersfl import supersfl
 from server.training.rounds.loop import RoundLoop

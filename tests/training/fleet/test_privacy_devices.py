@@ -19,10 +19,11 @@ from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
 from server.settings import Address
 from server.training.fleet import trainer
+from server.training.fleet.settings import TrainerSettings
 from server.training.fleet.started_rounds import BegunRounds
 from server.training.recipe.recipe import read_recipe
+from server.training.run.build import load_data
 from server.training.run.checkpoint import save_checkpoint
-from server.training.simulation.build import load_data
 
 NAMES = ("pi-0", "pi-1")
 PROFILE: dict[str, Any] = {
@@ -83,7 +84,7 @@ def training(tmp_path: Path, free_port: int) -> Iterator[Any]:
 
     def run(*, resume: bool = False) -> dict[str, Any]:
         address = Address("127.0.0.1", free_port)
-        settings = trainer.TrainerSettings(tmp_path, "run", address, join_s=30, resume=resume)
+        settings = TrainerSettings(tmp_path, "run", address, join_s=30, resume=resume)
         return trainer.train(RECIPE, settings, say=print, on_round=print)
 
     yield run
@@ -118,7 +119,7 @@ def test_what_a_killed_round_gave_away_counts(
         return save_checkpoint(folder, world, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr("server.training.fleet.trainer.save_checkpoint", killed)
+        patch.setattr("server.training.run.record.save_checkpoint", killed)
         with pytest.raises(KilledError):
             training()
     with (tmp_path / "training" / "run" / "begun.jsonl").open("ab") as file:

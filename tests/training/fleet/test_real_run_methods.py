@@ -27,8 +27,8 @@ from server.training.core.server_state import ServerState
 from server.training.recipe.recipe import Recipe, read_recipe
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.transport import LocalTransport
+from server.training.run.build import build_network, load_data, plan_of, server_state
 from server.training.run.checkpoint import Checkpoint, read_checkpoint
-from server.training.simulation.build import build_network, load_data, plan_of, server_state
 
 NAMES: Final = ("pi-0", "pi-1")
 SAMPLES: Final = 160

@@ -22,11 +22,12 @@ from edge_sdk.training.protocol.plan import network_of
 from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
 from server.settings import Address
-from server.training.fleet.trainer import TrainerSettings, train
+from server.training.fleet.settings import TrainerSettings
+from server.training.fleet.trainer import train
 from server.training.recipe.recipe import Recipe, read_recipe
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.transport import LocalTransport
-from server.training.simulation.build import build_network, load_data, plan_of, server_state
+from server.training.run.build import build_network, load_data, plan_of, server_state
 
 RECIPE = """
 method = "splitfed-v1"

@@ -25,7 +25,7 @@ from server.training.fleet.mailbox import Mailbox
 from server.training.methods.splitfed import splitfed_v1
 from server.training.recipe.recipe import read_recipe
 from server.training.rounds.loop import RoundLoop
-from server.training.simulation.build import load_data, plan_of
+from server.training.run.build import load_data, plan_of
 
 RECIPE = {
     "method": "splitfed-v1",

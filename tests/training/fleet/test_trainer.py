@@ -21,7 +21,8 @@ from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
 from server.settings import Address
 from server.tokens import create_token
-from server.training.fleet.trainer import TrainerSettings, choose_depths, train
+from server.training.fleet.settings import TrainerSettings
+from server.training.fleet.trainer import choose_depths, train
 from server.training.recipe.recipe import read_recipe
 
 RECIPE = """

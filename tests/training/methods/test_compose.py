@@ -10,8 +10,9 @@ import torch
 
 from edge_sdk.errors import ConfigurationError
 from server.training.recipe.recipe import METHODS, Recipe, read_recipe
-from server.training.simulation.build import build_world
-from server.training.simulation.run import report_of, run_rounds
+from server.training.report.report import report_of
+from server.training.simulation.build import build_simulation
+from server.training.simulation.run import run_rounds
 
 
 def recipe_of(method: str, **more: Any) -> Recipe:
@@ -51,7 +52,7 @@ def test_a_method_with_all_its_parts_from_itself_is_itself() -> None:
 
 
 def same_weights(*recipes: Recipe) -> None:
-    worlds = [build_world(recipe) for recipe in recipes]
+    worlds = [build_simulation(recipe) for recipe in recipes]
     for world in worlds:
         list(run_rounds(world, []))
     one, other = (world.state.read() for world in worlds)
@@ -85,7 +86,7 @@ def test_alignment_changes_what_the_server_learns_and_no_clients_step_of_the_rou
     aligned = recipe_of(base, train=once, parts={"align": "harmony"})
     if base == "splitfed-v2":  # in turn: the next client's gradient comes through what was aligned
         one, aligned = (replace(r, data=replace(r.data, clients=1)) for r in (one, aligned))
-    worlds = [build_world(one), build_world(aligned)]
+    worlds = [build_simulation(one), build_simulation(aligned)]
     for world in worlds:
         list(run_rounds(world, []))
     plain, ours = (world.state.read() for world in worlds)
@@ -103,7 +104,7 @@ def test_alignment_changes_what_the_server_learns_and_no_clients_step_of_the_rou
 def test_splitgp_with_harmonys_alignment_trains() -> None:
     """SplitGP + CSA, of HARMONY's Fig. 4."""
     row = recipe_of("splitgp", method_numbers={"personal_share": 0.9}, parts={"align": "harmony"})
-    world = build_world(row)
+    world = build_simulation(row)
     rows: list[dict[str, Any]] = []
     list(run_rounds(world, rows))
     assert rows[-1]["participants"] == list(world.clients)
@@ -124,7 +125,7 @@ def test_the_combination_that_was_asked_for_trains_and_answers(adjust: str) -> N
             "gate": "besplit",
         },
     )
-    world = build_world(recipe)
+    world = build_simulation(recipe)
     assert world.method.name == "supersfl + besplit gate + scala server + harmony align"
     rows: list[dict[str, Any]] = []
     list(run_rounds(world, rows))
@@ -164,7 +165,7 @@ def test_exits_behind_an_evidential_gate_learn_evidence() -> None:
     ],
 )
 def test_clients_that_judge_go_with_any_server_that_asks_it(base: str, parts: Any) -> None:
-    world = build_world(recipe_of(base, parts=parts))
+    world = build_simulation(recipe_of(base, parts=parts))
     rows: list[dict[str, Any]] = []
     list(run_rounds(world, rows))
     assert rows[-1]["participants"] == list(world.clients)
@@ -176,7 +177,7 @@ TRAIN = {"backbone": "tiny", "rounds": 2, "learning_rate": 0.05, "batch": 20, "i
 
 
 def test_a_combination_trains() -> None:
-    world = build_world(recipe_of("supersfl", parts={"server": "minibatch-sfl"}))
+    world = build_simulation(recipe_of("supersfl", parts={"server": "minibatch-sfl"}))
     rows: list[dict[str, Any]] = []
     list(run_rounds(world, rows))
     assert rows[-1]["supervised"]

@@ -39,7 +39,7 @@ from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport
 from server.training.run.checkpoint import latest_checkpoint, save_checkpoint
-from server.training.simulation.build import build_world
+from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
 CLASSES, RATE = 3, 0.1
@@ -519,22 +519,22 @@ def test_rounds_need_to_be_counted_in_batches() -> None:
     data = recipe()
     del data["train"]["iterations"]
     with pytest.raises(ConfigurationError, match=r"expected iterations"):
-        build_world(read_recipe(data))
+        build_simulation(read_recipe(data))
 
 
 @pytest.mark.parametrize("numbers", [{}, {"bottleneck": 4, "inversion": 0.3}], ids=["plain", "pe"])
 def test_a_run_goes_on_from_a_checkpoint_to_the_same_bits(
     tmp_path: Path, numbers: dict[str, Any]
 ) -> None:
-    whole = build_world(read_recipe(recipe(**numbers)))
+    whole = build_simulation(read_recipe(recipe(**numbers)))
     list(run_rounds(whole, []))
 
-    first = build_world(read_recipe(recipe(**numbers)))
+    first = build_simulation(read_recipe(recipe(**numbers)))
     rows: list[Any] = []
     rounds = run_rounds(first, rows)
     next(rounds)
     save_checkpoint(tmp_path, first, rows)
-    second = build_world(read_recipe(recipe(**numbers)))
+    second = build_simulation(read_recipe(recipe(**numbers)))
     checkpoint = latest_checkpoint(tmp_path)
     assert checkpoint is not None
     checkpoint.restore(second)

@@ -27,7 +27,7 @@ from server.training.recipe.recipe import read_recipe
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport
-from server.training.simulation.build import build_world
+from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
 LOSSY = [codec for codec in get_args(UpdateCodec) if codec != "fp32"]
@@ -152,7 +152,7 @@ def test_recipe_names_the_codec_and_its_rows_say_what_it_cost() -> None:
         "train": {"backbone": "tiny", "rounds": 1, "learning_rate": 0.1, "batch": 16, "depth": 3}
         | {"update_codec": "synthetic", "update_samples": 4, "update_steps": 20},
     }
-    world = build_world(read_recipe(data))
+    world = build_simulation(read_recipe(data))
     (row,) = run_rounds(world, [])
     coding = row["update_coding"]
     # four inputs of 64 and targets of 10 in half precision, six lengths

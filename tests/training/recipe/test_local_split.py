@@ -15,7 +15,8 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.data.load import load_dataset
 from server.training.recipe.recipe import Recipe, read_recipe
 from server.training.report.evaluate import Evaluator
-from server.training.simulation.build import World, build_world
+from server.training.run.run import Simulation
+from server.training.simulation.build import build_simulation
 
 
 def recipe_of(
@@ -46,15 +47,15 @@ def recipe_of(
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return build_world(recipe_of())
+def world() -> Simulation:
+    return build_simulation(recipe_of())
 
 
 def images(rows: Iterable[Any]) -> Counter[bytes]:
     return Counter(row.tobytes() for row in rows)
 
 
-def test_both_sets_are_dealt_out_together_and_none_of_it_twice(world: World) -> None:
+def test_both_sets_are_dealt_out_together_and_none_of_it_twice(world: Simulation) -> None:
     digits = load_dataset("digits")
     everything = images(digits.x_train) + images(digits.x_test)
     size = (len(digits.y_train) + len(digits.y_test)) // 5
@@ -69,7 +70,7 @@ def test_both_sets_are_dealt_out_together_and_none_of_it_twice(world: World) -> 
     assert dealt.total() == 5 * (size - round(0.2 * size))
 
 
-def test_labels_stay_with_their_samples(world: World) -> None:
+def test_labels_stay_with_their_samples(world: Simulation) -> None:
     digits = load_dataset("digits")
     label = {
         x.tobytes(): y
@@ -81,7 +82,9 @@ def test_labels_stay_with_their_samples(world: World) -> None:
     assert [label[x.tobytes()] for x in world.x_test] == world.y_test.tolist()
 
 
-def test_own_tests_are_of_the_client_s_classes_and_drift_is_of_the_others(world: World) -> None:
+def test_own_tests_are_of_the_client_s_classes_and_drift_is_of_the_others(
+    world: Simulation,
+) -> None:
     places = [set(test.id.tolist()) for test in world.tests.values()]
     assert not set.intersection(*places)
     for name, test in world.tests.items():
@@ -97,13 +100,13 @@ def test_own_tests_are_of_the_client_s_classes_and_drift_is_of_the_others(world:
 
 @pytest.mark.parametrize(("rho", "share"), [(0.0, 0.0), (0.5, 0.5), (1.0, 1.0)])
 def test_rho_is_the_share_of_drift(rho: float, share: float) -> None:
-    found = build_world(recipe_of(rho=rho))
+    found = build_simulation(recipe_of(rho=rho))
     for client in Evaluator(found).clients(supervised=True):
         assert client.outside.samples == round(share * client.inside.samples)
 
 
-def test_the_same_seed_deals_alike_and_another_does_not(world: World) -> None:
-    again, other = build_world(world.recipe), build_world(replace(world.recipe, seed=1))
+def test_the_same_seed_deals_alike_and_another_does_not(world: Simulation) -> None:
+    again, other = build_simulation(world.recipe), build_simulation(replace(world.recipe, seed=1))
     assert all(
         np.array_equal(again.tests[name].ood, test.ood) for name, test in world.tests.items()
     )
@@ -115,7 +118,7 @@ def test_a_split_there_is_none_of_is_refused() -> None:
         recipe_of(split="own")
 
 
-def test_depths_are_given_in_turn_and_not_beside_one_depth(world: World) -> None:
+def test_depths_are_given_in_turn_and_not_beside_one_depth(world: Simulation) -> None:
     assert [plan.depth for plan in world.plans.values()] == [1, 2, 4, 1, 2]
     train = {"backbone": "tiny", "rounds": 1, "learning_rate": 0.1, "batch": 4}
     data = {"name": "digits", "clients": 2}
@@ -127,11 +130,11 @@ def test_depths_are_given_in_turn_and_not_beside_one_depth(world: World) -> None
             read_recipe({"method": "fedavg", "data": data, "train": train | more})
     recipe = read_recipe({"method": "splitgp", "data": data, "train": train | {"depths": [1, 9]}})
     with pytest.raises(ConfigurationError, match=r"expected one of tiny's cuts, .*; got 9"):
-        build_world(recipe)
+        build_simulation(recipe)
 
 
 def test_what_is_served_is_the_deepest_clients_network() -> None:
-    found = build_world(recipe_of("harmony"))
+    found = build_simulation(recipe_of("harmony"))
     found.loop.run_round(1, 0)
     x = torch.from_numpy(found.x_test[:20])
     with torch.no_grad():
@@ -146,12 +149,12 @@ def test_what_is_served_is_the_deepest_clients_network() -> None:
         assert torch.equal(one.suffix(1)(found.state.net.prefix(1)(x)), served)
 
 
-def test_a_network_trained_on_both_sides_is_served_as_it_is(world: World) -> None:
+def test_a_network_trained_on_both_sides_is_served_as_it_is(world: Simulation) -> None:
     assert world.state.merged_network(2) is world.state.net
 
 
 def test_offloaded_samples_are_answered_by_the_client_s_own_last_layer() -> None:
-    found = build_world(recipe_of("harmony", numbers={"head": "client", "finetune_steps": 0}))
+    found = build_simulation(recipe_of("harmony", numbers={"head": "client", "finetune_steps": 0}))
     with torch.no_grad():  # exits that know nothing: entropy ln 10 is above every threshold
         for depth in found.state.net.cuts:
             for parameter in found.state.net.exit_head(depth).parameters():

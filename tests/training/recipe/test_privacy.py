@@ -38,11 +38,12 @@ from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.splitlpf import splitlpf
 from server.training.recipe.privacy import NOISED, Mechanism, PrivacySettings, epsilon, guarded
 from server.training.recipe.recipe import METHODS, read_recipe
+from server.training.report.report import report_of
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport
-from server.training.simulation.build import build_world
-from server.training.simulation.run import report_of, run_rounds
+from server.training.simulation.build import build_simulation
+from server.training.simulation.run import run_rounds
 
 KEY = noise_key(7, "a", 1, 0)
 DEPTH = 2
@@ -255,7 +256,7 @@ def recipe(method: str, privacy: dict[str, Any], **train: Any) -> dict[str, Any]
 
 
 def privacy_in(data: dict[str, Any]) -> Any:
-    world = build_world(read_recipe(data))
+    world = build_simulation(read_recipe(data))
     rows: list[Any] = []
     for _ in run_rounds(world, rows):
         pass
@@ -347,7 +348,7 @@ def test_exit_heads_of_clients_are_no_part_of_a_noised_update() -> None:
 def test_batch_norm_is_refused_under_noise() -> None:
     data = recipe("fedavg", {"update_clip": 1.0, "update_sigma": 1.0}, backbone="resnet18")
     with pytest.raises(ConfigurationError, match="group"):
-        build_world(read_recipe(data))
+        build_simulation(read_recipe(data))
 
 
 def test_second_view_is_refused_under_noise() -> None:

@@ -13,7 +13,7 @@ from server.training.recipe.recipe import Recipe, read_recipe
 from server.training.report.cost import answer_latency, training_cost
 from server.training.report.device_scores import DeviceScore, fleet_energy
 from server.training.report.metrics import Score
-from server.training.simulation.build import build_world
+from server.training.simulation.build import build_simulation
 from server.training.simulation.run import simulate
 
 
@@ -36,7 +36,7 @@ def recipe_of(method: str, depth: int = 2, **numbers: Any) -> Recipe:
 
 def test_latency_is_harmonys_model_of_the_parameters_on_each_side() -> None:
     """`tiny` cut at 2: prefix 1,248, head 650, 16 channels, 34,282 - 1,248 behind (docs)."""
-    world = build_world(recipe_of("splitgp"))
+    world = build_simulation(recipe_of("splitgp"))
     first, second = world.plans
     said = answer_latency(world, {first: 100, second: 50}, {first: 1.0, second: 0.25})
     suffix = 34_282 - 1_248
@@ -49,7 +49,7 @@ def test_latency_is_harmonys_model_of_the_parameters_on_each_side() -> None:
 
 
 def test_client_with_the_whole_network_asks_nobody() -> None:
-    world = build_world(recipe_of("fedavg"))
+    world = build_simulation(recipe_of("fedavg"))
     (first, _) = world.plans
     said = answer_latency(world, {first: 10}, {first: 1.0})
     assert said["modelled"] == pytest.approx(10 * 34_282 / 20)

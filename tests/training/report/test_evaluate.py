@@ -11,8 +11,10 @@ from torch import nn
 
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import THRESHOLDS, Evaluator
-from server.training.simulation.build import World, build_world
-from server.training.simulation.run import report_of, run_rounds
+from server.training.report.report import report_of
+from server.training.run.run import Simulation
+from server.training.simulation.build import build_simulation
+from server.training.simulation.run import run_rounds
 
 
 def world_of(
@@ -22,7 +24,7 @@ def world_of(
     data: dict[str, Any] | None = None,
     train: dict[str, Any] | None = None,
     **rest: Any,
-) -> World:
+) -> Simulation:
     recipe = {
         "method": method,
         "data": {"name": "digits", "clients": 4, "partition": "quantity", "train_max": 400}
@@ -33,7 +35,7 @@ def world_of(
         | (train or {}),
         **rest,
     }
-    return build_world(read_recipe(recipe))
+    return build_simulation(read_recipe(recipe))
 
 
 def zero_head(depth: int = 2, likes: int | None = None) -> dict[str, torch.Tensor]:
@@ -49,7 +51,7 @@ def zero_head(depth: int = 2, likes: int | None = None) -> dict[str, torch.Tenso
     }
 
 
-def head_names(world: World, depth: int) -> list[str]:
+def head_names(world: Simulation, depth: int) -> list[str]:
     return [name for name in world.state.read() if name.startswith(f"exit{depth}.")]
 
 

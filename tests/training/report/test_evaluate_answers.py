@@ -15,11 +15,13 @@ from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import Evaluator
 from server.training.report.evaluate_answers import answers, auxiliary_report, benign_rate_of
 from server.training.report.metrics import benign_rate
-from server.training.simulation.build import World, build_world
-from server.training.simulation.run import report_of, run_rounds
+from server.training.report.report import report_of
+from server.training.run.run import Simulation
+from server.training.simulation.build import build_simulation
+from server.training.simulation.run import run_rounds
 
 
-def world_of(method: str = "besplit", participation: float = 1.0, **data: Any) -> World:
+def world_of(method: str = "besplit", participation: float = 1.0, **data: Any) -> Simulation:
     recipe = {
         "method": method,
         "data": {"name": "digits", "clients": 3, "train_max": 120, "test_max": 60} | data,
@@ -32,7 +34,7 @@ def world_of(method: str = "besplit", participation: float = 1.0, **data: Any) -
         },
         "round": {"participation": participation, "quorum": 0.0},
     }
-    return build_world(read_recipe(recipe))
+    return build_simulation(read_recipe(recipe))
 
 
 def test_benign_rate_is_of_malignant_samples_alone() -> None:

@@ -14,12 +14,14 @@ from torch import nn
 from server.training.recipe.partition import RhoTest
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate_drift import drift_report
-from server.training.simulation.build import World, build_world
-from server.training.simulation.run import report_of, run_rounds
+from server.training.report.report import report_of
+from server.training.run.run import Simulation
+from server.training.simulation.build import build_simulation
+from server.training.simulation.run import run_rounds
 
 
-def world_of(method: str, split: str = "local", rho: float = 0.4) -> World:
-    return build_world(
+def world_of(method: str, split: str = "local", rho: float = 0.4) -> Simulation:
+    return build_simulation(
         read_recipe(
             {
                 "method": method,
@@ -38,7 +40,7 @@ def world_of(method: str, split: str = "local", rho: float = 0.4) -> World:
     )
 
 
-def of_eight(world: World) -> World:
+def of_eight(world: Simulation) -> Simulation:
     """A server that always says 9; exits that say 0 and are not sure: p = 0.8, entropy 0.94.
 
     Own samples and drift of the two, by their labels:

@@ -26,7 +26,8 @@ from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.staleness import rebase_update
 from server.training.rounds.transport import LocalTransport, Transport
 from server.training.run.checkpoint import latest_checkpoint, save_checkpoint
-from server.training.simulation.build import World, build_world, round_seconds
+from server.training.run.run import Simulation
+from server.training.simulation.build import build_simulation, round_seconds
 from server.training.simulation.run import run_rounds, simulate
 
 NAMES = [f"client-{number}" for number in range(4)]
@@ -50,12 +51,12 @@ def recipe_of(method: str = "splitfed-v1", rounds: int = 4, **round_numbers: Any
     }
 
 
-def world(method: str = "splitfed-v1", **round_numbers: Any) -> World:
-    return build_world(read_recipe(recipe_of(method, **round_numbers)))
+def world(method: str = "splitfed-v1", **round_numbers: Any) -> Simulation:
+    return build_simulation(read_recipe(recipe_of(method, **round_numbers)))
 
 
 def paced(
-    here: World, seconds: Mapping[str, float], transport: Transport | None = None
+    here: Simulation, seconds: Mapping[str, float], transport: Transport | None = None
 ) -> RoundLoop:
     transport = transport or LocalTransport(here.clients)
     return BufferedEngine(
@@ -75,7 +76,7 @@ def assert_same(one: Weights, other: Weights) -> None:
 class Watcher:
     """Remembers what clients start from and what they make of it."""
 
-    def __init__(self, here: World) -> None:
+    def __init__(self, here: Simulation) -> None:
         self._inner = LocalTransport(here.clients)
         self.started: list[tuple[str, StartRound]] = []
         self.updates: dict[tuple[str, int], Update] = {}
@@ -278,7 +279,7 @@ def test_one_model_generators_and_trunks_of_the_server_train_at_any_pace(method:
 @pytest.mark.parametrize("method", ["splitfed-v1", "supersfl"])
 def test_a_run_goes_on_from_a_checkpoint_in_the_same_bits(method: str, tmp_path: Path) -> None:
     numbers = recipe_of(method, rounds=5, buffer=2, staleness_max=4)
-    whole = build_world(read_recipe(numbers))
+    whole = build_simulation(read_recipe(numbers))
     rows: list[dict[str, Any]] = []
     for _ in run_rounds(whole, rows):
         if len(rows) == 2:  # with two clients at work that began with weights now gone
@@ -287,7 +288,7 @@ def test_a_run_goes_on_from_a_checkpoint_in_the_same_bits(method: str, tmp_path:
 
     checkpoint = latest_checkpoint(tmp_path)
     assert checkpoint is not None
-    again = build_world(read_recipe(numbers))
+    again = build_simulation(read_recipe(numbers))
     checkpoint.restore(again)
     later = list(checkpoint.rows)
     for _ in run_rounds(again, later):

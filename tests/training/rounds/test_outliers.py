@@ -32,14 +32,15 @@ from server.training.core.weighted_mean import Contributions
 from server.training.methods.steps import ClientBatch, concatenated, shared
 from server.training.methods.supersfl import supersfl
 from server.training.recipe.recipe import read_recipe
+from server.training.report.rows import row_of
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.outliers import ROUNDS_REMEMBERED, forget, outliers
 from server.training.rounds.own_pace import OwnPaceEngine
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport
 from server.training.run.checkpoint import read_checkpoint, save_checkpoint
-from server.training.simulation.build import World, build_world
-from server.training.simulation.run import row_of
+from server.training.run.run import Simulation
+from server.training.simulation.build import build_simulation
 
 CLASSES = 3
 SHAPES = {1: (8, 8, 8), 2: (16, 4, 4), 3: (32, 4, 4)}
@@ -293,7 +294,7 @@ class Attackers:
 
 def world(
     method: str = "supersfl", rounds: int = 1, samples: int = 300, **round_numbers: Any
-) -> World:
+) -> Simulation:
     recipe = {
         "method": method,
         "data": {"name": "digits", "clients": 10, "partition": "iid", "train_max": samples},
@@ -307,11 +308,11 @@ def world(
         },
         "round": {"robust": "trimmed", **round_numbers},
     }
-    return build_world(read_recipe(recipe))
+    return build_simulation(read_recipe(recipe))
 
 
 def run(
-    here: World, bad: set[str] | None = None, factor: float = -10.0, first: int = 1
+    here: Simulation, bad: set[str] | None = None, factor: float = -10.0, first: int = 1
 ) -> list[RoundResult]:
     """Rounds under attack; the bad clients' labels are turned over too."""
     for name in bad or ():

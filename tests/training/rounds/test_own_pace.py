@@ -35,10 +35,12 @@ from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
 from server.settings import Address
 from server.training.fleet.mailbox import HttpTransport, Mailbox
-from server.training.fleet.trainer import TrainerSettings, train
+from server.training.fleet.settings import TrainerSettings
+from server.training.fleet.trainer import train
 from server.training.recipe.recipe import read_recipe
 from server.training.rounds.own_pace import OwnPaceEngine
-from server.training.simulation.build import World, build_world
+from server.training.run.run import Simulation
+from server.training.simulation.build import build_simulation
 
 NAMES = ("pi-0", "pi-1", "pi-2")
 SHAPE = (1, 8, 8)
@@ -71,10 +73,10 @@ def recipe_of(method: str = "fedavg", **round_numbers: Any) -> dict[str, Any]:
     }
 
 
-def world_of(method: str = "fedavg", **round_numbers: Any) -> World:
+def world_of(method: str = "fedavg", **round_numbers: Any) -> Simulation:
     numbers = recipe_of(method, **round_numbers)
     numbers["train"] = {k: v for k, v in numbers["train"].items() if v is not None}
-    return build_world(read_recipe(numbers))
+    return build_simulation(read_recipe(numbers))
 
 
 class Paced(TrainingClient):
@@ -99,7 +101,7 @@ class Paced(TrainingClient):
         return reply
 
 
-def paced(here: World, *, waiting: tuple[str, ...] = ()) -> dict[str, Paced]:
+def paced(here: Simulation, *, waiting: tuple[str, ...] = ()) -> dict[str, Paced]:
     """The world's clients by names of devices; those waiting have no turn yet."""
     clients = dict(zip(NAMES, here.clients.values(), strict=True))
     return {
@@ -114,7 +116,7 @@ def start(make_trainer: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     with ExitStack() as stack:
 
         def make(
-            here: World, clients: Mapping[str, TrainingClient], **more: Any
+            here: Simulation, clients: Mapping[str, TrainingClient], **more: Any
         ) -> tuple[OwnPaceEngine, Any]:
             trainer = make_trainer(SHAPE, 10, together=False, **more)
             trainer.join(clients)
@@ -307,7 +309,7 @@ def test_what_comes_after_everybody_left_counts_by_its_change_after_a_restart_to
         def exchange(self, requests: Mapping[str, Request], _deadline_s: float) -> dict[str, Reply]:
             return {n: client.handle(r) for n, r in requests.items() if isinstance(r, StartRound)}
 
-    def engine_of(world: World) -> OwnPaceEngine:
+    def engine_of(world: Simulation) -> OwnPaceEngine:
         how = replace(world.recipe.round, quorum=0.0)
         return OwnPaceEngine(world.method, plans, world.state, Breaks(), how, devices=1)
 

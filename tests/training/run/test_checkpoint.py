@@ -23,7 +23,8 @@ from server.training.run.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from server.training.simulation.build import World, build_world
+from server.training.run.run import Simulation
+from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds, simulate
 
 ROUNDS = 3
@@ -165,8 +166,8 @@ def end_of(out: Path) -> tuple[dict[str, torch.Tensor], Any]:
     return dict(last.tensors), report
 
 
-def trained(rounds: int = 2, name: str = "supersfl") -> tuple[World, list[dict[str, Any]]]:
-    world, rows = build_world(recipe_of(name, rounds)), []  # type: World, list[dict[str, Any]]
+def trained(rounds: int = 2, name: str = "supersfl") -> tuple[Simulation, list[dict[str, Any]]]:
+    world, rows = build_simulation(recipe_of(name, rounds)), []  # type: Simulation, list[dict[str, Any]]
     for _ in run_rounds(world, rows):
         pass
     return world, rows
@@ -174,7 +175,7 @@ def trained(rounds: int = 2, name: str = "supersfl") -> tuple[World, list[dict[s
 
 def saved(out: Path, rounds: int) -> None:
     """Every round of a run, saved as it comes."""
-    world, rows = build_world(recipe_of(rounds=rounds)), []  # type: World, list[dict[str, Any]]
+    world, rows = build_simulation(recipe_of(rounds=rounds)), []  # type: Simulation, list[dict[str, Any]]
     for _ in run_rounds(world, rows):
         save_checkpoint(out, world, rows)
 
@@ -223,13 +224,13 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(
 
 def test_a_checkpoint_has_weights_momentum_and_what_clients_keep(tmp_path: Path) -> None:
     world, rows = trained(name="splitgp")
-    minibatch = build_world(recipe_of(method="minibatch-sfl", method_numbers={}))
+    minibatch = build_simulation(recipe_of(method="minibatch-sfl", method_numbers={}))
     stepped: list[dict[str, Any]] = []
     for _ in run_rounds(minibatch, stepped):
         pass
     for kept, rows_kept in ((world, rows), (minibatch, stepped)):
         path = save_checkpoint(tmp_path, kept, rows_kept)
-        fresh = build_world(kept.recipe)
+        fresh = build_simulation(kept.recipe)
         read_checkpoint(path).restore(fresh)
         then, now = kept.state.read(), fresh.state.read()
         assert all(torch.equal(then[key], now[key]) for key in then)
@@ -312,6 +313,6 @@ def test_an_unfinished_run_is_not_overwritten(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, *trained())
     train = BASE["train"] | {"backbone": "tiny"}
-    fewer = build_world(recipe_of(train=train, data=BASE["data"] | {"clients": 2}))
+    fewer = build_simulation(recipe_of(train=train, data=BASE["data"] | {"clients": 2}))
     with pytest.raises(FrameError, match="client client-2: the recipe has no such client"):
         read_checkpoint(path).restore(fewer)

@@ -13,7 +13,8 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets import build
 from edge_sdk.training.data.load import load_dataset
 from server.training.recipe.recipe import TrainSettings, load_recipe, read_recipe
-from server.training.simulation.build import World, build_world, client_names, draw_depths
+from server.training.run.run import Simulation
+from server.training.simulation.build import build_simulation, client_names, draw_depths
 
 RECIPES = Path(__file__).parents[3] / "examples" / "recipes"
 
@@ -33,8 +34,8 @@ def recipe_of(
     }
 
 
-def world_of(*args: Any, **kwargs: Any) -> World:
-    return build_world(read_recipe(recipe_of(*args, **kwargs)))
+def world_of(*args: Any, **kwargs: Any) -> Simulation:
+    return build_simulation(read_recipe(recipe_of(*args, **kwargs)))
 
 
 def settings(memory_gb: tuple[float, float], backbone: str = "tiny") -> TrainSettings:
@@ -170,16 +171,16 @@ def test_a_recipe_that_misses_something_says_what() -> None:
 
 def test_a_gpu_that_is_not_there_is_not_pretended() -> None:
     if torch.cuda.is_available():
-        world = build_world(read_recipe(recipe_of()), "cuda")
+        world = build_simulation(read_recipe(recipe_of()), "cuda")
         assert next(world.state.net.parameters()).is_cuda
         return
     with pytest.raises(ConfigurationError, match="--device cuda: expected a GPU"):
-        build_world(read_recipe(recipe_of()), "cuda")
+        build_simulation(read_recipe(recipe_of()), "cuda")
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*-digits.toml")), ids=lambda path: path.stem)
 def test_recipes_of_the_digits_build_a_world_of_ten_clients(path: Path) -> None:
-    world = build_world(load_recipe(path))
+    world = build_simulation(load_recipe(path))
     assert len(world.clients) == 10
     made_of_parts = {"default-digits", "combined-digits"}
     assert path.stem in {f"{world.recipe.method}-digits", *made_of_parts}

@@ -12,7 +12,7 @@ from torch import nn
 from benchmarks.paper.local_only import stand_alone
 from edge_sdk.nets import build
 from server.training.recipe.recipe import read_recipe
-from server.training.simulation.build import build_world
+from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
 RECIPE: dict[str, Any] = {
@@ -26,7 +26,7 @@ RECIPE: dict[str, Any] = {
 def test_a_client_alone_is_plain_sgd_on_its_own_samples() -> None:
     recipe = read_recipe(RECIPE)
     scores = stand_alone(recipe)
-    world = build_world(recipe)
+    world = build_simulation(recipe)
     for name, score in zip(world.clients, scores, strict=True):
         client, plan = world.clients[name], world.plans[name]
         net = build("tiny", classes=10, input_shape=(1, 8, 8), mean=plan.mean, std=plan.std, seed=0)
@@ -50,6 +50,6 @@ def test_one_client_with_the_others_is_as_good_as_alone() -> None:
     recipe = read_recipe(RECIPE | one)
     (score,) = stand_alone(recipe)
     rows: list[Any] = []
-    for _ in run_rounds(build_world(recipe), rows):
+    for _ in run_rounds(build_simulation(recipe), rows):
         pass
     assert score.inside.accuracy == rows[-1]["accuracy"]

@@ -16,7 +16,7 @@ from benchmarks.paper.measures import _ALONE, measured
 from benchmarks.paper.tables import TABLES, over
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import Evaluator
-from server.training.simulation.build import build_world
+from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
 
@@ -59,7 +59,7 @@ def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed()
     alone: list[list[float]] = []
     for row in table.rows[:2]:
         recipe = recipe_of(table, row, "smoke", 0, None)
-        world, rows = build_world(recipe), list[Any]()
+        world, rows = build_simulation(recipe), list[Any]()
         for _ in run_rounds(world, rows):
             pass
         found = measured(world, rows, ["pearson"])["pearson"]

@@ -1,0 +1,130 @@
+"""Results of a training with real devices: weights for `splitedge export`, and a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from safetensors.torch import save
+from torch import Tensor
+
+from edge_sdk.durable import write_atomic
+from edge_sdk.nets.supernet import Supernet
+from server.training.fleet.mailbox import Missed
+from server.training.fleet.started_rounds import Samples
+from server.training.recipe.privacy import privacy_of
+from server.training.report.cost import answer_latency, training_cost
+from server.training.report.device_scores import NO_OOD, DeviceScore, fleet_energy, summarise
+from server.training.report.report import REPORT, Report, write_report
+from server.training.report.rows import ever_supervised
+from server.training.run.run import Row, Run
+
+WEIGHTS: Final = "weights.safetensors"
+
+MissedByDevice = dict[str, list[dict[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What devices reported after the last round.
+
+    Attributes:
+        missed: devices without scores, and why. bytes_down: the weights sent for it.
+    """
+
+    devices: list[DeviceScore]
+    missed: MissedByDevice
+    bytes_down: int
+    seconds: float
+
+
+def write_results(
+    folder: Path,
+    run: Run,
+    run_id: str,
+    *,
+    rows: list[Row],
+    scored: Scored,
+    interrupted: Sequence[Samples],
+) -> Report:
+    """Write weights and report of a finished training into its folder.
+
+    Args:
+        interrupted: n_k by device, of each round under noise that is in no row.
+    Returns: the content of `report.json`.
+    Raises: StorageError.
+    """
+    recipe, method = run.recipe, run.method
+    exits = trained_exits(run, rows)
+    origin: dict[str, str] = {"gate": method.gate, "run": run_id}  # for `splitedge export`
+    write_atomic(folder / WEIGHTS, save(_weights(deployed_network(run), exits), origin))
+    alone = method.server_step is not None and not ever_supervised(rows)
+    summary = summarise(scored.devices, alone=alone)
+    report: Report = {
+        "method": method.name,
+        "dataset": run.dataset,
+        "seed": recipe.seed,
+        "clients": len(run.plans),
+        "rounds": rows,
+        "final": {
+            "accuracy": rows[-1]["accuracy"],
+            "accuracy_id": summary.accuracy_id,
+            "accuracy_ood": None,
+            "accuracy_ood_why": NO_OOD,
+            "jain": summary.jain,
+            "std": summary.std,
+            "answers": "exits" if alone else "full",
+        },
+        "each_client": [score.to_dict() for score in scored.devices],
+        "not_scored": scored.missed,
+        "training": training_cost(rows),
+        "latency": answer_latency(
+            run,
+            {score.device: score.whole.samples for score in scored.devices},
+            {score.device: 0.0 if alone else 1.0 for score in scored.devices},
+        ),
+        "energy": fleet_energy(scored.devices),
+        "evaluation": {"bytes_down": scored.bytes_down, "seconds": scored.seconds},
+        "labels": method.labels,
+        "privacy": privacy_of(method, run.plans, rows, recipe.privacy.delta, interrupted),
+        "depths": {name: plan.depth for name, plan in run.plans.items()},
+        "exits": exits,
+        "weights": str(folder / WEIGHTS),
+        "recipe": recipe.to_dict(),
+    }
+    write_report(folder / REPORT, report)
+    return report
+
+
+def deployed_network(run: Run) -> Supernet:
+    """The one network that all devices and the server answer with."""
+    return run.state.merged_network(max(plan.depth for plan in run.plans.values()))
+
+
+def trained_exits(run: Run, rows: list[Row]) -> list[int]:
+    """Depths of trained exit heads on the server: shared, of a device that took part."""
+    if not run.method.share_exits:
+        return []
+    took_part = {name for row in rows for name in row["participants"]}
+    plans = [plan for name, plan in run.plans.items() if name in took_part]
+    return sorted({plan.depth for plan in plans if plan.part.exit_head})
+
+
+def missed_by_device(missed: list[Missed]) -> MissedByDevice:
+    """Messages that each device did not answer, and why, in the order asked."""
+    by_device: MissedByDevice = {}
+    for entry in missed:
+        by_device.setdefault(entry.device, []).append({"what": entry.what, "why": entry.why})
+    return by_device
+
+
+def _weights(net: Supernet, exits: list[int]) -> dict[str, Tensor]:
+    """All weights but the exit heads of other depths, which were never trained."""
+    left_out = tuple(f"exits.{depth}." for depth in net.cuts if depth not in exits)
+    return {
+        name: tensor.detach().contiguous()
+        for name, tensor in net.state_dict().items()
+        if not name.startswith(left_out)
+    }

@@ -1,0 +1,56 @@
+"""Settings of a training with real devices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_sdk.errors import ConfigurationError
+from server.settings import Address, refuse_clear_text
+from server.training.fleet.mailbox import SILENCE_S
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """How a training with real devices is run.
+
+    Attributes:
+        state: the server's state folder; its registry says which devices may take part.
+        name: of the training: its folder, and what devices call their personal weights.
+        http: where devices reach the trainer.
+        min_devices: devices that must have joined before the first round; the recipe's
+            `data.clients` where None.
+        join_s: how long to wait for them, and later for those that a quorum lacks.
+        silence_s: silence after which a device counts as away.
+        server: URL of the running server, which invites the devices; None invites none.
+        tls_cert, tls_key: PEM files, the server's own.
+        insecure: listen without TLS on an address other than loopback.
+    """
+
+    state: Path
+    name: str
+    http: Address
+    min_devices: int | None = None
+    join_s: float = 600.0
+    silence_s: float = SILENCE_S
+    resume: bool = False
+    server: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigurationError("TLS needs both a certificate and its key")
+        if self.tls_cert is None and not self.insecure:
+            refuse_clear_text("--http", self.http)
+        if self.min_devices is not None and self.min_devices < 1:
+            raise ConfigurationError(f"--min-devices: expected 1 or more, got {self.min_devices}")
+        if not 1 <= self.silence_s < math.inf:
+            raise ConfigurationError(f"--silence: expected 1 s or more, got {self.silence_s}")
+
+    @property
+    def folder(self) -> Path:
+        """Folder of all files that the training writes."""
+        return self.state / "training" / self.name

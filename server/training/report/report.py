@@ -1,0 +1,88 @@
+"""The report of a simulation: its rounds, what its networks are worth, and what they cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import torch
+
+from edge_sdk.durable import make_folder, write_atomic
+from server.training.recipe.privacy import privacy_of
+from server.training.report.cost import answer_latency, training_cost
+from server.training.report.evaluate import ClientScore, Evaluator
+from server.training.report.evaluate_answers import auxiliary_report, benign_rate_of
+from server.training.report.evaluate_drift import drift_report
+from server.training.report.metrics import summarise_clients
+from server.training.report.rows import ever_supervised
+from server.training.run.run import Row, Simulation
+
+REPORT: Final = "report.json"
+
+Report = dict[str, Any]
+
+
+def report_of(simulation: Simulation, rows: list[Row]) -> Report:
+    """A finished simulation's report.
+
+    `final.accuracy` is on the global test set, by the same path as the rounds'; the other figures
+    are over clients, each tested on samples of its own classes (ID) and of others (OOD) and
+    answered as `final.answers` says.
+    """
+    recipe, method = simulation.recipe, simulation.method
+    evaluator = Evaluator(simulation)
+    supervised = ever_supervised(rows)
+    clients = evaluator.clients(supervised=supervised)
+    summary = summarise_clients([c.inside for c in clients], [c.outside for c in clients])
+    answers = evaluator.answers(supervised=supervised)
+    return {
+        "method": method.name,
+        "dataset": simulation.dataset,
+        "seed": recipe.seed,
+        "clients": len(simulation.clients),
+        "rounds": rows,
+        "final": {
+            "accuracy": evaluator.accuracy(supervised=supervised),
+            "accuracy_id": summary.accuracy_id,
+            "accuracy_ood": summary.accuracy_ood,
+            "jain": summary.jain,
+            "std": summary.std,
+            "accuracy_clients": summary.accuracy,
+            "path": evaluator.path(supervised=supervised),
+            "answers": answers,
+            "exits": {str(depth): value for depth, value in evaluator.exits().items()},
+            "auxiliary": auxiliary_report(simulation),
+            "bmr": benign_rate_of(simulation),
+            "out_of_client": drift_report(simulation, supervised=supervised),
+        },
+        "labels": method.labels,
+        "privacy": privacy_of(method, simulation.plans, rows, recipe.privacy.delta),
+        "each_client": [client.to_dict() for client in clients],
+        "training": training_cost(rows),
+        "latency": answer_latency(
+            simulation,
+            {c.client: c.inside.samples + c.outside.samples for c in clients},
+            {c.client: _offload_rate(c, answers) for c in clients},
+        ),
+        "recipe": recipe.to_dict(),
+        "device": simulation.device.type,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Write a report as JSON; figures that are not defined are null.
+
+    Raises: StorageError.
+    """
+    make_folder(path.parent)
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    write_atomic(path, orjson.dumps(report, option=options))
+
+
+def _offload_rate(client: ClientScore, answers: str) -> float:
+    if answers == "exits":
+        return 0.0
+    return 1.0 if client.exit_rate is None else 1.0 - client.exit_rate

@@ -1,0 +1,115 @@
+"""What a recipe says of data, network, plans and the server's state, for every kind of run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.nets import build
+from edge_sdk.nets.supernet import Supernet
+from edge_sdk.training.data.load import Dataset, load_dataset
+from edge_sdk.training.protocol.plan import Plan
+from server.training.core.server_state import ServerState, ServerTraining
+from server.training.methods.method import Method
+from server.training.recipe.privacy import check_network
+from server.training.recipe.recipe import Recipe
+
+
+def load_data(recipe: Recipe) -> Dataset:
+    """The recipe's data set, as much of it as the recipe takes."""
+    data = recipe.data
+    dataset = load_dataset(data.name, data.folder)
+    if data.malignant and max(data.malignant) >= dataset.classes:
+        raise ConfigurationError(
+            f"data: malignant: expected classes from 0 to {dataset.classes - 1},"
+            f" got {max(data.malignant)}"
+        )
+    if data.train_max is None and data.test_max is None:
+        return dataset
+    train = data.train_max or len(dataset.y_train)
+    return dataset.head(train, data.test_max or len(dataset.y_test))
+
+
+def build_network(recipe: Recipe, dataset: Dataset) -> Supernet:
+    """The recipe's network for these data, with the weights of its seed.
+
+    Raises: ConfigurationError if the method narrows a cut and the recipe does not say which.
+    """
+    more: dict[str, Any] = {} if recipe.train.norm is None else {"norm": recipe.train.norm}
+    channels, depth = recipe.build_method().client.bottleneck, recipe.train.depth
+    if channels is not None:
+        if depth is None:
+            raise ConfigurationError(
+                "train: depth: expected the depth at which all clients are cut, since"
+                f" {recipe.method} has a bottleneck there"
+            )
+        more["bottleneck"] = (depth, channels)
+    return build(
+        recipe.train.backbone,
+        classes=dataset.classes,
+        input_shape=dataset.x_train.shape[1:],
+        mean=dataset.mean,
+        std=dataset.std,
+        seed=recipe.seed,
+        **more,
+    )
+
+
+def plan_of(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Plan:
+    """What a client of that depth is told.
+
+    Raises: ConfigurationError for a number that no client can train by.
+    """
+    train = recipe.train
+    return Plan(
+        backbone=train.backbone,
+        input_shape=tuple(dataset.x_train.shape[1:]),
+        classes=dataset.classes,
+        mean=dataset.mean,
+        std=dataset.std,
+        depth=depth,
+        learning_rate=train.learning_rate,
+        batch=train.batch,
+        part=method.client,
+        epochs=train.epochs,
+        iterations=train.iterations,
+        norm=train.norm,
+        momentum=train.momentum,
+        weight_decay=train.weight_decay,
+        codec=train.codec,
+        update=train.update_coding(),
+        send_labels=method.labels == "sent",
+        seed=recipe.seed,
+    )
+
+
+def server_state(recipe: Recipe, method: Method, net: Supernet) -> ServerState:
+    """The server's side of the recipe over `net`.
+
+    Raises: ConfigurationError where the method's noise does not cover this network.
+    """
+    check_network(method, net)
+    train = recipe.train
+    return ServerState(
+        net,
+        ServerTraining(
+            train.server_learning_rate or train.learning_rate,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+            clip=train.server_clip,
+            decay=train.decay,
+        ),
+        method.trunk,
+    )
+
+
+def check_depth(net: Supernet, depth: int) -> None:
+    """Check that a recipe's depth is one of the network's cuts.
+
+    Raises: ConfigurationError.
+    """
+    if depth not in net.cuts:
+        cuts = ", ".join(map(str, net.cuts))
+        raise ConfigurationError(
+            f"train: depth: expected one of {net.name}'s cuts, {cuts}; got {depth}"
+        )

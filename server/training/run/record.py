@@ -1,0 +1,50 @@
+"""Rounds as they happen, on disk: after each one a checkpoint and a line of the log.
+
+FOLDER/checkpoints/    the last two rounds (server.training.run.checkpoint)
+FOLDER/log.jsonl       one line a round
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from edge_sdk.durable import write_atomic
+from server.training.run.checkpoint import save_checkpoint
+from server.training.run.run import Row, Run
+
+LOG: Final = "log.jsonl"
+
+OnRound = Callable[[Row], None]
+
+
+def record_rounds(
+    folder: Path, run: Run, rows: list[Row], rounds: Iterable[Row], on_round: OnRound
+) -> None:
+    """Run the rounds that are left; save and log each before the next begins.
+
+    Args:
+        rows: the report's rounds so far; `rounds` appends to them.
+        rounds: runs one round at each iteration and yields its row.
+        on_round: called with each row, those of `rows` first.
+    Raises: StorageError.
+    """
+    log = folder / LOG
+    # the checkpoint is what counts: a line that was logged and not saved is logged again
+    write_atomic(log, b"".join(map(line_of, rows)))
+    for row in rows:
+        on_round(row)
+    for row in rounds:
+        with run.loop.paused():
+            save_checkpoint(folder, run, rows)
+        with log.open("ab") as file:
+            file.write(line_of(row))
+        on_round(row)
+
+
+def line_of(row: Row) -> bytes:
+    """A row as the log has it."""
+    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)

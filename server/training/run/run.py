@@ -1,0 +1,73 @@
+"""A training under way: what a simulation and a training with real devices share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.data.load import Array
+from edge_sdk.training.protocol.messages import Weights
+from edge_sdk.training.protocol.plan import Plan
+from server.training.core.server_state import ServerState
+from server.training.methods.method import Method
+from server.training.recipe.partition import RhoTest
+from server.training.recipe.recipe import Recipe
+from server.training.rounds.loop import RoundLoop
+
+# One round, as the report and the log have it (server.training.report.rows).
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One training by a recipe, ready for its next round.
+
+    Attributes:
+        method: the recipe's, with its numbers.
+        dataset: name of the data set.
+        x_test, y_test: the global test set, raw.
+        plans: by client, in the order in which floats are added; grows as devices join.
+        state: the server's network and what it keeps between rounds.
+        loop: runs the rounds.
+        device: where networks and batches are.
+    """
+
+    recipe: Recipe
+    method: Method
+    dataset: str
+    x_test: Array
+    y_test: NDArray[np.int64]
+    plans: dict[str, Plan]
+    state: ServerState
+    loop: RoundLoop
+    device: torch.device
+
+    def personal(self) -> dict[str, Weights]:
+        """Weights that clients keep to themselves, by client: none here, devices hold theirs."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation(Run):
+    """A run whose clients live in this process.
+
+    Attributes:
+        clients: by name, in the order of `plans`.
+        tests: by client, what it is tested on, where a recipe splits the data of each client;
+            else empty, and all clients are tested on samples of the global test set.
+        failures: why clients sent no reply since this was last cleared, by client.
+    """
+
+    clients: dict[str, TrainingClient]
+    tests: Mapping[str, RhoTest] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def personal(self) -> dict[str, Weights]:
+        """Weights that clients keep to themselves, by client; changing one changes the client's."""
+        return {name: client.personal for name, client in self.clients.items()}
