@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
-from edge_sdk.bundle_runner import Engine, read_logits
 from edge_sdk.bundles.personal_weights import PersonalWeights
 from edge_sdk.bundles.run_update import run_update
+from edge_sdk.bundles.runner import Engine, read_logits
 from edge_sdk.bundles.store import ActiveBundle, BundleStore
 from edge_sdk.errors import (
     BundleError,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge_sdk.bundle_runner import Engine
+from edge_sdk.bundles.runner import Engine
 from edge_sdk.gate.gate import vacuity
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.nets import Supernet

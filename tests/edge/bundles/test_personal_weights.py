@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from edge_sdk import AgentSettings, EdgeAgent
-from edge_sdk.bundle_runner import Engine
 from edge_sdk.bundles.personal_weights import PersonalWeights
+from edge_sdk.bundles.runner import Engine
 from edge_sdk.bundles.store import BundleRecord, BundleStore, FileRecord
 from edge_sdk.cli.main import main
 from edge_sdk.errors import ConfigurationError, SplitedgeError

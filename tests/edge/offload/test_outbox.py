@@ -20,7 +20,7 @@ import orjson
 import pytest
 
 from edge_sdk import AgentSettings, EdgeAgent
-from edge_sdk.bundle_runner import Engine
+from edge_sdk.bundles.runner import Engine
 from edge_sdk.errors import ConfigurationError, StorageError
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.offload.late_answers import LateAnswers, passing
