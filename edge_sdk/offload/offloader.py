@@ -1,9 +1,7 @@
-"""Asking the server: queries out, replies in, and knowing when not to ask.
+"""Offloads: sends queries, receives replies, and probes a server that is away.
 
-The server is `unknown` until the first answer, `present` after one, `away` after a deadline passed
-without one or the link broke. While it is away nothing waits for it: `begin` says so at once, and a
-background thread sends a probe every `probe_interval_s` until one is answered. A server that
-answers probes but no query in time is believed less and less often.
+`availability` decides whether a query may be sent. While the server is away `begin` refuses at
+once, and a background thread sends a probe every `probe_interval_s` until one is answered.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -24,6 +22,7 @@ import orjson
 from edge_sdk.errors import FrameError, SplitedgeError
 from edge_sdk.identity import Identity
 from edge_sdk.mqtt import BrokerAddress, Message, MqttLink, Rpc, Will
+from edge_sdk.offload.availability import TIMED_OUT, Availability, Presence
 from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import (
     Problem,
@@ -38,28 +37,17 @@ from edge_sdk.wire.topics import Kind, Topic
 logger = logging.getLogger(__name__)
 
 HTTP_WORKERS: Final = 2
-# Down this long, the broker may have moved: the server is asked where it is now.
+# After this long without a link the broker may have moved: ask the server for its address.
 RELOCATE_AFTER_S: Final = 3.0
 PROBES_REMEMBERED: Final = 16
-# A probe must not outlive the next two.
+# A broker may drop a probe after this long.
 PROBE_DEADLINE_MS: Final = 2_000.0
-# A server that came back and missed the next deadline too is left alone for as long as this.
-DOUBT_MAX_S: Final = 4.0
-TIMED_OUT: Final = "no reply within the deadline"
 CLOSED: Final = "the agent is closed"
-
-
-class Presence(Enum):
-    """What is known of the server."""
-
-    UNKNOWN = "unknown"
-    PRESENT = "present"
-    AWAY = "away"
 
 
 @dataclass(frozen=True, slots=True)
 class NoReply:
-    """There will be no answer in time, and why."""
+    """Outcome of a query without a reply in time, with the reason."""
 
     reason: str
 
@@ -68,7 +56,7 @@ Outcome = Reply | NoReply
 
 
 class Pending:
-    """One query under way. Whoever completes it first wins."""
+    """One query under way. The first outcome counts."""
 
     __slots__ = ("_claim", "_done", "deadline", "id", "outcome")
 
@@ -76,24 +64,24 @@ class Pending:
         self.id = identifier
         self.deadline = deadline
         self.outcome: Outcome | None = None
-        # a lock held until completion: half the cost of an Event on the hot path
+        # a lock that is held until completion costs half as much as an Event
         self._done = threading.Lock()
         self._done.acquire()
         self._claim = threading.Lock()
 
     @property
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Whether there is an outcome."""
         return self.outcome is not None
 
     def complete(self, outcome: Outcome) -> None:
-        """Hand over the outcome; a second call changes nothing."""
+        """Set the outcome; a second call changes nothing."""
         if self._claim.acquire(blocking=False):
             self.outcome = outcome
             self._done.release()
 
     def wait(self) -> Outcome | None:
-        """The outcome, or None when the deadline passes first."""
+        """Wait for the outcome; None if the deadline passes first."""
         if self.outcome is None:
             left_s = self.deadline - time.monotonic()
             if left_s > 0:
@@ -103,7 +91,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which model answers this device's queries."""
+    """The server's model for this device's queries."""
 
     model: str
     version: str
@@ -113,9 +101,9 @@ class Offloader:
     """The device's side of every offload.
 
     Args:
-        locate: asks the server for the broker's address; called when the link stays down.
-        on_command: receives the server's commands (a JSON object each) in the network thread.
-        telemetry: what a heartbeat says.
+        locate: asks the server for the broker's address; called while the link stays down.
+        on_command: receives the server's commands (one JSON object each) in the network thread.
+        telemetry: makes the content of a heartbeat.
     """
 
     def __init__(
@@ -131,6 +119,7 @@ class Offloader:
         telemetry: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         self._identity = identity
+        self._availability = Availability(probe_interval_s)
         self._probe_interval_s = probe_interval_s
         self._heartbeat_s = heartbeat_s
         self._locate = locate
@@ -138,15 +127,10 @@ class Offloader:
         self._telemetry = telemetry
         self._max_packet_bytes = max_packet_bytes
         self._pending: dict[str, Pending] = {}
-        self._presence = Presence.UNKNOWN
-        self._why_away = ""
-        self._not_before = 0.0
-        self._misses = 0
-        self._doubt_until = 0.0
-        # several: where a round trip takes longer than the interval, the last is never answered
+        # several: if a round trip takes longer than the interval, the last one is never answered
         self._probes: deque[str] = deque(maxlen=PROBES_REMEMBERED)
         self._closing = False
-        self._up_at = self._next_beat = time.monotonic()
+        self._up_at = self._next_heartbeat = time.monotonic()
         self._wake = threading.Condition()
         self._http: ThreadPoolExecutor | None = None
         self.late_replies = 0
@@ -160,13 +144,13 @@ class Offloader:
 
     @property
     def presence(self) -> Presence:
-        """What is known of the server."""
-        return self._presence
+        """What is known about the server."""
+        return self._availability.presence
 
     @property
     def why_away(self) -> str:
-        """Why nothing is asked at present; empty when something would be."""
-        return self._why_away if self._presence is Presence.AWAY else ""
+        """Why the server is away; empty if it is not."""
+        return self._availability.why_away
 
     def begin(
         self,
@@ -175,11 +159,11 @@ class Offloader:
         deadline_s: float,
         identifier: str | None = None,
     ) -> Pending:
-        """Send a query, unless the server is known to be away or asked to be spared.
+        """Send a query, unless the server is away or overloaded.
 
         Args:
-            tensor: makes what is sent; not called when nothing is.
-            identifier: of a query that was sent before; a new one when None.
+            tensor: makes the tensor to send; not called if nothing is sent.
+            identifier: id of a query that was sent before; None takes a new one.
         """
         now = time.monotonic()
         pending = Pending(identifier or new_id(), now + deadline_s)
@@ -200,15 +184,15 @@ class Offloader:
         if outcome is None:
             outcome = NoReply(TIMED_OUT)
             pending.complete(outcome)
-            self._miss()
+            self._note(partial(self._availability.deadline_missed, time.monotonic()))
         return outcome
 
     def forget(self, pending: Pending) -> None:
-        """Take no reply for a begun query any more."""
+        """Ignore any reply to a begun query from now on."""
         self._pending.pop(pending.id, None)
 
     def close(self) -> None:
-        """Say goodbye and end the background threads."""
+        """Publish that the device is offline, disconnect and end the background threads."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -221,17 +205,13 @@ class Offloader:
     def _refusal(self, now: float, deadline: float) -> str | None:
         if self._closing:
             return CLOSED
-        if self._presence is Presence.UNKNOWN and not self._link.connected:
-            # just started: the first query waits for the link, later ones know better
+        if self.presence is Presence.UNKNOWN and not self._link.connected:
+            # just started: only the first query waits for the link
             try:
                 self._link.wait_connected(max(deadline - now, 0.0))
             except SplitedgeError as err:
-                self._set_away(str(err))
-        if self._presence is Presence.AWAY:
-            return f"server away: {self._why_away}"
-        if now < self._not_before:
-            return "the server asked to be spared"
-        return None
+                self._note(partial(self._availability.link_lost, str(err)))
+        return self._availability.refusal(now)
 
     def _send(self, query: Query, pending: Pending) -> None:
         payload = pack_query(query)
@@ -247,12 +227,12 @@ class Offloader:
         )
         if not self._link.publish(self._topics[Kind.QUERY], payload, rpc=rpc):
             down = not self._link.connected
-            reason = f"not sent: {self._link.last_error if down else 'too much waits to be sent'}"
+            reason = f"not sent: {self._link.last_error if down else 'the send queue is full'}"
             pending.complete(NoReply(reason))
-            self._set_away(reason)
+            self._note(partial(self._availability.link_lost, reason))
 
     def _send_http(self, query: Query, pending: Pending) -> None:
-        from edge_sdk.api import infer  # noqa: PLC0415 - urllib3 is 2 MB that most agents never need
+        from edge_sdk.api import infer  # noqa: PLC0415 - urllib3 takes 2 MB, and few agents need it
 
         def send() -> None:
             if pending.done:
@@ -261,7 +241,7 @@ class Offloader:
                 self._complete(pending, infer(self._identity, query, pending.deadline))
             except SplitedgeError as err:
                 pending.complete(NoReply(str(err)))
-            except Exception as err:  # the executor keeps it, and the caller waits out its deadline
+            except Exception as err:  # the executor would keep it, and the caller would wait
                 logger.exception("an offload over HTTP failed")
                 pending.complete(NoReply(f"not sent: {err}"))
 
@@ -277,28 +257,27 @@ class Offloader:
         try:
             reply = read_reply(unpack(message.payload))
         except FrameError as err:
-            # counted all, told once: a peer that sends nonsense sends a lot of it
+            # all are counted, one is logged: a faulty peer sends many
             level = logging.DEBUG if self.refused_replies else logging.WARNING
             self.refused_replies += 1
             logger.log(level, "reply refused: %s", err)
             return
         if reply.id in self._probes:
-            if reply.problem is None and time.monotonic() >= self._doubt_until:
-                self._set_present()
+            if reply.problem is None:
+                self._note(partial(self._availability.probe_answered, time.monotonic()))
             return
-        # taken out at once: a second reply to the same query is late, whoever waits for the first
+        # removed at once: a second reply to the same query counts as late
         pending = self._pending.pop(reply.id, None)
         if pending is None:
             self.late_replies += 1
             return
         self._complete(pending, reply)
-        self._misses = 0
-        if self._presence is not Presence.PRESENT:
-            self._set_present()
+        self._note(self._availability.query_answered)
 
     def _complete(self, pending: Pending, reply: Reply) -> None:
         if reply.problem is Problem.OVERLOADED:
-            self._not_before = time.monotonic() + reply.retry_after_s
+            now = time.monotonic()
+            self._note(partial(self._availability.overloaded, now, reply.retry_after_s))
         pending.complete(reply)
 
     def _receive_command(self, message: Message) -> None:
@@ -330,46 +309,39 @@ class Offloader:
             with self._wake:
                 self._wake.notify_all()
         else:
-            self._set_away(self._link.last_error)
+            self._note(partial(self._availability.link_lost, self._link.last_error))
             self._fail_pending(self._link.last_error)
 
     def _fail_pending(self, reason: str) -> None:
         for pending in list(self._pending.values()):
             pending.complete(NoReply(reason))
 
-    def _set_present(self) -> None:
-        if self._presence is Presence.AWAY:
-            logger.info("device=%s the server is back", self._identity.device)
-        self._presence = Presence.PRESENT
-
-    def _miss(self) -> None:
-        """A query got no reply in time."""
-        if self._presence is not Presence.AWAY:
-            # the first miss costs nothing more than the probe that follows it
-            self._misses += 1
-            doubt_s = self._probe_interval_s * 2 ** min(self._misses - 1, 10)
-            if self._misses > 1:
-                self._doubt_until = time.monotonic() + min(doubt_s, DOUBT_MAX_S)
-        self._set_away(TIMED_OUT)
-
-    def _set_away(self, why: str) -> None:
-        if self._presence is not Presence.AWAY:
-            logger.info("device=%s the server is away: %s", self._identity.device, why)
-        self._why_away = why
-        self._presence = Presence.AWAY
+    def _note(self, event: Callable[[], None]) -> None:
+        """Report an event to the availability, log a change, and wake the watcher to probe."""
         with self._wake:
-            self._wake.notify_all()
+            before = self.presence
+            event()
+            after = self.presence
+            why = self.why_away
+            if after is Presence.AWAY:
+                self._wake.notify_all()
+        if after is before:
+            return
+        if after is Presence.AWAY:
+            logger.info("device=%s the server is away: %s", self._identity.device, why)
+        elif before is Presence.AWAY:
+            logger.info("device=%s the server is back", self._identity.device)
 
     def _watch(self) -> None:
-        """Probe while the server is away, beat, and look for a broker that moved."""
+        """Probe while the server is away, send heartbeats, and find a broker that moved."""
         while not self._closing:
             try:
                 self._look()
-            except Exception:  # outermost loop of this thread: without it nobody would ever probe
+            except Exception:  # outermost loop of this thread: without it nothing would probe
                 logger.exception("watching the server failed")
             with self._wake:
                 if not self._closing:
-                    self._wake.wait(self._pause_s(self._next_beat - time.monotonic()))
+                    self._wake.wait(self._pause_s(self._next_heartbeat - time.monotonic()))
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -379,15 +351,15 @@ class Offloader:
                 self._up_at = now
             return
         self._up_at = now
-        if self._presence is not Presence.PRESENT:
+        if self.presence is not Presence.PRESENT:
             self._send_probe()
-        if now >= self._next_beat:
-            self._next_beat = now + self._heartbeat_s
-            self._beat()
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + self._heartbeat_s
+            self._send_heartbeat()
 
-    def _pause_s(self, to_next_beat_s: float) -> float:
-        if self._presence is Presence.PRESENT:
-            return max(to_next_beat_s, 0.01)
+    def _pause_s(self, to_heartbeat_s: float) -> float:
+        if self.presence is Presence.PRESENT:
+            return max(to_heartbeat_s, 0.01)
         jitter = random.uniform(0.75, 1.25)  # noqa: S311 - jitter, not a secret
         return self._probe_interval_s * jitter
 
@@ -396,9 +368,9 @@ class Offloader:
         self._probes.append(probe.id)
         self._link.publish(self._topics[Kind.QUERY], pack_query(probe))
 
-    def _beat(self) -> None:
-        said = {} if self._telemetry is None else self._telemetry()
-        self._link.publish(self._topics[Kind.TELEMETRY], orjson.dumps(said), qos=0)
+    def _send_heartbeat(self) -> None:
+        telemetry = {} if self._telemetry is None else self._telemetry()
+        self._link.publish(self._topics[Kind.TELEMETRY], orjson.dumps(telemetry), qos=0)
 
     def _relocate(self) -> None:
         broker = None if self._locate is None else self._locate()

@@ -22,7 +22,7 @@ from edge_sdk import EdgeAgent, api, enroll
 from edge_sdk.errors import ConfigurationError, EnrolmentError, FrameError, LinkError, StorageError
 from edge_sdk.identity import Identity
 from edge_sdk.mqtt import BrokerAddress
-from edge_sdk.offload.offloader import NoReply, Offloader, Presence, Target
+from edge_sdk.offload.offloader import NoReply, Offloader, Target
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Problem, Query, Reply
 from profiles import load_reference
@@ -196,7 +196,7 @@ def test_whatever_goes_wrong_over_http_ends_the_wait(free_port: int) -> None:
     identity = Identity(f"http://127.0.0.1:{free_port}", "pi-4", "default", "a\nb")
     offloader = Offloader(identity, BrokerAddress("127.0.0.1", free_port), max_packet_bytes=1)
     try:
-        offloader._presence = Presence.PRESENT
+        offloader._availability.query_answered()
         start = time.monotonic()
         pending = offloader.begin(lambda: TENSOR, Target("digits", "1"), 10.0)
         outcome = offloader.finish(pending)

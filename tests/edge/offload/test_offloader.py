@@ -16,7 +16,8 @@ import pytest
 
 from edge_sdk.identity import Identity
 from edge_sdk.mqtt import BrokerAddress, Message, MqttLink
-from edge_sdk.offload.offloader import NoReply, Offloader, Outcome, Presence, Target
+from edge_sdk.offload.availability import Presence
+from edge_sdk.offload.offloader import NoReply, Offloader, Outcome, Target
 from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import Problem, Query, Reply, pack_reply, read_query
 from edge_sdk.wire.topics import Kind, Topic, all_devices
@@ -233,7 +234,7 @@ def test_an_overloaded_server_is_spared_until_it_said(server: Scripted, offloade
     assert refused.problem is Problem.OVERLOADED
     server.on_query = lambda query: server.send(answer(query))
     while time.monotonic() < told_at + 0.35:
-        assert ask(device) == NoReply("the server asked to be spared")
+        assert ask(device) == NoReply("server overloaded; retry after its back-off")
         time.sleep(0.02)
     assert len(server.queries) == 1
     time.sleep(0.1)
