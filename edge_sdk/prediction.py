@@ -1,4 +1,4 @@
-"""What an agent answers: at once, and late."""
+"""Answers of an agent: predictions, and late answers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ FALLBACK: Final = "fallback"
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One answer, and why it came from where it did.
+    """One answer, its source and the reason for that source.
 
     Attributes:
-        label: index of the likeliest class; `class_name` its name.
+        label: index of the likeliest class; `class_name` is its name.
         probabilities: (classes,) float32.
         uncertainty: of the exit head, in the gate's unit (nats for entropy).
-        threshold: the gate's; below it the device answers alone.
-        source: `device` (sure), `server`, or `fallback` (asked in vain: the device's answer).
+        threshold: of the gate; an uncertainty below it exits on the device.
+        source: `device` (the gate let it exit), `server`, or `fallback` (the server gave no answer
+            in time, so it is the device's).
         latency_ms: from the call to the answer.
-        reason: of a fallback, why the server did not answer; empty otherwise.
-        id: of a fallback that the server will still be asked for: its late answer has the same.
-            Once it is not empty the query is on the disk. Empty otherwise.
+        reason: why a fallback got no answer from the server; empty otherwise.
+        id: of a fallback that waits for a late answer, which has the same id; empty otherwise. A
+            query with an id is on the disk.
     """
 
     label: int
@@ -41,13 +42,13 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class LateAnswer:
-    """What the server said to a query that had fallen back.
+    """The server's answer to a query that had fallen back.
 
     Attributes:
-        id: that of the fallback.
-        prediction: the server's, its latency by the wall clock and with all the waiting; None if
-            the server refused the query for good.
-        asked_at: seconds since 1970, by the device's clock.
+        id: of the fallback.
+        prediction: the server's; its latency is by the wall clock, from the query to the late
+            answer. None if the server refused the query for good.
+        asked_at: time of the query, seconds since 1970, by the device's clock.
         reason: why there is no prediction; empty otherwise.
     """
 

@@ -1,4 +1,4 @@
-"""How an agent behaves, in one frozen record: units in the names, checked when built."""
+"""Settings of an agent: frozen records with units in the names, checked when built."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.gate.controllers import AgreementController, BudgetController
+from edge_sdk.gate.controllers import check_agreement, check_budget
 from edge_sdk.manifest import CODECS, Codec
 
 GRID_SIZE: Final = 10
@@ -15,14 +15,15 @@ GRID_SIZE: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Set the threshold so that offloads stay under a limit: see `thresholds.BudgetController`.
+    """Sets the threshold so that offloads stay under a limit: see `BudgetController` in
+    edge_sdk.gate.controllers.
 
     Attributes:
         limit: per prediction or per second, in the unit of `cost`: by default the share of
             predictions that may offload, in [0, 1].
         cost: of one offload: 1 to limit their number, else its bytes or joules.
-        per: what the limit is for.
-        floor: answers surer than this never leave, however much budget there is.
+        per: whether the limit holds per prediction or per second.
+        floor: an uncertainty below it is never offloaded, even within the budget.
     """
 
     limit: float
@@ -31,24 +32,18 @@ class Budget:
     floor: float = -math.inf
 
     def __post_init__(self) -> None:
-        self.controller(start=0.0)  # it says what is wrong with a number
-
-    def controller(self, start: float) -> BudgetController:
-        """A fresh one; `start` is the threshold until it has seen enough: the bundle's."""
-        return BudgetController(
-            self.limit, start=start, cost=self.cost, per=self.per, floor=self.floor
-        )
+        check_budget(limit=self.limit, cost=self.cost, per=self.per, floor=self.floor)
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Set the threshold so that what exits agrees with the server: see
-    `thresholds.AgreementController`.
+    """Sets the threshold so that exits agree with the server: see `AgreementController` in
+    edge_sdk.gate.controllers.
 
     Attributes:
-        delta: share of the exits that the server may answer otherwise, in (0, 1).
-        confidence: with which that holds, in (0, 1).
-        audit_share: of the queries, asked of the server in the background, in (0, 1].
+        delta: share of the exits for which the server may give another label, in (0, 1).
+        confidence: of that bound, in (0, 1).
+        audit_share: share of the queries compared with the server in the background, in (0, 1].
     """
 
     delta: float
@@ -56,32 +51,31 @@ class Agreement:
     audit_share: float = 0.02
 
     def __post_init__(self) -> None:
-        self.controller(tuple(map(float, range(GRID_SIZE))))  # it says what is wrong
-
-    def controller(self, grid: tuple[float, ...]) -> AgreementController:
-        """A fresh one that chooses among the thresholds of `grid`."""
-        return AgreementController(
-            self.delta, grid, confidence=self.confidence, audit_share=self.audit_share
+        check_agreement(
+            delta=self.delta,
+            confidence=self.confidence,
+            audit_share=self.audit_share,
+            thresholds=GRID_SIZE,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """What a user may set.
+    """Settings of one `EdgeAgent`.
 
     Attributes:
         deadline_s: how long `predict` may take when it offloads; it answers by then plus 0.25 s.
         threshold: of the gate; None takes the bundle's.
-        controller: finds the threshold while the agent runs, from the device's own data.
+        controller: adapts the threshold while the agent runs, from the device's own data.
         codec: of the smashed data; None takes the bundle's.
         offload: False answers every input on the device.
-        late_answers: keep queries that got no reply in the outbox until they are answered.
+        late_answers: keep queries that got no reply in the outbox until the server answers them.
         threads: of one onnxruntime run.
-        probe_interval_s: how often an absent server is looked for.
-        heartbeat_s: between two telemetry messages.
+        probe_interval_s: time between two probes of a server that is away.
+        heartbeat_s: time between two telemetry messages.
         max_in_flight: offloads of `predict_many` under way at once.
-        personal: a training this device took part in, to answer with what it learnt there for
-            itself (edge_sdk.bundles.personal_weights); None answers with the bundle's.
+        personal: name of a training that this device took part in; its personal weights answer
+            (edge_sdk.bundles.personal_weights). None answers with the bundle's weights.
     """
 
     deadline_s: float = 1.0

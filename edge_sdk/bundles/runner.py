@@ -1,4 +1,4 @@
-"""A loaded bundle: from an input to a verdict, to what an offload sends, and from its reply."""
+"""A loaded bundle: runs its graphs and its gate, encodes an offload and reads its reply."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from edge_sdk.bundles.personal_weights import PersonalWeights
 from edge_sdk.errors import InputError
-from edge_sdk.gate.gate import Gate, Verdict, gate_from
-from edge_sdk.gate.threshold_control import steering_from
+from edge_sdk.gate.gate import Decision, Gate, gate_from
+from edge_sdk.gate.threshold_control import control_from
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.offload.offloader import Target
 from edge_sdk.session import Array, Session
@@ -21,14 +21,15 @@ from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import RAW_INPUT, Reply
 
 
-class Engine:
-    """The graphs of one bundle, its gate and what steers it. An update puts another engine in its
-    place, between two predictions and not within one.
+class BundleRunner:
+    """The graphs of one bundle, its gate and the control of its threshold.
+
+    An update replaces the runner between two predictions, never within one.
 
     Args:
-        own: what the device learnt for itself, in place of what the bundle holds of it.
+        personal: the device's personal weights, used in place of the bundle's.
     Raises: BundleError if a graph cannot be loaded; ConfigurationError if the settings or the
-        device's own weights and the bundle do not go together.
+        personal weights do not fit the bundle.
     """
 
     def __init__(
@@ -36,21 +37,21 @@ class Engine:
         folder: Path,
         manifest: BundleManifest,
         settings: AgentSettings,
-        own: PersonalWeights | None = None,
+        personal: PersonalWeights | None = None,
     ) -> None:
         self.manifest = manifest
         self.class_names = manifest.class_names
         self.gate: Gate = gate_from(manifest.gate, settings.threshold)
-        self.steering = steering_from(settings.controller, manifest.gate, self.gate)
+        self.control = control_from(settings.controller, manifest.gate, self.gate)
         self.codec = settings.codec or manifest.smashed.codec
         self.target = Target(manifest.model, manifest.version)
         sessions = {
             name: Session(folder / graph.file, threads=settings.threads)
             for name, graph in manifest.graphs.items()
         }
-        self.personal = None if own is None else own.training
-        if own is not None:
-            for name, values in own.overrides(manifest).items():
+        self.personal = None if personal is None else personal.training
+        if personal is not None:
+            for name, values in personal.overrides(manifest).items():
                 sessions[name].override(values)
         self._exit = sessions["exit"]
         self._prefix = sessions.get("prefix")
@@ -59,11 +60,11 @@ class Engine:
         self._shape = manifest.input.shape
         self._dtype = np.dtype(manifest.input.dtype)
         self._floating = self._dtype.kind == "f"
-        # the first run allocates; do it before the first caller waits for it
+        # the first run allocates memory: do it before the first prediction
         self._exit.run(self._outputs, {RAW_INPUT: np.zeros((1, *self._shape), self._dtype)})
 
     def check(self, x: object) -> Array:
-        """`x` as the graph takes it.
+        """`x`, if it has the dtype, shape and finite values that the graph takes.
 
         Raises: InputError naming expected and got.
         """
@@ -75,23 +76,26 @@ class Engine:
         if x.dtype != self._dtype:
             hint = f"convert it with x.astype({str(self._dtype)!r})"
             raise InputError(f"input: expected dtype {self._dtype}, got {x.dtype}; {hint}")
-        # one fused pass: a sum of squares is finite unless something in it is not, or is huge;
+        # one fused pass: a sum of squares is finite unless a value is not finite, or huge;
         # vdot, because dot warns of an overflow
         if self._floating and not math.isfinite(np.vdot(x, x)) and not np.isfinite(x).all():
             raise InputError("input: expected finite values, got NaN or infinity")
         return x
 
-    def exit(self, x: Array) -> tuple[Verdict, Array | None, bool]:
-        """One run of the exit graph: the verdict, z where the graph gives it, whether to audit."""
+    def exit(self, x: Array) -> tuple[Decision, Array | None, bool]:
+        """Run the exit graph once.
+
+        Returns: the gate's decision; z if the exit graph computes it, else None; whether to audit.
+        """
         outputs = self._exit.run(self._outputs, {RAW_INPUT: x[None]})
         z = outputs[1] if len(outputs) > 1 else None
-        if self.steering is None:
-            return self.gate.judge(outputs[0][0]), z, False
-        verdict, audit = self.steering.judge(outputs[0][0])
-        return verdict, z, audit
+        if self.control is None:
+            return self.gate.decide(outputs[0][0]), z, False
+        decision, audit = self.control.decide(outputs[0][0])
+        return decision, z, audit
 
     def smashed(self, x: Array, z: Array | None) -> Tensor:
-        """What an offload sends: z, encoded; from `x` where the exit graph gives none.
+        """The encoded smashed data that an offload sends; computed from `x` if z is None.
 
         Raises: InputError if z is not finite.
         """
@@ -102,9 +106,9 @@ class Engine:
         return Tensor(self.manifest.smashed.name, array, parameters)
 
     def read(self, reply: Reply) -> tuple[int, Array]:
-        """Label and probabilities that a reply stands for.
+        """Label and probabilities of a reply.
 
-        Raises: InputError if the reply holds something else.
+        Raises: InputError if the reply does not hold the expected tensor.
         """
         if self._back is not None:
             name = next(iter(self._back.inputs))
@@ -120,7 +124,7 @@ class Engine:
 def read_logits(reply: Reply, classes: int) -> Array:
     """The (classes,) logits of a reply.
 
-    Raises: InputError if it holds none of that shape.
+    Raises: InputError if the reply has no logits of that shape.
     """
     logits = reply.tensors.get("logits")
     if logits is None or logits.shape != (1, classes):

@@ -57,7 +57,8 @@ def enroll(
     as_json: AsJson = False,
 ) -> None:
     """Trade a token for an identity, measure this device and fetch its bundle."""
-    from edge_sdk import agent, api
+    from edge_sdk import api
+    from edge_sdk.bundles import lifecycle
     from edge_sdk.errors import BundleError, LinkError, SplitedgeError
     from edge_sdk.identity import check_not_enrolled
 
@@ -74,7 +75,7 @@ def enroll(
                 typer.echo(f"warning: the link was not measured: {err}", err=True)
     try:
         with console.status("fetching its bundle"):
-            agent.update(state)
+            lifecycle.update(state)
     except SplitedgeError as err:
         raise BundleError(
             f"enrolled as {identity.device}, but {err}; then run `splitedge agent update`"
@@ -135,12 +136,12 @@ def run(
 @app.command(epilog="Example: splitedge agent update --state ./pi")
 def update(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
     """Fetch the bundle that the server assigns this device, now; a running agent takes it later."""
-    from edge_sdk import agent
+    from edge_sdk.bundles import lifecycle
     from edge_sdk.identity import Identity
 
     identity = Identity.load(state)
     with Console(stderr=True).status(f"asking {identity.server}"):
-        agent.update(state)
+        lifecycle.update(state)
     bundle = _active_bundle(state)
     if as_json:
         print_json({"device": identity.device, "bundle": bundle})

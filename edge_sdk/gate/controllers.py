@@ -1,11 +1,11 @@
-"""Where a gate's threshold comes from, when the user does not give it as a number.
+"""Sources of a gate's threshold, for users who do not set it as a number.
 
     from_curve            the bundle's operating curve, measured on held-out data at export
-    BudgetController      label-free: offload no more than a rate, a bandwidth or an energy allows
-    AgreementController   label-free: exit no more than agrees with the server, with confidence
+    BudgetController      label-free: offloads no more than a rate, bandwidth or energy allows
+    AgreementController   label-free: exits no more than agrees with the server, with confidence
 
-Pure but for a clock and a seeded random stream; memory is bounded. Read `threshold` from any
-thread; call a controller's other methods from one thread at a time.
+Pure, apart from a clock and a seeded random stream; memory is bounded. Any thread may read
+`threshold`; a controller's other methods need one thread at a time.
 docs/decisions/0002-label-free-thresholds.md says why these and not others.
 """
 
@@ -24,12 +24,13 @@ from typing import Final, Literal
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import GatePoint
 
-# Fewer uncertainties than this say too little about their upper tail.
+# With fewer uncertainties their upper tail is too uncertain.
 WARM_UP: Final = 32
-# Predictions over which the pace of a budget per second is averaged.
+# Predictions over which the rate of a budget per second is averaged.
 PACE: Final = 64
-# Audits between two choices: a choice costs about 0.2 ms.
+# Audits between two choices of the threshold; a choice takes about 0.2 ms.
 REVIEW_EVERY: Final = 25
+AUDIT_WINDOW: Final = 2000
 
 
 def from_curve(
@@ -39,24 +40,24 @@ def from_curve(
     min_exit_accuracy: float | None = None,
     min_exit_rate: float | None = None,
 ) -> float:
-    """The threshold of the point on the operating curve that serves one wish. Give exactly one.
+    """The threshold of the point on the operating curve that meets one goal. Give exactly one.
 
     Args:
-        min_accuracy: of the gated pair; the point of highest exit rate that keeps it.
-        min_exit_accuracy: of what exits; the point of highest exit rate that keeps it.
-        min_exit_rate: the lowest threshold at which at least this share exits.
-    Raises: ConfigurationError if no point reaches it (naming the best there is), if the bundle has
-        no curve, or if not exactly one wish was given.
+        min_accuracy: of the gated pair; takes the point of highest exit rate that reaches it.
+        min_exit_accuracy: of the exits; takes the point of highest exit rate that reaches it.
+        min_exit_rate: takes the lowest threshold at which at least this share exits.
+    Raises: ConfigurationError if no point reaches the goal (naming the best point), if the bundle
+        has no curve, or if not exactly one goal is given.
     """
-    wishes = {
+    goals = {
         "accuracy": min_accuracy,
         "exit_accuracy": min_exit_accuracy,
         "exit_rate": min_exit_rate,
     }
-    given = [(name, least) for name, least in wishes.items() if least is not None]
+    given = [(name, least) for name, least in goals.items() if least is not None]
     if len(given) != 1:
         raise ConfigurationError(
-            f"from_curve: expected one of {', '.join(f'min_{name}' for name in wishes)},"
+            f"from_curve: expected one of {', '.join(f'min_{name}' for name in goals)},"
             f" got {len(given)}"
         )
     if not curve:
@@ -70,7 +71,7 @@ def from_curve(
         best = max(curve, key=lambda point: _or_lowest(getattr(point, name)))
         raise ConfigurationError(
             f"from_curve: expected a point with {name} of at least {least:g}, the best is"
-            f" {getattr(best, name):g} at threshold {best.threshold:g}; ask for less or retrain"
+            f" {getattr(best, name):g} at threshold {best.threshold:g}; lower the goal or retrain"
         )
     if name == "exit_rate":
         return min(point.threshold for point in reached)
@@ -80,7 +81,7 @@ def from_curve(
 def grid_from_curve(curve: Sequence[GatePoint], size: int = 10) -> tuple[float, ...]:
     """At most `size` thresholds of the curve, ascending, about evenly spaced in exit rate.
 
-    A grid for `AgreementController`, which needs one fixed before it sees any audit.
+    A grid for `AgreementController`, which needs it fixed before the first audit.
 
     Raises: ConfigurationError if nothing exits anywhere on the curve.
     """
@@ -92,20 +93,20 @@ def grid_from_curve(curve: Sequence[GatePoint], size: int = 10) -> tuple[float, 
 
 
 class BudgetController:
-    """Holds offloads under a limit, spending it on the most uncertain queries.
+    """Keeps offloads under a limit, and spends the limit on the most uncertain queries.
 
-    A token bucket steers a streaming quantile. Each prediction (or each second) earns limit / cost
-    tokens, an offload spends one, `burst` is the most that can be saved. The threshold is the
-    quantile of the last `window` uncertainties above which lies the share
+    A token bucket sets the level of a streaming quantile. Each prediction (or each second) earns
+    limit / cost tokens, an offload spends one, `burst` is the most that can be saved. The threshold
+    is the quantile of the last `window` uncertainties above which lies the share
 
         rate * tokens / (burst - tokens),    rate = tokens earned a prediction
 
     so a half full bucket offloads just what it earns, a full one everything, and one with less
-    than a token nothing. Hence, for any stream, drifting, tied or hostile: offloads in any span
-    are at most what the span earns plus `burst`, and with the default floor and a limit per
-    prediction at least what it earns less `burst`. Only nan leaves at any threshold; what it
-    overdraws is earned back before anything else leaves. It is the integral control of adaptive
-    conformal inference (Gibbs and Candès, 2021) with its integral bounded.
+    than a token nothing. Hence, for any stream, with drift, ties or an adversary: the offloads in
+    any span are at most what the span earns plus `burst`, and with the default floor and a limit
+    per prediction at least what it earns less `burst`. A nan is offloaded at every threshold; what
+    it overdraws is earned back before anything else is offloaded. It is the integral control of
+    adaptive conformal inference (Gibbs and Candès, 2021) with its integral bounded.
 
     Args:
         limit: per prediction or per second, in the unit of `cost`: a rate in [0, 1] with the
@@ -113,11 +114,11 @@ class BudgetController:
         cost: of one offload: 1 to limit the number, else its bytes (frame and overhead) or joules.
         per: whether the limit holds per prediction or per second.
         start: the threshold until 32 uncertainties have been seen: the bundle's.
-        floor: answers surer than this never leave, however much budget there is; the bundle's
-            threshold, say. -inf spends the whole budget.
+        floor: an uncertainty below it is never offloaded, even within the budget; for example the
+            bundle's threshold. -inf spends the whole budget.
         burst: offloads that may come at once.
-        window: uncertainties remembered.
-    Raises: ConfigurationError for a number out of its range.
+        window: uncertainties that are remembered.
+    Raises: ConfigurationError for a value outside its range.
     """
 
     __slots__ = (
@@ -148,12 +149,10 @@ class BudgetController:
         window: int = 1024,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _need(0 <= limit < math.inf, "limit", "a finite number from 0", limit)
-        _need(0 < cost < math.inf, "cost", "a finite number above 0", cost)
-        _need(per in ("prediction", "second"), "per", "prediction or second", per)
+        check_budget(limit=limit, cost=cost, per=per, floor=floor)
         _need(2 <= burst < math.inf, "burst", "a finite number from 2", burst)
         _need(window >= WARM_UP, "window", f"at least {WARM_UP}", window)
-        _need(not math.isnan(start) and not math.isnan(floor), "start, floor", "numbers", "nan")
+        _need(not math.isnan(start), "start", "a number", start)
         self._income = limit / cost
         self._per_second = per == "second"
         self._start = start
@@ -170,13 +169,13 @@ class BudgetController:
 
     @property
     def threshold(self) -> float:
-        """For the next prediction, in the policy's unit; inf when there is nothing to spend."""
+        """The threshold for the next prediction, in the policy's unit; inf without budget."""
         return self._threshold
 
     def observe(self, uncertainty: float) -> None:
-        """Count a prediction that was judged at `threshold`; nan counts as the most uncertain.
+        """Count a prediction that was decided at `threshold`; nan counts as the most uncertain.
 
-        About 3 us.
+        Takes about 3 us.
         """
         self._earn()
         if not uncertainty < self._threshold:
@@ -190,7 +189,7 @@ class BudgetController:
             now_s = self._clock()
             tokens *= 0.0 if self._last_s is None else max(0.0, now_s - self._last_s)
             self._last_s = now_s
-            # a plain mean at first, then one that forgets
+            # a plain mean at first, then a moving average
             self._rate += (tokens - self._rate) / min(max(self._seen, 1), PACE)
             self._seen += 1
         self._tokens = min(self._tokens + tokens, self._burst)
@@ -211,21 +210,21 @@ class BudgetController:
         if wanted >= spare:  # a share of 1
             return self._floor
         above = int(wanted / spare * len(self._ranked))
-        if above == 0:  # a share finer than the window: only what tops all of it
+        if above == 0:  # a share finer than the window: only what exceeds all of it
             return max(math.nextafter(self._ranked[-1], math.inf), self._floor)
         return max(self._ranked[-above], self._floor)
 
 
 @dataclass(frozen=True, slots=True)
 class AgreementReport:
-    """What an `AgreementController` stands on.
+    """The threshold that an `AgreementController` chose, and the audits behind the choice.
 
     Attributes:
-        threshold: now in force; -inf while no threshold of the grid holds.
-        bound: upper bound of the disagreement among exits at that threshold, None while none holds.
-        delta, confidence: what was asked for.
-        audits: how many it remembers; `exits` of them lie below the threshold, and in
-            `disagreements` of those the server answered otherwise.
+        threshold: in force now; -inf while no threshold of the grid holds.
+        bound: upper bound of the disagreement among exits at that threshold; None while none holds.
+        delta, confidence: the settings.
+        audits: audits in memory; `exits` of them lie below the threshold, and for `disagreements`
+            of those exits the server gave another label.
     """
 
     threshold: float
@@ -238,36 +237,37 @@ class AgreementReport:
 
 
 class AgreementController:
-    """Exits as much as agrees with the server: the loosest threshold of a fixed grid at which the
-    share of exits that the server would answer otherwise is at most delta, with confidence.
+    """Exits as much as agrees with the server: the loosest threshold of a fixed grid at which, with
+    confidence, the server would give another label for at most a share `delta` of the exits.
 
-    Ask `wants_audit` for every query, exit or not. When it says yes, get the server's answer even
-    if the gate exits (in the background, the user already has the device's) and report to
-    `audited`; an audit without a reply is dropped. Every query faces the same coin, so audits are
-    a plain sample of the traffic, and those below a threshold are a plain sample of its exits:
-    their disagreements are binomial and the Clopper-Pearson bound is exact. While no threshold
-    holds everything is offloaded, so every query is an audit at no cost, and the first choice comes
-    after ln((1 - confidence) / len(grid)) / ln(1 - delta) queries at best, up to the next 25th.
+    Call `wants_audit` for every query, exit or not. When it returns True, get the server's answer
+    even if the gate exits (in the background: the user has the device's answer already) and report
+    it with `record_audit`; drop an audit without a reply. All queries have the same chance, so the
+    audits are a plain sample of the traffic, and those below a threshold are a plain sample of its
+    exits: their disagreements are binomial and the Clopper-Pearson bound is exact. While no
+    threshold holds everything is offloaded, so every query is an audit at no cost, and the first
+    choice comes after ln((1 - confidence) / len(grid)) / ln(1 - delta) queries at best, rounded up
+    to a multiple of 25.
 
-    Several thresholds are looked at, so each is tested at (1 - confidence) / len(grid)
-    (Bonferroni). Testing in a fixed order, strictest first, would need no such division, but stops
-    at its first failure, and the strictest threshold has the fewest audits to pass with. The price
-    is small: with 10 thresholds 1.8 times the audits for the first choice. Nothing is assumed of
-    how disagreement grows with uncertainty.
+    Several thresholds are tested, so each is tested at (1 - confidence) / len(grid) (Bonferroni).
+    A test in fixed order, strictest first, would need no such division, but stops at its first
+    failure, and the strictest threshold has the fewest audits to pass with. The cost is small: with
+    10 thresholds 1.8 times the audits for the first choice. There is no assumption about how
+    disagreement grows with uncertainty.
 
-    What is held: at any one moment, the threshold in force exceeds delta with probability at most
-    1 - confidence over the audits. It is not a promise about all moments at once, and it speaks of
-    the traffic of the last `window` audits: a change is followed only as they are replaced.
-    Agreement is with the server, whose own errors it cannot see.
+    The guarantee: at any one moment, the threshold in force exceeds delta with probability at most
+    1 - confidence over the audits. It does not hold for all moments at once, and it is about the
+    traffic of the last `window` audits: a change is followed only as they are replaced. Agreement
+    is with the server; errors of the server stay unseen.
 
     Args:
-        delta: disagreement among exits to tolerate, in (0, 1).
+        delta: tolerated disagreement among exits, in (0, 1).
         grid: thresholds, in the policy's unit, fixed before any audit: `grid_from_curve`.
         confidence: in (0, 1).
-        audit_share: of the queries, in (0, 1].
-        window: audits remembered.
-        seed: of the coin.
-    Raises: ConfigurationError for a number out of its range, or a window too small for any
+        audit_share: share of the queries to audit, in (0, 1].
+        window: audits that are remembered.
+        seed: of the random choice of audits.
+    Raises: ConfigurationError for a value outside its range, or a window too small for any
         threshold ever to hold.
     """
 
@@ -290,23 +290,25 @@ class AgreementController:
         *,
         confidence: float = 0.95,
         audit_share: float = 0.02,
-        window: int = 2000,
+        window: int = AUDIT_WINDOW,
         seed: int = 0,
     ) -> None:
-        _need(0 < delta < 1, "delta", "more than 0, less than 1", delta)
-        _need(0 < confidence < 1, "confidence", "more than 0, less than 1", confidence)
-        _need(0 < audit_share <= 1, "audit_share", "more than 0, at most 1", audit_share)
         rises = all(low < high for low, high in pairwise(grid))
         finite = all(map(math.isfinite, grid))
         _need(bool(grid) and rises and finite, "grid", "finite thresholds, ascending", grid)
-        least = math.ceil(math.log((1 - confidence) / len(grid)) / math.log1p(-delta))
-        _need(window >= least, "window", f"at least {least} for this delta and grid", window)
+        check_agreement(
+            delta=delta,
+            confidence=confidence,
+            audit_share=audit_share,
+            thresholds=len(grid),
+            window=window,
+        )
         self._delta = delta
         self._grid = tuple(grid)
         self._confidence = confidence
         self._share = audit_share
-        self._coin = random.Random(seed)  # noqa: S311  which queries to audit is no secret
-        # the last bin holds what no threshold of the grid would let exit
+        self._coin = random.Random(seed)  # noqa: S311  which queries are audited is no secret
+        # the last bin counts audits that exit at no threshold of the grid
         self._bins = [[0, 0] for _ in range(len(grid) + 1)]
         self._audits: deque[tuple[int, bool]] = deque(maxlen=window)
         self._since_review = 0
@@ -314,25 +316,26 @@ class AgreementController:
 
     @property
     def threshold(self) -> float:
-        """For the next prediction; -inf (offload everything) while no threshold holds."""
+        """The threshold for the next prediction; -inf (offload everything) while none holds."""
         return self._report.threshold
 
     @property
     def bound(self) -> float | None:
-        """Upper bound of the disagreement among exits at `threshold`, None while none holds."""
+        """Upper bound of the disagreement among exits at `threshold`; None while none holds."""
         return self._report.bound
 
     def wants_audit(self) -> bool:
-        """Whether to compare the query at hand with the server's answer: a coin of `audit_share`,
-        or always while no threshold holds and everything is offloaded anyway.
+        """Whether to compare the next query with the server's answer: with probability
+        `audit_share`, or always while no threshold holds and everything is offloaded anyway.
 
-        It takes no verdict: a coin that knew the uncertainty would bias what is learnt.
+        It takes no decision: a choice that depends on the uncertainty would bias the sample.
         """
         return self._report.bound is None or self._coin.random() < self._share
 
-    def audited(self, uncertainty: float, agreed: bool) -> None:
-        """Take in one audit: the query's uncertainty, and whether the server gave the label that
-        the device gave. Every 25th chooses the threshold anew.
+    def record_audit(self, uncertainty: float, agreed: bool) -> None:
+        """Count one audit: the query's uncertainty, and whether the server gave the device's label.
+
+        Every 25th audit chooses the threshold again.
         """
         if len(self._audits) == self._audits.maxlen:
             index, disagreed = self._audits[0]
@@ -349,7 +352,7 @@ class AgreementController:
             self._report = self._review()
 
     def report(self) -> AgreementReport:
-        """The threshold in force and the audits that it was chosen by."""
+        """The threshold in force and the audits behind it."""
         return self._report
 
     def _review(self) -> AgreementReport:
@@ -376,10 +379,10 @@ class AgreementController:
 
 def upper_bound(failures: int, trials: int, confidence: float) -> float:
     """The exact (Clopper-Pearson) one-sided upper bound of a probability: the p at which `failures`
-    or fewer in `trials` would come with probability 1 - confidence.
+    or fewer in `trials` have probability 1 - confidence.
 
-    It is the beta quantile at `confidence` with parameters failures + 1 and trials - failures,
-    found by bisection of the binomial sum to the last bits. Without trials: 1.
+    Equals the beta quantile at `confidence` with parameters failures + 1 and trials - failures.
+    Found by bisection of the binomial sum, to the last bits. Without trials: 1.
     """
     if failures >= trials:
         return 1.0
@@ -392,8 +395,41 @@ def upper_bound(failures: int, trials: int, confidence: float) -> float:
     return high
 
 
+def check_budget(
+    *, limit: float, cost: float = 1.0, per: str = "prediction", floor: float = -math.inf
+) -> None:
+    """Check the numbers of a `BudgetController` that a user sets.
+
+    Raises: ConfigurationError naming the first that is outside its range.
+    """
+    _need(0 <= limit < math.inf, "limit", "a finite number from 0", limit)
+    _need(0 < cost < math.inf, "cost", "a finite number above 0", cost)
+    _need(per in ("prediction", "second"), "per", "prediction or second", per)
+    _need(not math.isnan(floor), "floor", "a number", floor)
+
+
+def check_agreement(
+    *,
+    delta: float,
+    confidence: float,
+    audit_share: float,
+    thresholds: int,
+    window: int = AUDIT_WINDOW,
+) -> None:
+    """Check the numbers of an `AgreementController` that a user sets, for a grid of `thresholds`.
+
+    Raises: ConfigurationError naming the first that is outside its range, or a window in which no
+        threshold could ever hold.
+    """
+    _need(0 < delta < 1, "delta", "more than 0, less than 1", delta)
+    _need(0 < confidence < 1, "confidence", "more than 0, less than 1", confidence)
+    _need(0 < audit_share <= 1, "audit_share", "more than 0, at most 1", audit_share)
+    least = math.ceil(math.log((1 - confidence) / thresholds) / math.log1p(-delta))
+    _need(window >= least, "window", f"at least {least} for this delta and grid", window)
+
+
 def _holds(failures: int, trials: int, delta: float, confidence: float) -> bool:
-    """Whether `upper_bound` is at most delta, without looking for it."""
+    """Whether `upper_bound` is at most delta, without computing it."""
     return failures < trials and _at_most(failures, trials, delta) <= 1 - confidence
 
 
@@ -408,7 +444,7 @@ def _at_most(failures: int, trials: int, p: float) -> float:
 
 
 def _or_lowest(value: float) -> float:
-    """Where nothing exits, a curve may have no exit accuracy: nan, the worst there is."""
+    """`value` for a comparison: nan, the exit accuracy where nothing exits, ranks lowest."""
     return -math.inf if math.isnan(value) else value
 
 

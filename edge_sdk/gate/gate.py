@@ -1,10 +1,10 @@
-"""The gate: is the device's own answer sure enough to leave here?
+"""The gate decides whether one sample exits on the device or is offloaded to the server.
 
-A policy is a pure function from one sample's logits to its label, its probabilities and one number
-of uncertainty; a gate exits when that number is strictly below its threshold. Gates compose with
+A policy is a pure function from one sample's logits to its label, its probabilities and its
+uncertainty; a gate exits when the uncertainty is strictly below its threshold. Gates compose with
 `AllOf` and `AnyOf`. Thresholds come from the user, the bundle or `edge_sdk.gate.controllers`.
 
-`judge` is in the path of every prediction: at 10 classes it takes about 5 us on one x86 core, a
+`decide` is in the path of every prediction: at 10 classes it takes about 5 us on one x86 core, a
 tenth of a small network's run. Hence array methods and `math` for scalars below, where a call of
 `np.clip` or a `keepdims` reduction alone would cost 3 us.
 """
@@ -29,14 +29,14 @@ _sum = np.add.reduce  # what ndarray.sum calls, without the 0.7 us on the way
 
 
 @dataclass(slots=True, eq=False)
-class Verdict:
-    """What a gate made of one sample's logits. Nobody writes to it: freezing would cost 1 us.
+class Decision:
+    """What a gate decided for one sample. Treat it as read-only: freezing it would cost 1 us.
 
     Attributes:
-        exit: whether the device's answer stands.
-        label: index of the largest logit; the first of several.
+        exit: whether the device's answer is final.
+        label: index of the largest logit; the first of several equal ones.
         probabilities: (N,) float32, sum 1.
-        uncertainty, threshold: of the gate that settled it, in its policy's unit.
+        uncertainty, threshold: of the gate that decided, in its policy's unit.
     """
 
     exit: bool
@@ -46,11 +46,11 @@ class Verdict:
     threshold: float
 
 
-class Judge(Protocol):
-    """A gate or a composition of gates."""
+class ExitRule(Protocol):
+    """A gate, or a composition of gates."""
 
-    def judge(self, logits: Floats) -> Verdict:
-        """The verdict on one sample's logits, (N,) float32."""
+    def decide(self, logits: Floats) -> Decision:
+        """The decision for one sample's logits, (N,) float32."""
 
 
 def entropy(logits: Floats) -> tuple[int, Floats, float]:
@@ -77,7 +77,7 @@ def entropy(logits: Floats) -> tuple[int, Floats, float]:
 def margin(logits: Floats) -> tuple[int, Floats, float]:
     """Label, softmax and 1 - (p1 - p2) of its two largest entries, from 0 (sure) to 1 (a tie).
 
-    Kept as (p2 + sum of all but p1), which does not round to 0 for a sure network.
+    Computed as (p2 + sum of all but p1), which does not round to 0 for a sure network.
     """
     label = int(logits.argmax())
     peak = logits.item(label)
@@ -96,7 +96,7 @@ def margin(logits: Floats) -> tuple[int, Floats, float]:
 
 def vacuity(logits: Floats) -> tuple[int, Floats, float]:
     """Label, expected probabilities and vacuity N / S of the Dirichlet that the logits stand for,
-    from 0 (endless evidence) to 1 (none).
+    from 0 (unlimited evidence) to 1 (none).
 
     e = softplus(logits), alpha = e + 1, S = sum alpha, p = alpha / S    BESplit, Evidence
     """
@@ -121,8 +121,8 @@ POLICIES: Final[Mapping[str, Policy]] = {
 class Gate:
     """Exits when the policy's uncertainty is strictly below the threshold (HARMONY, inference).
 
-    `threshold` may be written at any time, by a controller of `edge_sdk.gate.controllers` say; inf
-    always exits, -inf never does.
+    `threshold` may be written at any time, for example by a controller of
+    `edge_sdk.gate.controllers`; inf always exits, -inf never does.
     """
 
     policy: Policy
@@ -132,55 +132,55 @@ class Gate:
         if math.isnan(self.threshold):
             raise ConfigurationError("gate threshold: expected a number, got nan")
 
-    def judge(self, logits: Floats) -> Verdict:
-        """The verdict on one sample's logits, (N,) float32, N >= 2."""
+    def decide(self, logits: Floats) -> Decision:
+        """The decision for one sample's logits, (N,) float32, N >= 2."""
         threshold = self.threshold
         label, probabilities, uncertainty = self.policy(logits)
-        return Verdict(uncertainty < threshold, label, probabilities, uncertainty, threshold)
+        return Decision(uncertainty < threshold, label, probabilities, uncertainty, threshold)
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Exits when every gate does. As with Python's `and`, the verdict is that of the gate that
-    settled it: the first that would not exit, or else the last.
+    """Exits when every gate does. As with Python's `and`, the decision is that of the first gate
+    that does not exit, or else of the last gate.
     """
 
-    gates: Sequence[Judge]
+    gates: Sequence[ExitRule]
 
     def __post_init__(self) -> None:
         _need_gates(self.gates)
 
-    def judge(self, logits: Floats) -> Verdict:
-        """The verdict on one sample's logits, (N,) float32."""
+    def decide(self, logits: Floats) -> Decision:
+        """The decision for one sample's logits, (N,) float32."""
         for gate in self.gates:
-            verdict = gate.judge(logits)
-            if not verdict.exit:
+            decision = gate.decide(logits)
+            if not decision.exit:
                 break
-        return verdict
+        return decision
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """Exits when one gate does. As with Python's `or`, the verdict is that of the gate that
-    settled it: the first that would exit, or else the last.
+    """Exits when one gate does. As with Python's `or`, the decision is that of the first gate that
+    exits, or else of the last gate.
     """
 
-    gates: Sequence[Judge]
+    gates: Sequence[ExitRule]
 
     def __post_init__(self) -> None:
         _need_gates(self.gates)
 
-    def judge(self, logits: Floats) -> Verdict:
-        """The verdict on one sample's logits, (N,) float32."""
+    def decide(self, logits: Floats) -> Decision:
+        """The decision for one sample's logits, (N,) float32."""
         for gate in self.gates:
-            verdict = gate.judge(logits)
-            if verdict.exit:
+            decision = gate.decide(logits)
+            if decision.exit:
                 break
-        return verdict
+        return decision
 
 
 def gate_from(spec: GateSpec, threshold: float | None = None) -> Gate:
-    """The bundle's gate; a user's `threshold`, in the policy's unit, wins over the bundle's.
+    """The bundle's gate; a user's `threshold`, in the policy's unit, replaces the bundle's.
 
     Raises: ConfigurationError if `threshold` is nan.
     """
@@ -188,10 +188,10 @@ def gate_from(spec: GateSpec, threshold: float | None = None) -> Gate:
 
 
 def uncertainties(policy: str, logits: Floats) -> NDArray[np.float64]:
-    """The uncertainty of many samples, as a gate on the device would compute each.
+    """The uncertainty of many samples, each as a gate on the device computes it.
 
-    One row at a time, for the same bits: a curve's threshold is some sample's own uncertainty, and
-    a last-bit difference would put that sample on the other side of it. 5 us a row at 10 classes.
+    One row at a time, so that the export and the device get the same bits, and a sample that lies
+    on a threshold falls on the same side for both. Takes 5 us a row at 10 classes.
 
     Args:
         logits: (n, N).
@@ -208,10 +208,10 @@ def uncertainties(policy: str, logits: Floats) -> NDArray[np.float64]:
 
 
 def _unsure(logits: Floats, label: int) -> tuple[int, Floats, float]:
-    """argmax finds a NaN first and +inf next, so the largest logit speaks for all of them."""
+    """The result for logits that are not finite: argmax picks a NaN first, and +inf next."""
     return label, np.full(logits.shape, np.nan, np.float32), math.nan
 
 
-def _need_gates(gates: Sequence[Judge]) -> None:
+def _need_gates(gates: Sequence[ExitRule]) -> None:
     if not gates:
         raise ConfigurationError("composed gate: expected at least one gate, got none")

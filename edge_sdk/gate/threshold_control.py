@@ -1,9 +1,8 @@
-"""Thresholds that find themselves: the controllers of `edge_sdk.gate.controllers` at a gate's
-lever.
+"""Threshold controls: a controller of `edge_sdk.gate.controllers`, applied to a gate.
 
-A controller takes one thread at a time and predictions come from many, so what belongs together is
-done under a lock: judging and observing (else a budget would be charged by another threshold than
-the one that let the query go), choosing a threshold and writing it to the gate.
+A controller needs one thread at a time, and predictions come from many. So a lock covers each pair
+of steps that belong together: a decision and its observation (else a budget would be charged by
+another threshold than the one that was used), and a new threshold and its write to the gate.
 """
 
 from __future__ import annotations
@@ -22,31 +21,31 @@ from edge_sdk.gate.controllers import (
     BudgetController,
     grid_from_curve,
 )
-from edge_sdk.gate.gate import Floats, Gate, Verdict
+from edge_sdk.gate.gate import Decision, Floats, Gate
 from edge_sdk.manifest import GateSpec
 from edge_sdk.settings import GRID_SIZE, Agreement, Budget
 
 logger = logging.getLogger(__name__)
 
-# Audits that wait for the server; one more is dropped, which costs a sample and biases nothing.
+# Audits that wait for the server. One more is dropped: that costs a sample and adds no bias.
 AUDITS_WAITING: Final = 64
 
 
-class Steering(Protocol):
-    """A gate whose threshold moves."""
+class ThresholdControl(Protocol):
+    """A gate with a threshold that adapts."""
 
-    def judge(self, logits: Floats) -> tuple[Verdict, bool]:
-        """The verdict on one sample's logits, and whether to audit it."""
+    def decide(self, logits: Floats) -> tuple[Decision, bool]:
+        """The gate's decision for one sample's logits, and whether to audit it."""
 
-    def audited(self, uncertainty: float, agreed: bool) -> None:
-        """Take in what became of one audit."""
+    def record_audit(self, uncertainty: float, agreed: bool) -> None:
+        """Count the result of one audit."""
 
     def report(self) -> AgreementReport | None:
-        """The bound it holds, if it holds one."""
+        """The bound that the threshold guarantees; None for a control without one."""
 
 
-class BudgetSteering:
-    """Moves the threshold after every prediction."""
+class BudgetControl:
+    """Adapts the threshold after every prediction."""
 
     def __init__(self, gate: Gate, controller: BudgetController) -> None:
         self._gate = gate
@@ -54,24 +53,24 @@ class BudgetSteering:
         self._lock = threading.Lock()
         gate.threshold = controller.threshold
 
-    def judge(self, logits: Floats) -> tuple[Verdict, bool]:
-        """The verdict on one sample's logits; nothing is ever audited."""
+    def decide(self, logits: Floats) -> tuple[Decision, bool]:
+        """The gate's decision for one sample's logits; it is never audited."""
         with self._lock:
-            verdict = self._gate.judge(logits)
-            self._controller.observe(verdict.uncertainty)
+            decision = self._gate.decide(logits)
+            self._controller.observe(decision.uncertainty)
             self._gate.threshold = self._controller.threshold
-        return verdict, False
+        return decision, False
 
-    def audited(self, uncertainty: float, agreed: bool) -> None:
-        """Nothing to learn."""
+    def record_audit(self, uncertainty: float, agreed: bool) -> None:
+        """Ignore the audit: a budget does not depend on answers."""
 
     def report(self) -> AgreementReport | None:
-        """None: a budget says nothing of answers."""
+        """None: a budget guarantees nothing about answers."""
         return None
 
 
-class AgreementSteering:
-    """Moves the threshold as audits come in."""
+class AgreementControl:
+    """Adapts the threshold as the results of audits arrive."""
 
     def __init__(self, gate: Gate, controller: AgreementController) -> None:
         self._gate = gate
@@ -79,54 +78,58 @@ class AgreementSteering:
         self._lock = threading.Lock()
         gate.threshold = controller.threshold
 
-    def judge(self, logits: Floats) -> tuple[Verdict, bool]:
-        """The verdict on one sample's logits, and whether the coin chose it for an audit."""
+    def decide(self, logits: Floats) -> tuple[Decision, bool]:
+        """The gate's decision for one sample's logits, and whether it was chosen for an audit."""
         with self._lock:
-            return self._gate.judge(logits), self._controller.wants_audit()
+            return self._gate.decide(logits), self._controller.wants_audit()
 
-    def audited(self, uncertainty: float, agreed: bool) -> None:
-        """Take in whether the server gave the exit head's label."""
+    def record_audit(self, uncertainty: float, agreed: bool) -> None:
+        """Count whether the server gave the exit head's label."""
         with self._lock:
-            self._controller.audited(uncertainty, agreed)
+            self._controller.record_audit(uncertainty, agreed)
             self._gate.threshold = self._controller.threshold
 
     def report(self) -> AgreementReport | None:
-        """The threshold in force and what it stands on."""
+        """The threshold in force and the audits behind it."""
         return self._controller.report()
 
 
-def steering_from(
+def control_from(
     settings: Budget | Agreement | None, spec: GateSpec, gate: Gate
-) -> Steering | None:
-    """What moves the threshold of `gate`; None leaves it where it is.
+) -> ThresholdControl | None:
+    """The control of `gate` that the settings ask for; None keeps its threshold fixed.
 
-    Raises: ConfigurationError if the bundle's curve gives no thresholds to choose among.
+    Raises: ConfigurationError if the bundle's curve gives no thresholds to choose from.
     """
-    if isinstance(settings, Budget):
-        return BudgetSteering(gate, settings.controller(start=spec.threshold))
-    if isinstance(settings, Agreement):
-        grid = grid_from_curve(spec.curve, GRID_SIZE)
-        return AgreementSteering(gate, settings.controller(grid))
-    return None
+    match settings:
+        case Budget(limit=limit, cost=cost, per=per, floor=floor):
+            budget = BudgetController(limit, start=spec.threshold, cost=cost, per=per, floor=floor)
+            return BudgetControl(gate, budget)
+        case Agreement(delta=delta, confidence=confidence, audit_share=share):
+            grid = grid_from_curve(spec.curve, GRID_SIZE)
+            agreement = AgreementController(delta, grid, confidence=confidence, audit_share=share)
+            return AgreementControl(gate, agreement)
+        case None:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """One comparison to make.
+    """One comparison of an exit head's answer with the server's.
 
     Attributes:
-        label, uncertainty: the exit head's.
-        ask: gets the server's label, None where there is none; may wait for it.
+        label, uncertainty: of the exit head.
+        ask: returns the server's label, or None without a reply; may wait for it.
     """
 
-    steering: Steering
+    control: ThresholdControl
     label: int
     uncertainty: float
     ask: Callable[[], int | None]
 
 
 class Auditor:
-    """Makes comparisons one after another, in a thread that no prediction waits for."""
+    """Runs audits one after another, in a thread of its own: predictions do not wait for them."""
 
     def __init__(self) -> None:
         self._queue: Queue[Audit | None] = Queue(AUDITS_WAITING)
@@ -134,14 +137,14 @@ class Auditor:
         self._thread.start()
 
     def submit(self, audit: Audit) -> None:
-        """Make this comparison when there is time; drop it if many wait already."""
+        """Queue an audit; drop it if the queue is full."""
         try:
             self._queue.put_nowait(audit)
         except Full:
-            logger.debug("an audit dropped: %d wait", AUDITS_WAITING)
+            logger.debug("an audit was dropped: %d are waiting", AUDITS_WAITING)
 
     def close(self) -> None:
-        """End the thread; call it once the server is asked no more, so that nothing waits long."""
+        """End the thread. Close the offloader first, so that no audit waits for a reply."""
         self._queue.put(None)
         self._thread.join()
 
@@ -150,8 +153,8 @@ class Auditor:
             try:
                 label = audit.ask()
                 if label is not None:
-                    audit.steering.audited(audit.uncertainty, label == audit.label)
+                    audit.control.record_audit(audit.uncertainty, label == audit.label)
             except SplitedgeError as err:
-                logger.debug("an audit dropped: %s", err)
-            except Exception:  # outermost loop of this thread: one bad audit must not be the last
-                logger.exception("audit failed")
+                logger.debug("an audit was dropped: %s", err)
+            except Exception:  # outermost loop of this thread: one bad audit must not end it
+                logger.exception("an audit failed")

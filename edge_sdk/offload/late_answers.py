@@ -1,4 +1,4 @@
-"""Late answers: what the outbox holds is asked again once the server is there, oldest first."""
+"""Late answers: queries in the outbox are sent again once the server is present, oldest first."""
 
 from __future__ import annotations
 
@@ -9,40 +9,41 @@ from collections.abc import Callable
 from typing import Final
 
 from edge_sdk.errors import InputError, SplitedgeError, StorageError
-from edge_sdk.offload.offloader import NoReply, Offloader, Outcome, Pending, Presence, Target
-from edge_sdk.offload.outbox import Answer, Outbox, Waiting
+from edge_sdk.offload.availability import Presence
+from edge_sdk.offload.offloader import NoReply, Offloader, Outcome, Pending, Target
+from edge_sdk.offload.outbox import Answer, Outbox, QueuedQuery
 from edge_sdk.prediction import LateAnswer
 from edge_sdk.session import Array
 from edge_sdk.wire.messages import Problem, Reply
 
 logger = logging.getLogger(__name__)
 
-# Few, because the queries of now come first at the server's queue and on the link.
+# Few, because new queries come first in the server's queue and on the link.
 IN_FLIGHT: Final = 8
 DEADLINE_S: Final = 30.0
-# A disk that took no answer makes the server compute it again: not more often than this.
+# After a disk error the server must compute the answers again: not more often than this.
 STORAGE_PAUSE_S: Final = 10.0
-# A server with these will answer the same query another time; with any other problem never, but
-# for FAILED: what broke there may be mended, or may be this very query.
-PASSING: Final = frozenset({Problem.OVERLOADED, Problem.NOT_READY, Problem.EXPIRED})
+# Problems that end without a change of the query. FAILED is retried too, FAILED_MAX times in all:
+# the fault may be the server's and pass, or lie in this query.
+RETRYABLE: Final = frozenset({Problem.OVERLOADED, Problem.NOT_READY, Problem.EXPIRED})
 FAILED_MAX: Final = 3
 
-Read = Callable[[Waiting, Reply], tuple[int, Array]]
+Read = Callable[[QueuedQuery, Reply], tuple[int, Array]]
 
 
-def passing(outcome: Outcome) -> bool:
-    """Whether the query may still be answered another time."""
+def is_retryable(outcome: Outcome) -> bool:
+    """Whether the same query may get an answer later."""
     if isinstance(outcome, NoReply):
         return True
-    return outcome.problem in PASSING or outcome.problem is Problem.FAILED
+    return outcome.problem in RETRYABLE or outcome.problem is Problem.FAILED
 
 
 class LateAnswers:
-    """An outbox and the thread that has it answered.
+    """An outbox, and the thread that sends its queries again.
 
     Args:
-        read: label and probabilities of a reply; raises InputError where it holds none.
-        pause_s: between two looks at a server that is not there.
+        read: label and probabilities of a reply; raises InputError if it holds none.
+        pause_s: time between two attempts.
     """
 
     def __init__(self, outbox: Outbox, offloader: Offloader, read: Read, pause_s: float) -> None:
@@ -52,7 +53,7 @@ class LateAnswers:
         self._pause_s = pause_s
         self._lost = 0
         self._failing = False
-        self._failures: dict[str, int] = {}  # by query, how often the server has failed at it
+        self._failures: dict[str, int] = {}  # replies FAILED, by query
         self._filled = threading.Event()
         self._filled.set()  # an earlier run of the agent may have left something
         self._closing = threading.Event()
@@ -61,23 +62,23 @@ class LateAnswers:
 
     @property
     def lost(self) -> int:
-        """Queries that could not be kept: the outbox was full, or the disk."""
+        """Number of queries that could not be saved, because the outbox or the disk was full."""
         return self._lost
 
-    def keep(self, query: Waiting) -> str:
-        """Have this query answered late. One fsync; never fails.
+    def keep(self, query: QueuedQuery) -> str:
+        """Save a query for a late answer. Takes one fsync; never raises.
 
-        Returns: its id, from here on kept until acknowledged; empty if it could not be kept.
+        Returns: its id, kept from now on until acknowledged; empty if it could not be saved.
         """
         try:
             kept = self._outbox.put(query)
-            why = "it is full; are answers acknowledged?"
+            why = "the outbox is full; acknowledge its answers"
         except StorageError as err:
             kept, why = False, str(err)
         if not kept:
-            # one warning a streak: a full disk stays full for many predictions
+            # one warning in a row: a full disk stays full for many predictions
             level = logging.DEBUG if self._failing else logging.WARNING
-            logger.log(level, "outbox: a query was not kept: %s", why)
+            logger.log(level, "outbox: a query was not saved: %s", why)
             self._lost += 1
         self._failing = not kept
         if kept:
@@ -85,28 +86,29 @@ class LateAnswers:
         return query.id if kept else ""
 
     def unanswered(self) -> int | None:
-        """How many queries wait for the server; None if the disk does not tell."""
+        """Number of queries without an answer; None if the disk cannot be read."""
         try:
             return self._outbox.unanswered()
         except StorageError:
             return None
 
     def answers(self) -> list[LateAnswer]:
-        """The answers nobody acknowledged, in the order of their queries.
+        """The answers that are not acknowledged yet, in the order of their queries.
 
         Raises: StorageError.
         """
         return self._outbox.answers()
 
     def acknowledge(self, identifier: str) -> bool:
-        """Forget an answer; whether there was one of that id.
+        """Delete the answer with that id.
 
+        Returns: whether there was one.
         Raises: StorageError.
         """
         return self._outbox.acknowledge(identifier)
 
     def close(self) -> None:
-        """End the thread; call it once the offloader is closed, so that nothing is awaited."""
+        """End the thread. Close the offloader first, so that the thread waits for no reply."""
         self._closing.set()
         self._filled.set()
         self._thread.join()
@@ -122,16 +124,16 @@ class LateAnswers:
             except SplitedgeError as err:
                 logger.warning("late answers: %s", err)
                 pause_s = STORAGE_PAUSE_S
-            except Exception:  # outermost loop of this thread: one bad round must not be the last
+            except Exception:  # outermost loop of this thread: one bad round must not end it
                 logger.exception("late answers failed")
                 pause_s = STORAGE_PAUSE_S
             if pause_s:
                 self._closing.wait(pause_s)
 
     def _round(self) -> float:
-        """Ask for some and store what came.
+        """Send the oldest queries again and store their answers.
 
-        Returns: how long to wait before the next round, in seconds.
+        Returns: seconds to wait before the next round.
         """
         self._filled.clear()
         queries = self._outbox.waiting(IN_FLIGHT)
@@ -142,29 +144,29 @@ class LateAnswers:
         outcomes = [(query, self._offloader.finish(pending)) for query, pending in begun]
         answers = []
         for query, outcome in outcomes:
-            # answers come to light in order: what is behind a query without one is asked again
-            if isinstance(outcome, NoReply) or self._again(query, outcome):
+            # answers are given in order: queries behind one without an answer are sent again
+            if isinstance(outcome, NoReply) or self._retry(query, outcome):
                 break
             answers.append((query.id, self._answer(query, outcome)))
         self._outbox.answer(answers)
         return 0.0 if len(answers) == len(queries) else self._pause_s
 
-    def _again(self, query: Waiting, reply: Reply) -> bool:
-        """Whether to ask once more: a server that fails at it is asked FAILED_MAX times in all."""
+    def _retry(self, query: QueuedQuery, reply: Reply) -> bool:
+        """Whether to send the query again, at most FAILED_MAX times if the server fails at it."""
         if reply.problem is not Problem.FAILED:
             self._failures.pop(query.id, None)
-            return passing(reply)
+            return is_retryable(reply)
         self._failures[query.id] = self._failures.get(query.id, 0) + 1
         if self._failures[query.id] < FAILED_MAX:
             return True
         del self._failures[query.id]
         return False
 
-    def _begin(self, query: Waiting) -> Pending:
+    def _begin(self, query: QueuedQuery) -> Pending:
         target = Target(query.manifest.model, query.manifest.version)
         return self._offloader.begin(lambda: query.tensor, target, DEADLINE_S, query.id)
 
-    def _answer(self, query: Waiting, reply: Reply) -> Answer:
+    def _answer(self, query: QueuedQuery, reply: Reply) -> Answer:
         if reply.problem is not None:
             return Answer(reason=f"server: {reply.problem}: {reply.detail}")
         try:

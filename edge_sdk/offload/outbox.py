@@ -1,11 +1,11 @@
-"""Queries that got no reply, on the disk until the application has their late answers.
+"""Outbox: queries without a reply, stored on disk until the application has their late answers.
 
-`{state}/outbox.db` holds each query's tensor as a frame, then the answer in its place. What `put`
-took survives a kill and a power cut (write-ahead log, synchronous=FULL: one fsync a commit); it is
-gone once the application has acknowledged it by id, and not before. MQTT's own QoS 1 is no such
-promise: a broker that is killed loses what it acknowledged.
+`{state}/outbox.db` holds each query's tensor as a frame, later its answer in place of the frame. A
+query that `put` accepted survives a kill and a power cut (write-ahead log, synchronous=FULL: one
+fsync a commit), and is deleted only when the application acknowledges it by id. MQTT's QoS 1 gives
+no such guarantee: a broker that is killed loses messages it acknowledged.
 
-The order is that of `put`; the clock may jump. A second query or answer of one id changes nothing.
+The order is that of `put`; the clock may jump. A second query or answer with one id is ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OUTBOX_NAME: Final = "outbox.db"
 ROWS_MAX: Final = 10_000
 BYTES_MAX: Final = 64_000_000
 
-# What reading a row raises that a worn card damaged, or that an earlier splitedge wrote.
+# Errors of a row that a worn card damaged, or that an earlier splitedge wrote.
 _UNREADABLE: Final = (SplitedgeError, ValueError, TypeError, LookupError)
 _VERSION: Final = 1
 _SCHEMA: Final = """
@@ -54,14 +54,14 @@ CREATE INDEX unanswered ON query (position) WHERE answer IS NULL;
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """One query that the server has not answered.
+class QueuedQuery:
+    """One query that waits for the server's answer.
 
     Attributes:
         asked_at: seconds since 1970, by the device's clock.
-        manifest: of the bundle it was asked by, which need not be the one that runs now.
-        tensor: what goes to the server.
-        uncertainty, threshold: of the exit head and its gate, then.
+        manifest: of the bundle that made the query, which may not be the one that runs now.
+        tensor: the smashed data to send.
+        uncertainty, threshold: of the exit head and its gate at that time.
     """
 
     id: str
@@ -74,7 +74,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server said to one of them: an answer, or why there will be none."""
+    """The server's answer to one query, or the reason why there will be none."""
 
     label: int = -1
     probabilities: Sequence[float] = ()
@@ -85,11 +85,11 @@ class Answer:
 class Outbox:
     """The queries of one state folder, readable by its owner only. May be used by several threads.
 
-    A disk that is full, read-only or gone makes each call raise StorageError, until it is well
-    again: nothing needs a restart. A damaged file is set aside and a new one begun.
+    While the disk is full, read-only or missing each call raises StorageError; no restart is needed
+    afterwards. A damaged file is renamed and a new one is created.
 
     Args:
-        rows_max, bytes_max: the newest query is refused above either; answers that nobody
+        rows_max, bytes_max: a new query is refused above either limit; answers that are not
             acknowledged count as rows.
     """
 
@@ -106,15 +106,15 @@ class Outbox:
         self._bytes = 0
         self._closed = False
 
-    def put(self, query: Waiting) -> bool:
-        """Keep a query; on return it is on the disk.
+    def put(self, query: QueuedQuery) -> bool:
+        """Store a query; on return it is on the disk.
 
         Returns: False if the outbox is full.
         Raises: StorageError.
         """
         frame = pack_request({}, [query.tensor])
         name = query.manifest.bundle
-        with self._opened() as database:
+        with self._transaction() as database:
             if self._rows >= self._rows_max or self._bytes + len(frame) > self._bytes_max:
                 return False
             known = database.execute("SELECT 1 FROM bundle WHERE name = ?", (name,)).fetchone()
@@ -131,10 +131,10 @@ class Outbox:
             self._bytes += done.rowcount * len(frame)
         return True
 
-    def waiting(self, at_most: int) -> list[Waiting]:
+    def waiting(self, at_most: int) -> list[QueuedQuery]:
         """The oldest queries without an answer.
 
-        One that cannot be read any more is settled with the reason: it would hold up the others.
+        A query that cannot be read is answered with the reason: else it would block the others.
 
         Raises: StorageError.
         """
@@ -144,8 +144,8 @@ class Outbox:
                 return readable
             self.answer(broken)
 
-    def _oldest(self, at_most: int) -> tuple[list[Waiting], list[tuple[str, Answer]]]:
-        with self._opened() as database:
+    def _oldest(self, at_most: int) -> tuple[list[QueuedQuery], list[tuple[str, Answer]]]:
+        with self._transaction() as database:
             rows = database.execute(
                 "SELECT id, asked_at, manifest, frame, uncertainty, threshold"
                 " FROM query JOIN bundle ON bundle = name"
@@ -153,7 +153,7 @@ class Outbox:
                 (at_most,),
             ).fetchall()
         read = _manifests()
-        readable: list[Waiting] = []
+        readable: list[QueuedQuery] = []
         broken: list[tuple[str, Answer]] = []
         for identifier, asked_at, manifest, frame, uncertainty, threshold in rows:
             try:
@@ -164,26 +164,26 @@ class Outbox:
                 broken.append((identifier, Answer(reason=f"the query cannot be read: {err}")))
             else:
                 number = _number(uncertainty)
-                readable.append(Waiting(identifier, asked_at, known, tensor, number, threshold))
+                readable.append(QueuedQuery(identifier, asked_at, known, tensor, number, threshold))
         return readable, broken
 
     def unanswered(self) -> int:
-        """How many queries have no answer yet.
+        """Number of queries without an answer.
 
         Raises: StorageError.
         """
-        with self._opened() as database:
+        with self._transaction() as database:
             count: int = database.execute(
                 "SELECT count(*) FROM query WHERE answer IS NULL"
             ).fetchone()[0]
         return count
 
     def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
-        """Put answers in the place of queries; those of unknown or answered ids are dropped.
+        """Replace queries by their answers; unknown and answered ids are ignored.
 
-        Raises: StorageError; none of them is stored then.
+        Raises: StorageError; then no answer is stored.
         """
-        with self._opened() as database:
+        with self._transaction() as database:
             freed = 0
             for identifier, answer in answers:
                 row = database.execute(
@@ -201,13 +201,13 @@ class Outbox:
             self._bytes -= freed
 
     def answers(self) -> list[LateAnswer]:
-        """The answers that nobody acknowledged, in the order of their queries.
+        """The answers that are not acknowledged yet, in the order of their queries.
 
-        One that cannot be read any more says so in its `reason`.
+        An answer that cannot be read says so in its `reason`.
 
         Raises: StorageError.
         """
-        with self._opened() as database:
+        with self._transaction() as database:
             rows = database.execute(
                 "SELECT id, asked_at, manifest, uncertainty, threshold, answer"
                 " FROM query JOIN bundle ON bundle = name"
@@ -228,12 +228,12 @@ class Outbox:
         ]
 
     def acknowledge(self, identifier: str) -> bool:
-        """Forget an answered query for good.
+        """Delete an answered query.
 
-        Returns: whether there was an answer of that id.
+        Returns: whether there was an answer with that id.
         Raises: StorageError.
         """
-        with self._opened() as database:
+        with self._transaction() as database:
             done = database.execute(
                 "DELETE FROM query WHERE id = ? AND answer IS NOT NULL", (identifier,)
             )
@@ -242,14 +242,14 @@ class Outbox:
         return done.rowcount > 0
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._closed = True
-            self._drop()
+            self._disconnect()
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        """The database within a transaction, rolled back unless the block commits it."""
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """The database in a transaction, which is rolled back unless the block commits it."""
         with self._lock:
             if self._closed:
                 raise StorageError(f"{self._path}: the outbox is closed")
@@ -263,12 +263,12 @@ class Outbox:
                     if database.in_transaction:
                         database.execute("ROLLBACK")
             except sqlite3.Error as err:
-                self._drop()  # whatever broke, the next call begins afresh
+                self._disconnect()  # the next call opens the file again
                 raise StorageError(
                     f"{self._path}: {err}; free some space, or check the card and its mount"
                 ) from err
 
-    def _drop(self) -> None:
+    def _disconnect(self) -> None:
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
@@ -278,10 +278,10 @@ class Outbox:
         try:
             return self._connect()
         except sqlite3.OperationalError:
-            raise  # the disk's fault, not the file's
+            raise  # a fault of the disk, not of the file
         except sqlite3.DatabaseError as err:
             aside = self._path.with_name(f"{OUTBOX_NAME}.damaged")
-            logger.error("%s: %s; set aside as %s", self._path, err, aside.name)  # noqa: TRY400 - damage at rest has no traceback worth reading
+            logger.error("%s: %s; renamed to %s", self._path, err, aside.name)  # noqa: TRY400 - the traceback would say nothing more
             try:
                 self._path.replace(aside)
                 for ending in ("-wal", "-shm"):
@@ -291,18 +291,20 @@ class Outbox:
             return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
-        # a query is what somebody's camera saw; the files beside it get the mode of this one
+        # a query may be a camera image; SQLite gives its other files the mode of this one
         with contextlib.suppress(OSError):
             self._path.touch(mode=0o600)
             self._path.chmod(0o600)
-        # one connection under one lock; autocommit, so that transactions are where they are written
+        # one connection under one lock; autocommit, so that each transaction is explicit
         database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         try:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
             version: int = database.execute("PRAGMA user_version").fetchone()[0]
             if version > _VERSION:
-                raise StorageError(f"{self._path}: made by a later splitedge; update this one")
+                raise StorageError(
+                    f"{self._path}: written by a later version of splitedge; update splitedge"
+                )
             if version == 0:
                 database.executescript(
                     f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;"
@@ -310,7 +312,7 @@ class Outbox:
             self._rows, self._bytes = database.execute(
                 "SELECT count(*), coalesce(sum(length(frame)), 0) FROM query"
             ).fetchone()
-            # manifests of bundles that no query speaks of
+            # manifests of bundles without a query
             database.execute("DELETE FROM bundle WHERE name NOT IN (SELECT bundle FROM query)")
         except (sqlite3.Error, SplitedgeError):
             database.close()
@@ -329,17 +331,17 @@ def _late_answer(
     threshold: float,
 ) -> LateAnswer:
     try:
-        said = orjson.loads(answer)
-        if said["reason"]:
-            return LateAnswer(identifier, None, asked_at, said["reason"])
+        fields = orjson.loads(answer)
+        if fields["reason"]:
+            return LateAnswer(identifier, None, asked_at, fields["reason"])
         prediction = Prediction(
-            label=said["label"],
-            class_name=read(manifest).class_names[said["label"]],
-            probabilities=np.array(said["probabilities"], np.float32),
+            label=fields["label"],
+            class_name=read(manifest).class_names[fields["label"]],
+            probabilities=np.array(fields["probabilities"], np.float32),
             uncertainty=uncertainty,
             threshold=threshold,
             source=SERVER,
-            latency_ms=said["latency_ms"],
+            latency_ms=fields["latency_ms"],
             id=identifier,
         )
     except _UNREADABLE as err:
@@ -348,7 +350,7 @@ def _late_answer(
 
 
 def _manifests() -> Callable[[bytes], BundleManifest]:
-    """Reads each of the few manifests that many rows share once."""
+    """A reader of manifests that parses each once: many rows share few of them."""
     known: dict[bytes, BundleManifest] = {}
 
     def read(raw: bytes) -> BundleManifest:

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from edge_sdk import api
-from edge_sdk.agent import update
+from edge_sdk.bundles.lifecycle import update
 from edge_sdk.bundles.store import BundleStore
 from edge_sdk.durable import make_folder
 from edge_sdk.errors import ConfigurationError, LinkError, NoBundleError

@@ -208,8 +208,8 @@ def test_a_version_the_server_does_not_have_falls_back_and_says_so(
     hybrid: EdgeAgent, digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unsure = next(x for x in digits.x if hybrid.predict(x).source == "server")
-    target = hybrid._engine.target
-    monkeypatch.setattr(hybrid._engine, "target", type(target)("digits", "77"))
+    target = hybrid._bundle.runner.target
+    monkeypatch.setattr(hybrid._bundle.runner, "target", type(target)("digits", "77"))
     answer = hybrid.predict(unsure)
     assert answer.source == "fallback"
     assert "unknown_model" in answer.reason

@@ -155,13 +155,13 @@ def test_an_audit_uses_the_input_as_it_was(
         open_gate(agent, digits)
         sure = next(x for x in digits.x if agent.predict(x).source == "device")
         sent: list[Array] = []
-        smashed = agent._engine.smashed
+        smashed = agent._bundle.runner.smashed
 
         def watched(x: Array, z: Array | None) -> Tensor:
             sent.append(x.copy())
             return smashed(x, z)
 
-        monkeypatch.setattr(agent._engine, "smashed", watched)
+        monkeypatch.setattr(agent._bundle.runner, "smashed", watched)
         seen = sure + np.float32(0.001)  # no earlier audit has this one
         buffer = seen.copy()
         assert agent.predict(buffer).source == "device"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge_sdk.bundles.runner import Engine
+from edge_sdk.bundles.runner import BundleRunner
 from edge_sdk.gate.gate import vacuity
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.nets import Supernet
@@ -78,18 +78,18 @@ def test_the_device_answers_by_the_evidence_of_its_auxiliary_model(
 ) -> None:
     manifest = BundleManifest.load(bundle)
     assert manifest.gate.policy == "vacuity"
-    engine = Engine(bundle, manifest, AgentSettings())
+    runner = BundleRunner(bundle, manifest, AgentSettings())
     with torch.no_grad():
         logits = model(torch.from_numpy(digits.x_test[:100])).numpy()
     left = 0
     for x, row in zip(digits.x_test[:100], logits, strict=True):
-        verdict, z, _ = engine.exit(engine.check(x))
+        decision, z, _ = runner.exit(runner.check(x))
         label, _, uncertainty = vacuity(row)
         assert z is None  # the prefix runs for an offload alone
-        assert verdict.label == label
-        assert verdict.uncertainty == pytest.approx(uncertainty, abs=1e-5)
-        assert verdict.exit == (verdict.uncertainty < manifest.gate.threshold)
-        left += verdict.exit
+        assert decision.label == label
+        assert decision.uncertainty == pytest.approx(uncertainty, abs=1e-5)
+        assert decision.exit == (decision.uncertainty < manifest.gate.threshold)
+        left += decision.exit
     assert left > 0
 
 
@@ -97,9 +97,9 @@ def test_an_offload_sends_the_prefix_s_features(
     bundle: Path, tiny: Supernet, digits: Dataset
 ) -> None:
     manifest = BundleManifest.load(bundle)
-    engine = Engine(bundle, manifest, AgentSettings(codec="fp32"))
+    runner = BundleRunner(bundle, manifest, AgentSettings(codec="fp32"))
     x = digits.x_test[0]
-    sent = engine.smashed(x, None)
+    sent = runner.smashed(x, None)
     with torch.no_grad():
         expected = tiny.eval().prefix(2)(torch.from_numpy(x[None])).numpy()
     assert sent.name == "z2"

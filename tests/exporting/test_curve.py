@@ -130,7 +130,7 @@ def test_a_curve_is_of_the_gate_that_a_device_runs(policy: Any) -> None:
     assert spec.policy == policy
     for point in spec.curve[:: len(spec.curve) // 4]:
         gate = gate_from(spec, point.threshold)
-        exits = np.array([gate.judge(row).exit for row in exit_logits])
+        exits = np.array([gate.decide(row).exit for row in exit_logits])
         assert exits.mean() == pytest.approx(point.exit_rate)
         pair = np.where(exits, exit_logits.argmax(1), full_logits.argmax(1))
         assert (pair == labels).mean() == pytest.approx(point.accuracy)

@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 from edge_sdk import AgentSettings, EdgeAgent
 from edge_sdk.bundles.personal_weights import PersonalWeights
-from edge_sdk.bundles.runner import Engine
+from edge_sdk.bundles.runner import BundleRunner
 from edge_sdk.bundles.store import BundleRecord, BundleStore, FileRecord
 from edge_sdk.cli.main import main
 from edge_sdk.errors import ConfigurationError, SplitedgeError
@@ -116,8 +116,10 @@ def overridable(folder: Path, graph: str) -> dict[str, tuple[int, ...]]:
     return Session(folder / BundleManifest.load(folder).graphs[graph].file).overridable
 
 
-def loaded(folder: Path, state: Path) -> Engine:
-    return Engine(folder, BundleManifest.load(folder), ALONE, PersonalWeights.load(state, "home"))
+def loaded(folder: Path, state: Path) -> BundleRunner:
+    return BundleRunner(
+        folder, BundleManifest.load(folder), ALONE, PersonalWeights.load(state, "home")
+    )
 
 
 def test_an_auxiliary_model_is_the_devices_own(
@@ -134,15 +136,15 @@ def test_an_auxiliary_model_is_the_devices_own(
     bias = np.linspace(-3, 3, 10).astype(np.float32)
     kept["auxiliary.head.bias"] = bias
     keep(device, kept)
-    engine = loaded(folder, device)
-    verdict, z, _ = engine.exit(digits.x[0])
+    runner = loaded(folder, device)
+    decision, z, _ = runner.exit(digits.x[0])
     assert z is None
-    assert verdict.label == 9
-    if engine.manifest.gate.policy == "vacuity":
+    assert decision.label == 9
+    if runner.manifest.gate.policy == "vacuity":
         alpha = 1 + np.log1p(np.exp(bias))
-        np.testing.assert_allclose(verdict.probabilities, alpha / alpha.sum(), atol=TOLERANCE)
+        np.testing.assert_allclose(decision.probabilities, alpha / alpha.sum(), atol=TOLERANCE)
     else:
-        np.testing.assert_allclose(verdict.probabilities, softmax(bias), atol=TOLERANCE)
+        np.testing.assert_allclose(decision.probabilities, softmax(bias), atol=TOLERANCE)
 
 
 def test_a_last_layer_is_the_devices_own(digits: Digits, device: Path, tmp_path: Path) -> None:

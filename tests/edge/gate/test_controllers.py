@@ -254,7 +254,7 @@ def test_memory_of_the_controllers_does_not_grow() -> None:
     agreement = AgreementController(0.1, (0.1, 0.4), window=256)
     # a float and a pointer for each of the 4000 would be 128 kB
     assert _memory_growth(budget.observe, values) < 4000
-    assert _memory_growth(lambda value: agreement.audited(value, agreed=True), values) < 4000
+    assert _memory_growth(lambda value: agreement.record_audit(value, agreed=True), values) < 4000
 
 
 @pytest.mark.parametrize(
@@ -301,10 +301,10 @@ def test_nothing_exits_until_a_threshold_holds() -> None:
     agreement = AgreementController(0.05, (0.5, 1.0))
     # ln(0.05 / 2) / ln 0.95 = 71.9 audits without a failure, and every 25th chooses: 75
     for _ in range(74):
-        agreement.audited(0.2, agreed=True)
+        agreement.record_audit(0.2, agreed=True)
         assert agreement.threshold == -math.inf
         assert agreement.bound is None
-    agreement.audited(0.2, agreed=True)
+    agreement.record_audit(0.2, agreed=True)
     assert agreement.threshold == 1.0
     # Bonferroni over two: 1 - 0.025 ** (1 / 75)
     assert agreement.bound == pytest.approx(1 - 0.025 ** (1 / 75), rel=1e-12)
@@ -313,7 +313,7 @@ def test_nothing_exits_until_a_threshold_holds() -> None:
 def test_it_loosens_to_where_agreement_ends() -> None:
     agreement = AgreementController(0.1, GRID, window=1000)
     for value in np.random.default_rng(3).uniform(0, 1, 1000).tolist():
-        agreement.audited(value, agreed=value < 0.6)
+        agreement.record_audit(value, agreed=value < 0.6)
     # at 0.7 a seventh of the exits disagree, more than a tenth
     assert agreement.threshold == 0.6
     report = agreement.report()
@@ -350,7 +350,7 @@ def test_the_limit_is_broken_no_more_often_than_promised(curve: Callable[[float]
         values = rng.uniform(0, 1, audits)
         agreed = rng.uniform(0, 1, audits) >= np.array([curve(value) for value in values])
         for value, same in zip(values.tolist(), agreed.tolist(), strict=True):
-            agreement.audited(value, agreed=same)
+            agreement.record_audit(value, agreed=same)
         broken += risks[agreement.threshold] > delta
     # at a true rate of 5 % more than this many come once in a thousand such tests
     assert broken <= scipy.stats.binom.ppf(0.999, seeds, 0.05)
@@ -366,13 +366,13 @@ def test_a_gate_under_agreement_exits_much_and_disagrees_little() -> None:
     exits, differs, audits = (np.zeros(n, bool) for _ in range(3))
     for i, row in enumerate(logits):
         gate.threshold = agreement.threshold
-        verdict = gate.judge(row)
-        exits[i] = verdict.exit
+        decision = gate.decide(row)
+        exits[i] = decision.exit
         # the server errs where the device doubts: half of p2, a rising curve
-        differs[i] = rng.random() < verdict.probabilities.min() / 2
+        differs[i] = rng.random() < decision.probabilities.min() / 2
         audits[i] = agreement.wants_audit()
         if audits[i]:
-            agreement.audited(verdict.uncertainty, agreed=not differs[i])
+            agreement.record_audit(decision.uncertainty, agreed=not differs[i])
     assert exits[late].mean() > 0.7
     assert differs[late][exits[late]].mean() <= 0.05
     # five standard deviations of a coin thrown 15,000 times: 0.9 %
@@ -390,14 +390,14 @@ def test_everything_is_an_audit_while_everything_is_offloaded() -> None:
 def test_a_change_of_the_world_tightens_the_gate_again() -> None:
     agreement = AgreementController(0.1, (0.5, 1.0), window=200)
     for _ in range(200):
-        agreement.audited(0.2, agreed=True)
+        agreement.record_audit(0.2, agreed=True)
     assert agreement.threshold == 1.0
     for i in range(200):
-        agreement.audited(0.2, agreed=i % 2 == 0)
+        agreement.record_audit(0.2, agreed=i % 2 == 0)
     assert agreement.threshold == -math.inf
     assert agreement.bound is None
     for _ in range(200):
-        agreement.audited(0.7, agreed=True)
+        agreement.record_audit(0.7, agreed=True)
     # all disagreement has left the window
     assert agreement.threshold == 1.0
 
@@ -405,7 +405,7 @@ def test_a_change_of_the_world_tightens_the_gate_again() -> None:
 def test_an_uncertainty_at_a_threshold_is_no_exit_of_it() -> None:
     agreement = AgreementController(0.5, (0.5, 1.0), window=50)
     for value in (0.5, 1.0, math.nan, math.inf, 0.1) * 5:
-        agreement.audited(value, agreed=True)
+        agreement.record_audit(value, agreed=True)
     report = agreement.report()
     assert report.threshold == 1.0
     # strictly below 1: 0.5 and 0.1, five of each
@@ -416,7 +416,7 @@ def test_the_same_seed_audits_the_same_queries() -> None:
     def coins(seed: int) -> list[bool]:
         agreement = AgreementController(0.1, (0.5,), audit_share=0.3, seed=seed)
         for _ in range(50):
-            agreement.audited(0.1, agreed=True)
+            agreement.record_audit(0.1, agreed=True)
         return [agreement.wants_audit() for _ in range(200)]
 
     assert coins(5) == coins(5)

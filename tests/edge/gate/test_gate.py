@@ -18,9 +18,9 @@ from edge_sdk.gate.gate import (
     POLICIES,
     AllOf,
     AnyOf,
+    Decision,
     Floats,
     Gate,
-    Verdict,
     entropy,
     gate_from,
     margin,
@@ -47,15 +47,15 @@ def softmax(logits: Floats) -> NDArray[np.float64]:
 
 
 class _Fixed:
-    """A gate whose verdict is known beforehand; counts how often it was asked."""
+    """A gate whose decision is known beforehand; counts how often it was asked."""
 
     def __init__(self, exits: bool, uncertainty: float) -> None:
-        self.verdict = Verdict(exits, 0, floats(0.5, 0.5), uncertainty, 0.5)
+        self.decision = Decision(exits, 0, floats(0.5, 0.5), uncertainty, 0.5)
         self.asked = 0
 
-    def judge(self, logits: Floats) -> Verdict:
+    def decide(self, logits: Floats) -> Decision:
         self.asked += 1
-        return self.verdict
+        return self.decision
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -144,45 +144,45 @@ def test_any_finite_logits_give_a_finite_uncertainty_in_range(policy: str, logit
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.filterwarnings("error")
 def test_nan_and_infinity_never_exit(policy: str, value: float) -> None:
-    verdict = Gate(POLICIES[policy], math.inf).judge(floats(1.0, value, 3.0))
-    assert not verdict.exit
-    assert math.isnan(verdict.uncertainty)
-    assert verdict.label == 1
+    decision = Gate(POLICIES[policy], math.inf).decide(floats(1.0, value, 3.0))
+    assert not decision.exit
+    assert math.isnan(decision.uncertainty)
+    assert decision.label == 1
 
 
-def test_judging_leaves_the_logits_as_they_were() -> None:
+def test_deciding_leaves_the_logits_as_they_were() -> None:
     # they are onnxruntime's own output buffer
     logits = random_logits(1, 10)[0]
     before = logits.copy()
     for policy in POLICIES.values():
-        Gate(policy, 0.5).judge(logits)
+        Gate(policy, 0.5).decide(logits)
     np.testing.assert_array_equal(logits, before)
 
 
 def test_exits_strictly_below_the_threshold_only() -> None:
     logits = floats(2, 1, 0)
     value = entropy(logits)[2]
-    assert not Gate(entropy, value).judge(logits).exit
-    verdict = Gate(entropy, math.nextafter(value, math.inf)).judge(logits)
-    assert verdict.exit
-    assert verdict.label == 0
-    assert verdict.uncertainty == value
-    assert verdict.threshold == math.nextafter(value, math.inf)
-    np.testing.assert_allclose(verdict.probabilities, softmax(logits), rtol=1e-6)
+    assert not Gate(entropy, value).decide(logits).exit
+    decision = Gate(entropy, math.nextafter(value, math.inf)).decide(logits)
+    assert decision.exit
+    assert decision.label == 0
+    assert decision.uncertainty == value
+    assert decision.threshold == math.nextafter(value, math.inf)
+    np.testing.assert_allclose(decision.probabilities, softmax(logits), rtol=1e-6)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_infinite_thresholds_always_or_never_exit(policy: str) -> None:
     for logits in (np.zeros(10, np.float32), floats(1e4, 0)):
-        assert Gate(POLICIES[policy], math.inf).judge(logits).exit
-        assert not Gate(POLICIES[policy], -math.inf).judge(logits).exit
+        assert Gate(POLICIES[policy], math.inf).decide(logits).exit
+        assert not Gate(POLICIES[policy], -math.inf).decide(logits).exit
 
 
 def test_a_threshold_written_later_counts_from_the_next_sample() -> None:
     gate = Gate(entropy, 0.0)
-    assert not gate.judge(floats(3, 0)).exit
+    assert not gate.decide(floats(3, 0)).exit
     gate.threshold = 0.5
-    assert gate.judge(floats(3, 0)).exit
+    assert gate.decide(floats(3, 0)).exit
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def test_a_threshold_written_later_counts_from_the_next_sample() -> None:
 )
 def test_all_of_is_settled_like_and(exits: Sequence[bool], settled_by: int) -> None:
     gates = [_Fixed(exits[0], 0.1), _Fixed(exits[1], 0.2)]
-    verdict = AllOf(gates).judge(floats(1, 0))
-    assert verdict.exit == all(exits)
-    assert verdict is gates[settled_by].verdict
+    decision = AllOf(gates).decide(floats(1, 0))
+    assert decision.exit == all(exits)
+    assert decision is gates[settled_by].decision
     assert gates[1].asked == settled_by
 
 
@@ -203,19 +203,19 @@ def test_all_of_is_settled_like_and(exits: Sequence[bool], settled_by: int) -> N
 )
 def test_any_of_is_settled_like_or(exits: Sequence[bool], settled_by: int) -> None:
     gates = [_Fixed(exits[0], 0.1), _Fixed(exits[1], 0.2)]
-    verdict = AnyOf(gates).judge(floats(1, 0))
-    assert verdict.exit == any(exits)
-    assert verdict is gates[settled_by].verdict
+    decision = AnyOf(gates).decide(floats(1, 0))
+    assert decision.exit == any(exits)
+    assert decision is gates[settled_by].decision
     assert gates[1].asked == settled_by
 
 
 def test_compositions_nest() -> None:
     gate = AllOf([Gate(vacuity, 0.5), AnyOf([Gate(entropy, 0.1), Gate(margin, 0.3)])])
     # two rivals far above nothing: plenty of evidence, no decision
-    assert not gate.judge(floats(9, 9, 0)).exit
+    assert not gate.decide(floats(9, 9, 0)).exit
     # a clear lead, hardly any evidence
-    assert not gate.judge(floats(-5, -9, -9)).exit
-    assert gate.judge(floats(9, 0, 0)).exit
+    assert not gate.decide(floats(-5, -9, -9)).exit
+    assert gate.decide(floats(9, 0, 0)).exit
 
 
 def test_an_empty_composition_is_refused() -> None:
@@ -239,7 +239,7 @@ def test_a_curves_uncertainties_are_bit_equal_to_the_gates(policy: str, order: s
     rows = random_logits(200, 10)
     array = np.asarray(rows, order="F" if order == "F" else "C")
     gate = Gate(POLICIES[policy], 0.4)
-    one_by_one = [gate.judge(row).uncertainty for row in rows]
+    one_by_one = [gate.decide(row).uncertainty for row in rows]
     assert uncertainties(policy, array).tolist() == one_by_one
 
 

@@ -20,12 +20,13 @@ import orjson
 import pytest
 
 from edge_sdk import AgentSettings, EdgeAgent
-from edge_sdk.bundles.runner import Engine
+from edge_sdk.bundles.runner import BundleRunner
 from edge_sdk.errors import ConfigurationError, StorageError
 from edge_sdk.manifest import BundleManifest
-from edge_sdk.offload.late_answers import LateAnswers, passing
-from edge_sdk.offload.offloader import Offloader, Presence
-from edge_sdk.offload.outbox import OUTBOX_NAME, Answer, Outbox, Waiting
+from edge_sdk.offload.availability import Presence
+from edge_sdk.offload.late_answers import LateAnswers, is_retryable
+from edge_sdk.offload.offloader import Offloader
+from edge_sdk.offload.outbox import OUTBOX_NAME, Answer, Outbox, QueuedQuery
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Problem, Reply, new_id
 
@@ -72,9 +73,9 @@ def query(
     size: int = 4,
     uncertainty: float = 1.5,
     threshold: float = 0.5,
-) -> Waiting:
+) -> QueuedQuery:
     tensor = Tensor("z2", np.full((1, size), value, np.float32), {"scale": 0.5})
-    return Waiting(identifier, 1000.0, manifest, tensor, uncertainty, threshold)
+    return QueuedQuery(identifier, 1000.0, manifest, tensor, uncertainty, threshold)
 
 
 @contextmanager
@@ -180,7 +181,7 @@ def test_a_damaged_file_is_set_aside(
     outbox = Outbox(tmp_path)
     assert outbox.put(query(manifest, "a"))
     assert (tmp_path / f"{OUTBOX_NAME}.damaged").read_bytes().startswith(b"worn flash")
-    assert "set aside" in caplog.text
+    assert "renamed to outbox.db.damaged" in caplog.text
 
 
 def test_a_file_of_a_later_splitedge_is_left_alone(
@@ -189,7 +190,7 @@ def test_a_file_of_a_later_splitedge_is_left_alone(
     with sqlite3.connect(tmp_path / OUTBOX_NAME) as database:
         database.execute("PRAGMA user_version = 99")
     database.close()
-    with pytest.raises(StorageError, match="made by a later splitedge"):
+    with pytest.raises(StorageError, match="written by a later version of splitedge"):
         Outbox(tmp_path).put(query(manifest, "a"))
 
 
@@ -296,11 +297,11 @@ def test_an_answer_to_an_older_bundle_s_query_is_read_by_its_manifest(
     fleet: Fleet, digits: Digits, manifest: BundleManifest
 ) -> None:
     state = fleet.device("older", "pair/1/d2")
-
-    engine = Engine(digits.models / "digits/1/bundles/d2", manifest, AgentSettings(codec="fp32"))
-    tensor = engine.smashed(digits.x[3], engine.exit(digits.x[3])[1])
+    folder = digits.models / "digits/1/bundles/d2"
+    runner = BundleRunner(folder, manifest, AgentSettings(codec="fp32"))
+    tensor = runner.smashed(digits.x[3], runner.exit(digits.x[3])[1])
     outbox = Outbox(state)
-    outbox.put(Waiting(new_id(), time.time(), manifest, tensor, 1.0, 0.5))
+    outbox.put(QueuedQuery(new_id(), time.time(), manifest, tensor, 1.0, 0.5))
     outbox.close()
     with EdgeAgent.open(state, late_settings()) as agent:
         assert agent.manifest.bundle == "pair/1/d2"
@@ -348,7 +349,7 @@ def test_query_the_server_fails_at_is_settled_after_three_times(
     assert first.reason == "server: failed: out of memory"
     assert second.prediction is not None
     assert server.asked.count(bad) == 3
-    assert passing(Reply(bad, problem=Problem.FAILED))  # so a first failure is kept to be asked
+    assert is_retryable(Reply(bad, problem=Problem.FAILED))  # so a first failure is kept
 
 
 def test_without_the_setting_there_are_no_late_answers(fleet: Fleet) -> None:
@@ -372,7 +373,7 @@ def test_a_full_disk_does_not_break_predict(
             answers = [agent.predict(x) for x in digits.x[:5]]
         assert [(answer.source, answer.id) for answer in answers] == [("fallback", "")] * 5
         assert agent.status().counters.late_lost == 5
-        assert caplog.text.count("a query was not kept") == 1
+        assert caplog.text.count("a query was not saved") == 1
         assert agent.predict(digits.x[0]).id != ""
 
 
