@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 import threading
 import time
@@ -32,7 +31,7 @@ from server.bench.brokers import (
 from server.bench.echo import connect
 from server.bench.measure import Row, at_most, not_measured, take_turns
 from server.bench.models import export_random
-from server.demo.processes import ServerProcess
+from server.processes import ChildProcess, ServerProcess
 from server.tokens import create_token
 
 NEVER = -1.0  # below every uncertainty: nothing exits
@@ -120,13 +119,11 @@ def _model_time(folder: Path, manifest: ModelManifest, device_folder: Path, x: A
 
 @contextlib.contextmanager
 def _echo(broker: Broker, size_bytes: int) -> Iterator[Callable[[], None]]:
-    """A function that sends `size_bytes` to a bare paho process and waits for them."""
+    """Function that sends `size_bytes` to a bare paho process and waits for them to come back."""
     command = [sys.executable, "-P", "-m", "server.bench.echo", str(broker.port)]
     command += [ECHO_USER, "echo", QUERY, REPLY]
-    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert other.stdin is not None
-    assert other.stdout is not None
-    other.stdout.readline()
+    other = ChildProcess("the echo", command)
+    other.expect("ready", "did not start")
     client = connect(broker.port, PING_USER, "ping", REPLY)
     came = threading.Event()
     client.on_message = lambda *_: came.set()
@@ -143,8 +140,7 @@ def _echo(broker: Broker, size_bytes: int) -> Iterator[Callable[[], None]]:
     finally:
         client.disconnect()
         client.loop_stop()
-        other.stdin.close()
-        other.wait()
+        other.close()
 
 
 def _interleaved(

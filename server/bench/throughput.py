@@ -18,7 +18,7 @@ from server.bench.brokers import NO_MOSQUITTO, find_mosquitto, mosquitto
 from server.bench.ladder import DEPTHS, queries
 from server.bench.measure import Row, at_least, not_measured
 from server.bench.models import export_random
-from server.demo.processes import ServerProcess
+from server.processes import ServerProcess
 
 IN_FLIGHT = 32
 GOAL = 0.7

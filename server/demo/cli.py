@@ -18,7 +18,7 @@ from rich.table import Table
 from edge_sdk.cli.output import check_report
 
 if TYPE_CHECKING:
-    from server.demo.run import Report
+    from server.demo.run import DemoReport
 
 app = typer.Typer(add_completion=False)
 
@@ -45,16 +45,16 @@ def demo(
     run as many stages as SuperSFL's rule gives them, each on samples that stay with it. Every
     process and every message is real.
     """
-    from server.demo.run import PLANS, run_demo
+    from server.demo.run import SETUPS, run_demo
 
     check_report(report)
     # an end from outside takes the processes along that were started, as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    plan = PLANS[dataset]
+    setup = SETUPS[dataset]
     if samples is not None:
-        plan = replace(plan, train_max=min(plan.train_max, samples))
+        setup = replace(setup, train_max=min(setup.train_max, samples))
     console = Console()
-    result = run_demo(plan, data, state, _progress(console))
+    result = run_demo(setup, data, state, _progress(console))
     if report is not None:
         report.write_bytes(result.to_json())
     _show(console, result, state)
@@ -73,7 +73,7 @@ def _progress(
     return step
 
 
-def _show(console: Console, report: Report, state: Path) -> None:
+def _show(console: Console, report: DemoReport, state: Path) -> None:
     table = Table(title=f"{report.tested_on} test samples of {report.dataset} on each device")
     for column in ("device", "stages", "exits", "accuracy", "p50/p99 ms", "bytes"):
         table.add_column(column, justify="left" if column == "device" else "right", no_wrap=True)

@@ -1,8 +1,8 @@
 """The demo's training: SuperSFL rounds with the enrolled devices, each on its own samples.
 
-STATE/NAME.toml, NAME.npz       the recipe, and the data that the trainer has
-STATE/devices/DEVICE.npz        a device's own share
-STATE/server/training/NAME      what `splitedge train` leaves
+STATE/training/NAME.toml, NAME.npz    the recipe, and the samples of the trainer
+STATE/training/DEVICE.npz             the samples of one device
+STATE/server/training/NAME            what `splitedge train` leaves
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -21,18 +21,21 @@ import orjson
 from edge_sdk.durable import make_folder
 from edge_sdk.errors import LinkError
 from edge_sdk.training.data.load import Array, Dataset
-from server.demo.processes import MemberProcess, TrainerProcess
+from server.processes import ChildProcess
 
 Progress = Callable[[str], contextlib.AbstractContextManager[Callable[[str], None]]]
+
+ROUND_TIMEOUT_S: Final = 600.0
+READY: Final = "waits to be invited"  # in the line of `agent train` before it trains
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Who holds which training samples of a data set, by row.
+    """The training samples of a data set, dealt out by row.
 
     Attributes:
-        held_out: to set the gate on, neither trained nor tested on; the server's.
-        devices: a part of the others for each device.
+        held_out: rows of the server; they set the gate, and are neither trained nor tested on.
+        devices: rows of each device, out of the others.
     """
 
     dataset: Dataset
@@ -42,13 +45,13 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What the rounds came to.
+    """The outcome of the rounds.
 
     Attributes:
         accuracy: of the whole network on the test samples.
-        depths: stages each device trained, by name.
-        bytes_up, bytes_down: of all rounds.
-        weights: of the whole network, with the exit heads of those depths.
+        depths: stages that each device trained, by name.
+        bytes_up, bytes_down: sums over all rounds.
+        weights: file of the whole network, with the exit heads of those depths.
     """
 
     method: str
@@ -63,7 +66,7 @@ class Trained:
 
 
 def share_out(dataset: Dataset, held_out_every: int, devices: int) -> Shares:
-    """One training sample in so many held out, the others dealt to the devices in turn."""
+    """Hold out one training sample in so many, and deal the others to the devices in turn."""
     rows = np.arange(len(dataset.y_train))
     held_out = rows % held_out_every == 0
     left = rows[~held_out]
@@ -78,7 +81,7 @@ def train(
 
     Args:
         devices: their state folders. state: the demo's.
-    Raises: LinkError naming the process that failed, what it said and where it said it.
+    Raises: LinkError naming the process that failed, its last line and its log.
     """
     folder = state / "training"
     make_folder(folder)
@@ -92,29 +95,57 @@ def train(
             for device, rows in zip(devices, shares.devices, strict=True):
                 data = folder / f"{device.name}.npz"
                 _save(data, shares.dataset, rows)
-                members.append(MemberProcess(device, data))
+                members.append(start_member(device, data))
                 stack.callback(members[-1].stop)
             for member in members:
-                member.wait_ready()
+                member.expect(READY, "does not train")
         samples = sum(map(len, shares.devices))
         title = f"training {text['train']['backbone']} on their {samples} samples, {rounds} rounds"
         with progress(title) as say:
-            trainer = TrainerProcess(recipe, state / "server")
+            trainer = start_trainer(recipe, state / "server")
             stack.callback(trainer.stop)
             try:
-                for line in trainer.rounds():
+                for line in round_lines(trainer):
                     say(line)
             except LinkError:
                 for member in members:
                     member.check_running()
                 raise
             for member in members:
-                member.wait_end()
+                member.wait_end("did not end with the training")
     return _read_report(state / "server" / "training" / recipe.stem / "report.json")
 
 
+def start_member(state: Path, data: Path) -> ChildProcess:
+    """`splitedge agent train` on a device's state folder, with its samples in `data`."""
+    words = ["agent", "train", "--state", str(state), "--data", str(data)]
+    return ChildProcess.splitedge(state.name, words, data.with_suffix(".log"))
+
+
+def start_trainer(recipe: Path, server: Path) -> ChildProcess:
+    """`splitedge train` by a recipe, with the devices of a server's state folder.
+
+    It runs in the recipe's folder, where the files that the recipe names are.
+    """
+    words = ["train", recipe.name, "--state", str(server.resolve()), "--http", "127.0.0.1:0"]
+    words += ["--join-minutes", "1"]
+    log = recipe.with_suffix(".log")
+    return ChildProcess.splitedge("the training", words, log, recipe.parent)
+
+
+def round_lines(trainer: ChildProcess) -> Iterator[str]:
+    """A trainer's line about each round, as it comes, until the training has ended.
+
+    Raises: LinkError if it does not end well.
+    """
+    while line := trainer.read_line(ROUND_TIMEOUT_S):
+        if line.startswith("round "):
+            yield line.strip()
+    trainer.wait_end("failed")
+
+
 def _save(path: Path, dataset: Dataset, rows: Array) -> None:
-    """A data set that has only these training samples."""
+    """Write a data set that has only these training samples."""
     np.savez(
         path,
         x_train=dataset.x_train[rows],

@@ -40,7 +40,7 @@ from edge_sdk.manifest import (
 )
 from edge_sdk.wire.frames import Tensor, pack_request, unpack
 from profiles import load_reference
-from server.demo.processes import ServerProcess
+from server.processes import ServerProcess
 from server.registry.artifacts import ArtifactRepository
 from server.tokens import create_token
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from server.bench.models import export_random
-from server.demo.processes import ServerProcess
+from server.processes import ServerProcess
 from server.tokens import create_token
 
 pytestmark = pytest.mark.install

@@ -30,7 +30,7 @@ from edge_sdk.nets import build
 from edge_sdk.session import Array
 from edge_sdk.training.device.background import Trainee
 from server.bench.models import export_random
-from server.demo.processes import ServerProcess
+from server.processes import ServerProcess
 from server.settings import Address
 from server.tokens import create_token
 from server.training.fleet.settings import TrainerSettings

@@ -19,10 +19,15 @@ import pytest
 from edge_sdk.cli.main import main
 from edge_sdk.errors import LinkError
 from edge_sdk.training.data.load import load_dataset
-from server.demo.processes import MemberProcess, TrainerProcess
 from server.demo.report import device_figures, outage
-from server.demo.run import DEVICES, PLANS
-from server.demo.training import share_out
+from server.demo.run import DEVICES, SETUPS
+from server.demo.training import (
+    READY,
+    round_lines,
+    share_out,
+    start_member,
+    start_trainer,
+)
 
 DEVICE_KEYS = {
     "name", "depth", "exit_rate", "accuracy", "exit_accuracy", "offload_accuracy", "fallbacks",
@@ -187,20 +192,20 @@ def test_training_sample_is_held_out_or_on_one_device() -> None:
 
 
 def test_device_that_cannot_train_says_why_and_where(tmp_path: Path) -> None:
-    member = MemberProcess(tmp_path / "pi", tmp_path / "pi.npz")
+    member = start_member(tmp_path / "pi", tmp_path / "pi.npz")
     try:
         with pytest.raises(LinkError, match=r"pi does not train: .*enroll.*pi\.log"):
-            member.wait_ready()
+            member.expect(READY, "does not train")
     finally:
         member.stop()
 
 
 def test_training_that_fails_says_why_and_where(tmp_path: Path) -> None:
-    recipe = shutil.copy(PLANS["digits"].recipe, tmp_path)
-    trainer = TrainerProcess(Path(recipe), tmp_path / "server")
+    recipe = shutil.copy(SETUPS["digits"].recipe, tmp_path)
+    trainer = start_trainer(Path(recipe), tmp_path / "server")
     try:
         with pytest.raises(LinkError, match=r"no server has kept its state there.*digits\.log"):
-            list(trainer.rounds())
+            list(round_lines(trainer))
     finally:
         trainer.stop()
 
