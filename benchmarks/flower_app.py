@@ -118,7 +118,7 @@ def _share(text: str) -> Share:
 def _learn(share: Share, steps: list[NDArray[np.int64]]) -> None:
     network, data = share.network, share.data
     network.train()
-    optimiser = sgd(network.parameters(), share.recipe.train)
+    optimiser = sgd(network.parameters(), share.recipe.train.training)
     for rows in steps:
         x, y = torch.from_numpy(data.x_train[rows]), torch.from_numpy(data.y_train[rows])
         optimiser.zero_grad()

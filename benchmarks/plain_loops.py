@@ -26,9 +26,10 @@ from torch import Tensor, nn
 
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import Weights
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import own_weights
 from server.training.methods.supersfl import CLIP, SERVER_WEIGHT
-from server.training.recipe.recipe import Recipe, TrainSettings
+from server.training.recipe.recipe import Recipe
 from server.training.run.run import Simulation
 
 EPS = 1e-8
@@ -52,19 +53,23 @@ class Done:
 def batches(recipe: Recipe, number: int, name: str, samples: int) -> list[NDArray[np.int64]]:
     """The very batches of that client and round in splitedge: rows of its own samples."""
     generator = np.random.default_rng([recipe.seed, number, crc32(name.encode())])
-    batch = recipe.train.batch
+    numbers = recipe.train.training
+    batch = numbers.batch
     found: list[NDArray[np.int64]] = []
-    for _ in range(recipe.train.epochs):
+    for _ in range(numbers.epochs):
         order = generator.permutation(samples)
         ends = [at for at in range(batch, samples, batch) if samples - at > 1 or batch == 1]
         found += np.split(order, ends)
     return found
 
 
-def sgd(parameters: Iterable[nn.Parameter], train: TrainSettings) -> torch.optim.SGD:
+def sgd(parameters: Iterable[nn.Parameter], numbers: Training) -> torch.optim.SGD:
     """The recipe's optimiser."""
     return torch.optim.SGD(
-        parameters, train.learning_rate, momentum=train.momentum, weight_decay=train.weight_decay
+        parameters,
+        numbers.learning_rate,
+        momentum=numbers.momentum,
+        weight_decay=numbers.weight_decay,
     )
 
 
@@ -85,7 +90,7 @@ class WholeNetwork:
         everything = sum(client.samples for client in clients.values())
         for name, client in clients.items():
             _load(own, sent)
-            optimiser = sgd(self.network.parameters(), recipe.train)
+            optimiser = sgd(self.network.parameters(), recipe.train.training)
             for rows in batches(recipe, number, name, client.samples):
                 x, y = _batch(client, rows)
                 optimiser.zero_grad()
@@ -115,7 +120,7 @@ class SuperSfl:
         self.network = net.segment(0, None)
         self.network.train()
         self._stages = net.L
-        self._optimiser = sgd(self.network.parameters(), world.recipe.train)
+        self._optimiser = sgd(self.network.parameters(), world.recipe.train.training)
         self._clients = {
             name: _Client(
                 plan.depth,
@@ -129,21 +134,24 @@ class SuperSfl:
     def run_round(self, number: int) -> None:
         """All clients batch by batch in turns, and the merge."""
         world = self._world
-        train = world.recipe.train
+        numbers = world.recipe.train.training
         own = own_weights(self.network)
         queue = []
         for name, mine in self._clients.items():
             _load(own_weights(mine.prefix), own)
             mine.loss = 0.0
             steps = batches(world.recipe, number, name, world.clients[name].samples)
-            optimisers = sgd(mine.prefix.parameters(), train), sgd(mine.head.parameters(), train)
+            optimisers = (
+                sgd(mine.prefix.parameters(), numbers),
+                sgd(mine.head.parameters(), numbers),
+            )
             queue.append((mine, world.clients[name], optimisers, steps))
         for step in range(max(len(steps) for *_, steps in queue)):
             for mine, client, optimisers, steps in queue:
                 if step < len(steps):
                     self._learn(mine, *_batch(client, steps[step]), *optimisers)
         for mine, client, _, _ in queue:
-            mine.loss /= client.samples * train.epochs
+            mine.loss /= client.samples * numbers.epochs
         self._merge(own)
 
     def _learn(

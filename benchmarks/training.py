@@ -199,7 +199,7 @@ def peak(method: str, dataset: str, clients: int, data: Data = None) -> None:
     recipe = replace(
         recipe,
         data=replace(recipe.data, clients=clients, partition="iid", numbers={}),
-        train=replace(recipe.train, rounds=3, epochs=1),
+        train=replace(recipe.train, rounds=3, training=replace(recipe.train.training, epochs=1)),
         round=replace(recipe.round, cohort=10),
     )
     world = build_simulation(recipe)

@@ -24,6 +24,7 @@ import torch
 import typer
 
 from edge_sdk.durable import make_folder, write_atomic
+from edge_sdk.training.protocol.update_codec import UpdateCoding
 from edge_sdk.version import __version__
 from server.training.recipe.recipe import Recipe, load_recipe
 from server.training.report.metrics import mean_interval
@@ -106,10 +107,11 @@ def main(
 def recipe_of(method: str, codec: str, rounds: int, seed: int) -> Recipe:
     """The method's own recipe with a codec."""
     recipe = load_recipe(RECIPES / f"{method}-digits.toml")
+    numbers = {key.removeprefix("update_"): value for key, value in CODECS[codec].items()}
     return replace(
         recipe,
         seed=seed,
-        train=replace(recipe.train, rounds=rounds, **CODECS[codec]),
+        train=replace(recipe.train, rounds=rounds, update=UpdateCoding(**numbers)),
         evaluate=replace(recipe.evaluate, every=rounds),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edge_sdk.training.protocol.update_codec import UpdateCoding
 from server.training.recipe.recipe import Recipe
 from server.training.report.evaluate import ClientScore, Evaluator
 from server.training.rounds.loop import RoundLoop
@@ -41,5 +42,5 @@ def stand_alone(recipe: Recipe, device: str = "cpu") -> list[ClientScore]:
 
 def by_itself(recipe: Recipe) -> Recipe:
     """The recipe of a client alone: nothing is split, nothing travels, its budget stays."""
-    train = replace(recipe.train, update_codec="fp32")
+    train = replace(recipe.train, update=UpdateCoding())
     return replace(recipe, method="fedavg", method_numbers={}, parts={}, train=train)

@@ -18,6 +18,7 @@ from edge_sdk.training.client.auxiliary import MARK, Auxiliary, auxiliary_of
 from edge_sdk.training.data.load import Dataset
 from edge_sdk.training.formulas.evidence import evidential_losses
 from edge_sdk.training.protocol.plan import ClientPart, Distillation, Plan
+from edge_sdk.training.protocol.training import Training
 from exporters.graphs import own_exit
 from exporters.model import export_model
 
@@ -31,8 +32,7 @@ def taught(data: Dataset, seed: int) -> Auxiliary:
         mean=data.mean,
         std=data.std,
         depth=2,
-        learning_rate=0.1,
-        batch=32,
+        training=Training(0.1, 32),
         part=ClientPart(distil=Distillation(head="exit")),
         seed=seed,
     )

@@ -131,7 +131,7 @@ class Half:
         if noise is not None:
             z = noised_features(z, noise, self.noise_key, self.given)
         self.given += 1
-        values, ranges = encode_batch(z, self.plan.codec)
+        values, ranges = encode_batch(z, self.plan.training.codec)
         features = Features(
             self.number,
             message.step,
@@ -343,7 +343,8 @@ def exit_loss(plan: Plan, number: int, logits: Tensor, y: Tensor) -> Tensor:
 
 def sgd(parameters: list[nn.Parameter], plan: Plan) -> Sgd:
     """The optimiser of the plan's numbers, over these parameters."""
-    return Sgd(parameters, plan.learning_rate, plan.momentum, plan.weight_decay)
+    numbers = plan.training
+    return Sgd(parameters, numbers.learning_rate, numbers.momentum, numbers.weight_decay)
 
 
 def apply_step(
@@ -378,13 +379,14 @@ class _Samples:
     def __init__(self, client: TrainingClient, plan: Plan, number: int) -> None:
         self._client = client.name
         self._count = client.samples
-        self._batch = plan.batch
+        numbers = plan.training
+        self._batch = numbers.batch
         key = [plan.seed, number, crc32(client.name.encode())]
         self._generator = np.random.default_rng(key)
-        self._batches = [] if plan.iterations else self._epochs(plan.epochs)
-        self._endless = plan.iterations is not None
+        self._batches = [] if numbers.iterations else self._epochs(numbers.epochs)
+        self._endless = numbers.iterations is not None
         self._left = np.empty(0, np.int64)
-        self.steps = plan.iterations or len(self._batches)
+        self.steps = numbers.iterations or len(self._batches)
 
     def rows(self, step: int, size: int | None) -> NDArray[np.int64]:
         """Of one batch; where the plan counts iterations, the next `size` of an endless stream.

@@ -77,13 +77,14 @@ class PersonalHalf(Half):
         self.dropout = part.dropout
         self.back = back_of(plan, client.personal).to(client.device)
         accuracy = float(client.personal.get(BACK + ACCURACY, 0.0))
-        rate = plan.learning_rate if part.learning_rate is None else part.learning_rate
+        numbers = plan.training
+        rate = numbers.learning_rate if part.learning_rate is None else part.learning_rate
         self.back_parameters = list(self.back.parameters())
         self.back_optimiser = torch.optim.SGD(
             self.back_parameters,
             personal_rate(rate, accuracy) if part.follow_accuracy else rate,
-            momentum=plan.momentum,
-            weight_decay=plan.weight_decay,
+            momentum=numbers.momentum,
+            weight_decay=numbers.weight_decay,
         )
         self.labels: Tensor | None = None
         self.right = self.judged = 0

@@ -39,7 +39,7 @@ class SecondView:
         Args:
             z: (B, ...) without a graph. same: (B,) bool.
         """
-        values, ranges = encode_batch(z, plan.codec)
+        values, ranges = encode_batch(z, plan.training.codec)
         return cls(values, ranges, depth, same.to(torch.uint8))
 
     def beside(self, features: Features) -> Features:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, get_args
 
-from edge_sdk.errors import ConfigurationError
-from edge_sdk.manifest import CODECS, Codec
+from edge_sdk.checks import check_fields, need
 from edge_sdk.nets import build
 from edge_sdk.nets.supernet import Supernet
+from edge_sdk.records import inline, read_record, table_of
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCoding
+from profiles.checks import flag, is_number, is_whole, whole
 
 Fusion = Literal["server", "tpgf", "no_loss", "no_depth", "equal", "fixed"]
 FUSIONS: Final = get_args(Fusion)
 Judged = Literal["logits", "embeddings"]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +41,13 @@ class Distillation:
     anneal_rounds: int = 10
 
     def __post_init__(self) -> None:
-        _need(self.head in ("global", "exit"), "distil head", "global or exit", self.head)
+        need(self.head in ("global", "exit"), "distil head", "global or exit", self.head)
         for name in ("client_share", "server_share"):
             value = getattr(self, name)
-            _need(_is_number(value) and value >= 0, name, "at least 0", value)
-        _need(_is_number(self.tau) and self.tau > 0, "tau", "more than 0", self.tau)
+            need(is_number(value) and value >= 0, name, "at least 0", value)
+        need(is_number(self.tau) and self.tau > 0, "tau", "more than 0", self.tau)
         rounds = self.anneal_rounds
-        _need(
-            _is_whole(rounds) and rounds >= 1, "anneal_rounds", "a whole number from 1 up", rounds
-        )
+        need(is_whole(rounds) and rounds >= 1, "anneal_rounds", "a whole number from 1 up", rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +69,13 @@ class Inversion:
 
     def __post_init__(self) -> None:
         weight, rate, width = self.weight, self.learning_rate, self.width
-        _need(_is_number(weight) and weight >= 0, "inversion: weight", "at least 0", weight)
+        need(is_number(weight) and weight >= 0, "inversion: weight", "at least 0", weight)
         threshold = self.threshold
-        within = _is_number(threshold) and 0 <= threshold <= 1
-        _need(within, "inversion: threshold", "0 to 1", threshold)
-        eights = _is_whole(width) and 8 <= width <= 512 and width % 8 == 0
-        _need(eights, "inversion: width", "a multiple of 8 up to 512", width)
-        _need(_is_number(rate) and rate > 0, "inversion: learning_rate", "more than 0", rate)
+        within = is_number(threshold) and 0 <= threshold <= 1
+        need(within, "inversion: threshold", "0 to 1", threshold)
+        eights = is_whole(width) and 8 <= width <= 512 and width % 8 == 0
+        need(eights, "inversion: width", "a multiple of 8 up to 512", width)
+        need(is_number(rate) and rate > 0, "inversion: learning_rate", "more than 0", rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +95,9 @@ class PersonalBack:
 
     def __post_init__(self) -> None:
         drop, rate, follow = self.dropout, self.learning_rate, self.follow_accuracy
-        _need(_is_number(drop) and 0 <= drop < 1, "dropout", "from 0 to below 1", drop)
-        _need(rate is None or (_is_number(rate) and rate > 0), "back_rate", "above 0", rate)
-        _need(isinstance(follow, bool), "follow_accuracy", "true or false", follow)
+        need(is_number(drop) and 0 <= drop < 1, "dropout", "from 0 to below 1", drop)
+        need(rate is None or (is_number(rate) and rate > 0), "back_rate", "above 0", rate)
+        need(isinstance(follow, bool), "follow_accuracy", "true or false", follow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +122,12 @@ class MetaAdaptation:
 
     def __post_init__(self) -> None:
         steps, rate, noise = self.steps, self.rate, self.noise
-        _need(_is_whole(steps) and steps >= 0, "meta: steps", "a whole number from 0 up", steps)
-        _need(_is_number(rate) and rate > 0, "meta: rate", "more than 0", rate)
+        need(is_whole(steps) and steps >= 0, "meta: steps", "a whole number from 0 up", steps)
+        need(is_number(rate) and rate > 0, "meta: rate", "more than 0", rate)
         early = self.early
-        _need(isinstance(early, bool), "meta: early", "true or false", early)
-        _need(self.head in ("server", "client"), "meta: head", "server or client", self.head)
-        _need(_is_number(noise) and noise >= 0, "meta: noise", "at least 0", noise)
+        need(isinstance(early, bool), "meta: early", "true or false", early)
+        need(self.head in ("server", "client"), "meta: head", "server or client", self.head)
+        need(is_number(noise) and noise >= 0, "meta: noise", "at least 0", noise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +148,10 @@ class Noise:
     def __post_init__(self) -> None:
         for what in ("feature", "update"):
             clip, sigma = getattr(self, f"{what}_clip"), getattr(self, f"{what}_sigma")
-            bounded = clip is None or (_is_number(clip) and clip > 0)
-            _need(bounded, f"{what}_clip", "above 0", clip)
-            _need(_is_number(sigma) and sigma >= 0, f"{what}_sigma", "at least 0", sigma)
-            _need(
+            bounded = clip is None or (is_number(clip) and clip > 0)
+            need(bounded, f"{what}_clip", "above 0", clip)
+            need(is_number(sigma) and sigma >= 0, f"{what}_sigma", "at least 0", sigma)
+            need(
                 clip is not None or not sigma, f"{what}_clip", "a limit where there is noise", clip
             )
 
@@ -216,68 +215,66 @@ class ClientPart:
     def __post_init__(self) -> None:
         for name in ("whole", "exit_head", "views"):
             value = getattr(self, name)
-            _need(isinstance(value, bool), name, "true or false", value)
+            need(isinstance(value, bool), name, "true or false", value)
         for name in ("exit_share", "personal_share"):
             value = getattr(self, name)
-            _need(_is_number(value) and 0 <= value <= 1, name, "0 to 1", value)
+            need(is_number(value) and 0 <= value <= 1, name, "0 to 1", value)
         mu, clip = self.prox_mu, self.clip
-        _need(_is_number(mu) and mu >= 0, "prox_mu", "at least 0", mu)
-        _need(
-            clip is None or clip == math.inf or (_is_number(clip) and clip > 0),
+        need(is_number(mu) and mu >= 0, "prox_mu", "at least 0", mu)
+        need(
+            clip is None or clip == math.inf or (is_number(clip) and clip > 0),
             "clip",
             "above 0",
             clip,
         )
-        _need(self.fusion in FUSIONS, "fusion", f"one of {', '.join(FUSIONS)}", self.fusion)
-        _need(
+        need(self.fusion in FUSIONS, "fusion", f"one of {', '.join(FUSIONS)}", self.fusion)
+        need(
             self.exit_head or self.fusion == "server",
             "fusion",
             "server where there is no exit head",
             self.fusion,
         )
-        _need(
+        need(
             not (self.whole and self.exit_head),
             "exit_head",
             "none where the client trains the whole network",
             self.exit_head,
         )
-        _need(
+        need(
             self.back is None or not (self.whole or self.exit_head),
             "back",
             "none where the client trains the whole network or an exit head",
             self.back,
         )
-        _need(
+        need(
             self.noise is None or (self.meta is None and self.inversion is None and not self.views),
             "noise",
             "none where a second view or a guard against inversion leaves the client too",
             "noise",
         )
         narrow = self.bottleneck
-        _need(
-            narrow is None or (_is_whole(narrow) and narrow >= 1), "bottleneck", "channels", narrow
-        )
+        need(narrow is None or (is_whole(narrow) and narrow >= 1), "bottleneck", "channels", narrow)
         uncut = self.whole and (narrow is not None or self.inversion is not None or self.views)
-        _need(
+        need(
             not uncut,
             "bottleneck, inversion, views",
             "none where nothing is cut: the client trains the whole network",
             (narrow, self.inversion, self.views),
         )
         rounds = self.evidence_rounds
-        _need(
-            rounds is None or (self.exit_head and _is_whole(rounds) and rounds >= 1),
+        need(
+            rounds is None or (self.exit_head and is_whole(rounds) and rounds >= 1),
             "evidence_rounds",
             "a whole number from 1 up, and an exit head that learns evidence",
             rounds,
         )
-        _need(
+        need(
             not (self.whole and self.distil),
             "distil",
             "none where the client trains the whole network",
             self.distil,
         )
-        _need(
+        need(
             self.meta is None or (self.exit_head and self.fusion == "fixed"),
             "meta",
             "an exit head and fusion fixed beside it",
@@ -285,7 +282,15 @@ class ClientPart:
         )
         several = ("distil", "inversion", "back", "meta")
         halves = [name for name in several if getattr(self, name) is not None]
-        _need(len(halves) <= 1, "part", f"at most one of {', '.join(several)}", halves)
+        need(len(halves) <= 1, "part", f"at most one of {', '.join(several)}", halves)
+
+
+# the keys of a plan's JSON, in the order in which they are written
+_KEYS: Final = (
+    *("backbone", "input_shape", "classes", "mean", "std", "depth", "learning_rate", "batch"),
+    *("part", "epochs", "iterations", "norm", "momentum", "weight_decay", "codec", "update"),
+    *("send_labels", "seed"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,12 +298,11 @@ class Plan:
     """How one client trains in one round.
 
     Attributes:
-        backbone, input_shape, classes, mean, std, norm: what `edge_sdk.nets.build` takes.
+        backbone, input_shape, classes, mean, std: what `edge_sdk.nets.build` takes.
         depth: stages on the client; where it trains the whole network, all of them.
+        training: the numbers of training; in JSON they are keys of the plan itself.
         part: the method's half of the client.
-        iterations: batches a round, drawn from an endless stream of reshuffled samples; None for
-            `epochs` passes over all samples.
-        update: how what was learnt is coded.
+        update: how the client codes what it has learnt.
         send_labels: whether labels travel with the features.
     """
 
@@ -308,42 +312,19 @@ class Plan:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     depth: int
-    learning_rate: float
-    batch: int
+    training: Training = field(metadata=inline())
     part: ClientPart = field(default_factory=ClientPart)
-    epochs: int = 1
-    iterations: int | None = None
-    norm: str | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    codec: Codec = "fp32"
     update: UpdateCoding = field(default_factory=UpdateCoding)
     send_labels: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("depth", "batch", "epochs", "classes"):
-            value = getattr(self, name)
-            _need(_is_whole(value) and value >= 1, name, "a whole number of at least 1", value)
-        if self.iterations is not None:
-            value = self.iterations
-            _need(_is_whole(value) and value >= 1, "iterations", "a whole number from 1 up", value)
-        _need(
-            _is_whole(self.seed) and self.seed >= 0, "seed", "a whole number from 0 up", self.seed
-        )
-        decay, momentum = self.weight_decay, self.momentum
-        _need(_is_number(decay) and decay >= 0, "weight_decay", "at least 0", decay)
-        below_1 = _is_number(momentum) and 0 <= momentum < 1
-        _need(below_1, "momentum", "at least 0 and below 1", momentum)
-        rate = self.learning_rate
-        _need(_is_number(rate) and rate > 0, "learning_rate", "more than 0", rate)
-        _need(isinstance(self.send_labels, bool), "send_labels", "true or false", self.send_labels)
-        _need(all(map(_is_whole, self.input_shape)), "input_shape", "sizes", self.input_shape)
+        check_fields(self, depth=whole(1), classes=whole(1), seed=whole(0), send_labels=flag)
+        need(all(map(is_whole, self.input_shape)), "input_shape", "sizes", self.input_shape)
         for name in ("mean", "std"):
             value = getattr(self, name)
-            _need(all(map(_is_number, value)), name, "numbers", value)
-        _need(self.codec in CODECS, "codec", f"one of {', '.join(CODECS)}", self.codec)
-        _need(
+            need(all(map(is_number, value)), name, "numbers", value)
+        need(
             self.part.inversion is None or len(self.input_shape) == 3,
             "input_shape",
             "images, of three axes, where they are guarded against inversion",
@@ -351,63 +332,28 @@ class Plan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
+        """The plan as JSON has it."""
+        table = table_of(self)
+        return {key: table[key] for key in _KEYS}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, data: object) -> Plan:
         """Read a plan.
 
         Raises: ConfigurationError naming what is missing, unknown or wrong.
         """
-        if not isinstance(data, Mapping):
-            raise ConfigurationError(f"plan: expected its fields, got {data!r:.100}")
-        lists = ("input_shape", "mean", "std")
-        try:
-            read = {name: tuple(v) if name in lists else v for name, v in data.items()}
-            read["part"] = _read(ClientPart, data["part"])
-            read["update"] = _read(UpdateCoding, data["update"])
-        except (KeyError, TypeError) as err:
-            raise ConfigurationError(f"plan: {err}") from err
-        return _read(cls, read)
-
-
-# the parts of a client's half that are records themselves, by the field that holds them
-_RECORDS: Final[Mapping[str, type[Any]]] = {
-    "distil": Distillation,
-    "inversion": Inversion,
-    "back": PersonalBack,
-    "noise": Noise,
-    "meta": MetaAdaptation,
-}
-
-
-def _read(kind: type[T], data: object) -> T:
-    """A record as JSON has it; what a field of it holds is read by `_RECORDS`.
-
-    Raises: ConfigurationError naming what is missing, unknown or wrong.
-    """
-    if not isinstance(data, Mapping):
-        raise ConfigurationError(f"plan: expected fields of {kind.__name__}, got {data!r:.100}")
-    unknown = sorted(set(data) - {item.name for item in fields(kind)})  # type: ignore[arg-type]  # a dataclass, always
-    if unknown:
-        raise ConfigurationError(f"plan: unknown {', '.join(unknown)}; update this device")
-    inner = {
-        name: _read(record, data[name])
-        for name, record in _RECORDS.items()
-        if data.get(name) is not None and kind is ClientPart
-    }
-    try:
-        return kind(**{**data, **inner})
-    except TypeError as err:
-        raise ConfigurationError(f"plan: {err}") from err
+        if isinstance(data, Mapping):  # without them a plan would say to train something else
+            missing = [key for key in ("part", "update") if key not in data]
+            need(not missing, "plan", f"also {', '.join(missing)}", sorted(data))
+        return read_record(cls, data, "plan", unknown="update this device")
 
 
 def network_of(plan: Plan) -> Supernet:
     """The plan's network with the weights of its seed, to copy parts of: built once a process,
     since that takes longer than a client's round.
     """
-    more: dict[str, Any] = {} if plan.norm is None else {"norm": plan.norm}
+    norm = plan.training.norm
+    more: dict[str, Any] = {} if norm is None else {"norm": norm}
     if plan.part.bottleneck is not None:
         more["bottleneck"] = (plan.depth, plan.part.bottleneck)
     return _network(
@@ -424,18 +370,3 @@ def network_of(plan: Plan) -> Supernet:
 @lru_cache(maxsize=8)
 def _network(backbone: str, seed: int, more: tuple[tuple[str, Any], ...], **shape: Any) -> Supernet:
     return build(backbone, seed=seed, **shape, **dict(more))
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _need(condition: bool, field: str, expected: str, got: object) -> None:
-    if not condition:
-        raise ConfigurationError(f"{field}: expected {expected}, got {got!r}")

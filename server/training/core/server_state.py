@@ -16,27 +16,10 @@ from edge_sdk.nets.copying import copied
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.formulas.sgd import Sgd
 from edge_sdk.training.protocol.messages import Weights
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import check_weights, own_weights, read_weights
 
 Trunk = Literal["shared", "own"]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerTraining:
-    """How the server's own half learns.
-
-    decay: what all learning rates, the clients' too, are multiplied by from round to round.
-    """
-
-    learning_rate: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
-    decay: float = 1.0
-
-    def slowed(self, learning_rate: float, number: int) -> float:
-        """A learning rate as it is in round `number`, from 1."""
-        return learning_rate * self.decay ** (number - 1)
 
 
 class ServerState:
@@ -46,6 +29,9 @@ class ServerState:
         net: the super-network; every stage, exit head and the final head, held once.
         trunk: `shared`: clients and server train the same stages; `own`: the server has stages of
             its own after every cut, which are never merged with clients' (HARMONY).
+        training: the numbers of its optimiser.
+        clip: largest L2 norm of the gradient of one step; None for no limit.
+        decay: factor of every learning rate, the clients' too, from one round to the next.
 
     Attributes:
         trunk: what the server's steps train: `net` itself, or the server's own.
@@ -55,10 +41,20 @@ class ServerState:
         copy_sources: by client, the weights its copy is made of, where these are not the trunk's.
     """
 
-    def __init__(self, net: Supernet, training: ServerTraining, trunk: Trunk = "shared") -> None:
+    def __init__(
+        self,
+        net: Supernet,
+        training: Training,
+        trunk: Trunk = "shared",
+        *,
+        clip: float | None = None,
+        decay: float = 1.0,
+    ) -> None:
         self.net = net
         self.trunk = net if trunk == "shared" else deepcopy(net)
         self.training = training
+        self.clip = clip
+        self.decay = decay
         self.memory: dict[str, Tensor] = {}
         self.seen: dict[str, Tensor] = {}
         self.copies: dict[str, Suffix] = {}
@@ -73,8 +69,12 @@ class ServerState:
         """Get ready for the steps of that round: to train, at the round's learning rate."""
         self.net.train()  # whoever judged it in between
         self.trunk.train()
-        self._learning_rate = self.training.slowed(self.training.learning_rate, number)
+        self._learning_rate = self.slowed(self.training.learning_rate, number)
         self._optimiser.learning_rate = self._learning_rate
+
+    def slowed(self, learning_rate: float, number: int) -> float:
+        """A learning rate as it is in round `number`, from 1."""
+        return learning_rate * self.decay ** (number - 1)
 
     def shape_at(self, depth: int) -> tuple[int, ...]:
         """Of one sample's features after that many stages."""
@@ -220,8 +220,8 @@ class ServerState:
                 yield (stage, number), parameter
 
     def _sgd(self, parameters: Iterable[nn.Parameter]) -> Sgd:
-        how = self.training
-        return Sgd(parameters, self._learning_rate, how.momentum, how.weight_decay)
+        numbers = self.training
+        return Sgd(parameters, self._learning_rate, numbers.momentum, numbers.weight_decay)
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ def label_private(server_share: float) -> ServerStep:
                 forward.statistics.restore()
                 logger.warning("client=%s gets no feedback: its gradient is not finite", client)
                 continue
-            _step(forward.copy, own, state.training.clip)
+            _step(forward.copy, own, state.clip)
             answers[client] = Feedback(gradient.contiguous(), reply.loss)
         return answers
 

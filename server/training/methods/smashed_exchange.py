@@ -136,7 +136,7 @@ def learn(
             statistics.restore()
         return None
     for suffix, gradients in steps:
-        suffix.step(clip_l2(gradients, state.training.clip))
+        suffix.step(clip_l2(gradients, state.clip))
     return lessons
 
 

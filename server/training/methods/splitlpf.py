@@ -107,7 +107,7 @@ def through_the_middle(state: ServerState, arrivals: ClientBatches, _now: RoundV
             logger.warning("client=%s gets no feedback: its gradient is not finite", client)
             continue
         if own:
-            middle.step(clip_l2(own, state.training.clip))
+            middle.step(clip_l2(own, state.clip))
         feedback[client] = Feedback(gradient.contiguous(), reply.loss)
     return feedback
 

@@ -201,7 +201,7 @@ def joint_step(state: ServerState, arrivals: ClientBatches, losses: JointLosses)
         statistics.restore()
         logger.warning("clients=%s get no feedback: a loss is not finite", ",".join(order))
         return {}
-    suffix.step(clip_l2(own, state.training.clip))
+    suffix.step(clip_l2(own, state.clip))
     return {
         client: Feedback(gradient.contiguous(), loss)
         for client, gradient, loss in zip(order, gradients, means.tolist(), strict=True)
@@ -269,7 +269,7 @@ def _supervise(
         statistics.restore()
         logger.warning("client=%s gets no feedback: its loss is not finite", client)
         return None
-    suffix.step(clip_l2(own, state.training.clip))
+    suffix.step(clip_l2(own, state.clip))
     return Feedback(gradient.contiguous(), float(loss.detach()))
 
 

@@ -223,9 +223,10 @@ def mechanisms(noise: Noise, plan: Plan, samples: int, rounds: int) -> list[Mech
     """
     found = [Mechanism("updates", noise.update_sigma / 2, rounds)]
     if not plan.part.whole:
-        counted = plan.epochs * samples
-        if plan.iterations is not None:
-            counted = plan.iterations * plan.batch * rounds
+        numbers = plan.training
+        counted = numbers.epochs * samples
+        if numbers.iterations is not None:
+            counted = numbers.iterations * numbers.batch * rounds
         found.append(Mechanism("features", noise.feature_sigma / 2, counted))
     return found
 

@@ -22,27 +22,26 @@ rounds = 30
 from __future__ import annotations
 
 import inspect
-import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, get_type_hints
+from typing import Any, Final, Literal, get_type_hints
 
+from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.manifest import Codec
 from edge_sdk.nets import TOKENS
-from edge_sdk.training.protocol.update_codec import UpdateCodec, UpdateCoding
+from edge_sdk.records import check_types, inline, read_record, table_of
+from edge_sdk.training.protocol.training import Training
+from edge_sdk.training.protocol.update_codec import UpdateCoding
+from profiles.checks import number, optional, whole
 from profiles.energy import PowerModel
 from profiles.errors import InvalidProfileError
 from server.training.methods import besplit, fedavg, harmony, scala, splitfed, splitlpf, supersfl
 from server.training.methods.compose import FIELDS, combine
 from server.training.methods.method import Method
 from server.training.recipe.privacy import PrivacySettings, guarded
-from server.training.recipe.toml_types import check_kinds
 from server.training.rounds.round import RoundSettings
-
-T = TypeVar("T")
 
 # of `staleness_max`, where a recipe gives `buffer` and not that
 BUFFERED_STALENESS: Final = 10
@@ -107,44 +106,38 @@ class TrainSettings:
     """How clients and server learn.
 
     Attributes:
+        training: the numbers that plans carry and the server shares.
         depth: every client's; None lets SuperSFL's Eq. 1 decide from memory and latency drawn
             uniformly from `memory_gb` and `latency_ms`.
         depths: in a simulation, those of the clients in turn, in place of `depth`.
-        iterations: batches a round; None for `epochs` passes over a client's samples.
-        decay: what learning rates are multiplied by from one round to the next, on both sides.
-        server_learning_rate: the clients' own where None.
-        codec: of features. update_codec: of what a client has learnt
-            (edge_sdk.training.protocol.update_codec); update_share, update_samples and
-            update_steps are the numbers of `top-k` and `synthetic`.
+        decay: factor of learning rates from one round to the next, on both sides.
+        server_learning_rate: the server's own; None for the clients'.
+        server_clip: largest L2 norm of the gradient of one step of the server; None for no limit.
+        update: how clients code what they have learnt
+            (edge_sdk.training.protocol.update_codec).
     """
 
     backbone: str
     rounds: int
-    learning_rate: float
-    batch: int
-    epochs: int = 1
-    iterations: int | None = None
+    training: Training = field(metadata=inline())
     depth: int | None = None
     depths: tuple[int, ...] | None = None
     memory_gb: tuple[float, float] = (2.0, 16.0)
     latency_ms: tuple[float, float] = (20.0, 200.0)
-    momentum: float = 0.0
-    weight_decay: float = 0.0
     decay: float = 1.0
     server_learning_rate: float | None = None
     server_clip: float | None = None
-    codec: Codec = "fp32"
-    update_codec: UpdateCodec = "fp32"
-    update_share: float = 0.05
-    update_samples: int = 2
-    update_steps: int = 60
-    norm: str | None = None
+    update: UpdateCoding = field(default_factory=UpdateCoding, metadata=inline("update_"))
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "batch", "epochs", "iterations", "depth"):
-            value = getattr(self, name)
-            if value is not None:
-                _whole(name, value)
+        check_fields(
+            self,
+            rounds=whole(1),
+            depth=optional(whole(1)),
+            decay=number(above=0, most=1),
+            server_learning_rate=optional(number(above=0)),
+            server_clip=optional(number(above=0)),
+        )
         if self.depths is not None and (self.depth is not None or not self.depths):
             raise ConfigurationError(
                 f"depths: expected one or more, and no depth beside them, got {list(self.depths)}"
@@ -155,26 +148,6 @@ class TrainSettings:
                 raise ConfigurationError(
                     f"{name}: expected two numbers above 0, the smaller first, got {list(value)}"
                 )
-        if not 0 < self.decay <= 1:
-            raise ConfigurationError(f"decay: expected above 0 and at most 1, got {self.decay}")
-        if not 0 <= self.momentum < 1:
-            raise ConfigurationError(
-                f"momentum: expected at least 0 and below 1, got {self.momentum}"
-            )
-        for name in ("learning_rate", "server_learning_rate", "server_clip"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigurationError(f"{name}: expected a number above 0, got {value}")
-        self.update_coding()
-
-    def update_coding(self) -> UpdateCoding:
-        """How clients code what they have learnt.
-
-        Raises: ConfigurationError naming the number that is wrong.
-        """
-        return UpdateCoding(
-            self.update_codec, self.update_share, self.update_samples, self.update_steps
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,18 +218,19 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _whole("seed", self.seed, least=0)
-        if self.round.staleness_max and self.train.update_codec != "fp32":
+        codec = self.train.update.codec
+        if self.round.staleness_max and codec != "fp32":
             raise ConfigurationError(
-                f"update_codec: {self.train.update_codec} codes a change of what a round began"
+                f"update_codec: {codec} codes a change of what a round began"
                 " with, and an update that comes rounds later finds other weights: expected fp32,"
                 " or staleness_max = 0"
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """As TOML has it, defaults filled in."""
-        data = asdict(self)
-        data["data"]["folder"] = None if self.data.folder is None else str(self.data.folder)
-        return data
+        """The recipe as TOML has it, defaults filled in."""
+        table = table_of(self)
+        folder = self.data.folder
+        return table | {"data": table["data"] | {"folder": None if folder is None else str(folder)}}
 
     def build_method(self) -> Method:
         """The method with this recipe's numbers.
@@ -284,7 +258,7 @@ def _method(name: str, numbers: object, where: str) -> Method:
         takes = ", ".join(known) or "none"
         raise ConfigurationError(f"{where}: {name} takes {takes}; got {', '.join(unknown)}")
     try:
-        check_kinds(numbers, get_type_hints(factory))
+        check_types(numbers, get_type_hints(factory))
         return factory(**numbers)
     except ConfigurationError as err:
         raise ConfigurationError(f"{where}: {err}") from err
@@ -298,9 +272,9 @@ def _part(name: str, said: object) -> Method:
         raise ConfigurationError(f"{where}: expected a method's name, or method and numbers")
     numbers = said.get("numbers", {})
     method = _method(said["method"], numbers, f"{where}.numbers")
-    for number in _idle(name, said["method"], numbers):
+    for unused in _idle(name, said["method"], numbers):
         raise ConfigurationError(
-            f"{where}.numbers: {number} changes nothing of what is taken from {method.name}:"
+            f"{where}.numbers: {unused} changes nothing of what is taken from {method.name}:"
             " leave it out, or take the part that it is of"
         )
     return method
@@ -316,14 +290,14 @@ def _idle(part: str, method: str, numbers: Mapping[str, Any]) -> Iterator[str]:
         built = METHODS[method](**given)
         return [getattr(built, name) for name in FIELDS.get(part, ())]
 
-    whole = taken(numbers)
-    if any(map(callable, whole)):
+    all_numbers = taken(numbers)
+    if any(map(callable, all_numbers)):
         return
     defaults = inspect.signature(METHODS[method]).parameters
-    for number, value in numbers.items():
-        others = {name: other for name, other in numbers.items() if name != number}
-        if value != defaults[number].default and taken(others) == whole:
-            yield number
+    for name, value in numbers.items():
+        others = {other: numbers[other] for other in numbers if other != name}
+        if value != defaults[name].default and taken(others) == all_numbers:
+            yield name
 
 
 def load_recipe(path: Path) -> Recipe:
@@ -348,18 +322,7 @@ def read_recipe(data: Mapping[str, Any]) -> Recipe:
 
     Raises: ConfigurationError.
     """
-    tables = {
-        "data": DataSettings,
-        "train": TrainSettings,
-        "round": RoundSettings,
-        "evaluate": EvaluateSettings,
-        "privacy": PrivacySettings,
-        "energy": EnergySettings,
-    }
-    built: dict[str, Any] = {}
-    for name, value in _with_staleness(data).items():
-        built[name] = _record(tables[name], value, name) if name in tables else value
-    recipe: Recipe = _record(Recipe, built, "recipe")
+    recipe = read_record(Recipe, _with_staleness(data), "recipe")
     method, backbone = recipe.build_method(), recipe.train.backbone
     distil = method.client.distil
     if distil is not None and distil.head == "global" and backbone in TOKENS:
@@ -367,7 +330,7 @@ def read_recipe(data: Mapping[str, Any]) -> Recipe:
             f"train: {backbone}'s features are tokens, no maps to pool over: expected"
             ' auxiliary_head = "exit", or another backbone'
         )
-    if method.batch_share is not None and recipe.train.iterations is None:
+    if method.batch_share is not None and recipe.train.training.iterations is None:
         raise ConfigurationError(
             f"train: {method.name} shares each batch out among the participants, so its rounds are"
             " counted in batches: expected iterations"
@@ -388,32 +351,3 @@ def _whole(name: str, value: object, least: int = 1) -> None:
         raise ConfigurationError(
             f"{name}: expected a whole number of at least {least}, got {value!r}"
         )
-
-
-def _record(kind: type[T], values: object, where: str) -> T:
-    if not isinstance(values, Mapping):
-        raise ConfigurationError(f"{where}: expected a table, got {values!r}")
-    known = {item.name for item in fields(kind)}  # type: ignore[arg-type]  # a dataclass, always
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise ConfigurationError(
-            f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}"
-        )
-    missing = [
-        item.name
-        for item in fields(kind)  # type: ignore[arg-type]  # as above
-        if item.name not in values and item.default is item.default_factory is MISSING
-    ]
-    if missing:
-        raise ConfigurationError(f"{where}: expected also {', '.join(missing)}")
-    try:
-        check_kinds(values, get_type_hints(kind))
-        return kind(**{name: _converted(name, value) for name, value in values.items()})
-    except ConfigurationError as err:
-        raise ConfigurationError(f"{where}: {err}") from err
-
-
-def _converted(name: str, value: Any) -> Any:
-    if name == "folder":
-        return Path(value)
-    return tuple(value) if isinstance(value, list) else value

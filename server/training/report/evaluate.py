@@ -201,12 +201,12 @@ class Evaluator:
         generator = np.random.default_rng(key)
         parameters = [*prefix.parameters(), *head.parameters()]
         # HARMONY, Eq. 5: plain SGD on mini-batches of own data
-        rate = run.method.finetune_rate or plan.learning_rate
+        rate = run.method.finetune_rate or plan.training.learning_rate
         optimiser = torch.optim.SGD(parameters, rate)
         prefix.train()
         head.train()
         for _ in range(run.method.finetune_steps):
-            rows = generator.permutation(client.samples)[: plan.batch]
+            rows = generator.permutation(client.samples)[: plan.training.batch]
             x = torch.from_numpy(np.ascontiguousarray(client.x[rows])).to(run.device)
             y = torch.from_numpy(client.y[rows]).to(run.device)
             optimiser.zero_grad(set_to_none=True)

@@ -115,7 +115,9 @@ class RoundLoop:
     def set_clients(self, plans: Mapping[str, Plan], transport: Transport) -> None:
         """Have these clients in the rounds to come, reached like this."""
         method = self._method
-        if method.batch_share is not None and not all(p.iterations for p in plans.values()):
+        if method.batch_share is not None and not all(
+            p.training.iterations for p in plans.values()
+        ):
             raise ConfigurationError(
                 f"{method.name}: shares each batch out, so rounds are counted in batches:"
                 " expected train.iterations"
@@ -281,8 +283,9 @@ class RoundLoop:
 
     def _start(self, now: RoundUnderWay, name: str) -> StartRound:
         plan = self._plans[name]
-        rate = self._state.training.slowed(plan.learning_rate, now.number)
-        return StartRound(now.number, replace(plan, learning_rate=rate), self._sent_to(now, name))
+        rate = self._state.slowed(plan.training.learning_rate, now.number)
+        training = replace(plan.training, learning_rate=rate)
+        return StartRound(now.number, replace(plan, training=training), self._sent_to(now, name))
 
     def _sent_to(self, now: RoundUnderWay, name: str) -> Weights:
         """What that client starts from."""
@@ -313,7 +316,7 @@ class RoundLoop:
         rule = self._method.batch_share
         if rule is None or not ready:
             return {}
-        batch = max(self._plans[name].batch for name in ready)
+        batch = max(self._plans[name].training.batch for name in ready)
         return rule({name: now.view.samples[name] for name in ready}, batch)
 
     def _features(

@@ -31,7 +31,8 @@ def samples_fault(samples: int, samples_max: int | None) -> str | None:
 
 def ready_fault(ready: Ready, plan: Plan) -> str | None:
     """Of a client about to start: samples there are, and batches that these can fill."""
-    batches = plan.iterations or plan.epochs * -(-ready.samples // plan.batch)
+    numbers = plan.training
+    batches = numbers.iterations or numbers.epochs * -(-ready.samples // numbers.batch)
     if ready.samples < 1 or not 0 <= ready.steps <= batches:
         return (
             f"{ready.samples} samples in {ready.steps} steps: expected at least 1 sample"
@@ -57,7 +58,7 @@ def shapes_fault(
             before it.
     """
     shape = shape_at(plan.depth)
-    most = plan.batch + 1 if batch is None else batch
+    most = plan.training.batch + 1 if batch is None else batch
     z = features.features
     size = len(z) if z.ndim else 0
     if z.shape[1:] != shape or not 1 <= size <= most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from edge_sdk.errors import ConfigurationError
@@ -9,7 +10,7 @@ from edge_sdk.nets import build
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.data.load import Dataset, load_dataset
 from edge_sdk.training.protocol.plan import Plan
-from server.training.core.server_state import ServerState, ServerTraining
+from server.training.core.server_state import ServerState
 from server.training.methods.method import Method
 from server.training.recipe.privacy import check_network
 from server.training.recipe.recipe import Recipe
@@ -35,7 +36,8 @@ def build_network(recipe: Recipe, dataset: Dataset) -> Supernet:
 
     Raises: ConfigurationError if the method narrows a cut and the recipe does not say which.
     """
-    more: dict[str, Any] = {} if recipe.train.norm is None else {"norm": recipe.train.norm}
+    norm = recipe.train.training.norm
+    more: dict[str, Any] = {} if norm is None else {"norm": norm}
     channels, depth = recipe.build_method().client.bottleneck, recipe.train.depth
     if channels is not None:
         if depth is None:
@@ -56,10 +58,7 @@ def build_network(recipe: Recipe, dataset: Dataset) -> Supernet:
 
 
 def plan_of(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Plan:
-    """What a client of that depth is told.
-
-    Raises: ConfigurationError for a number that no client can train by.
-    """
+    """The plan of a client of that depth."""
     train = recipe.train
     return Plan(
         backbone=train.backbone,
@@ -68,16 +67,9 @@ def plan_of(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Pla
         mean=dataset.mean,
         std=dataset.std,
         depth=depth,
-        learning_rate=train.learning_rate,
-        batch=train.batch,
+        training=train.training,
         part=method.client,
-        epochs=train.epochs,
-        iterations=train.iterations,
-        norm=train.norm,
-        momentum=train.momentum,
-        weight_decay=train.weight_decay,
-        codec=train.codec,
-        update=train.update_coding(),
+        update=train.update,
         send_labels=method.labels == "sent",
         seed=recipe.seed,
     )
@@ -90,16 +82,13 @@ def server_state(recipe: Recipe, method: Method, net: Supernet) -> ServerState:
     """
     check_network(method, net)
     train = recipe.train
+    rate = train.server_learning_rate or train.training.learning_rate
     return ServerState(
         net,
-        ServerTraining(
-            train.server_learning_rate or train.learning_rate,
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-            clip=train.server_clip,
-            decay=train.decay,
-        ),
+        replace(train.training, learning_rate=rate),
         method.trunk,
+        clip=train.server_clip,
+        decay=train.decay,
     )
 
 

@@ -117,9 +117,12 @@ def round_seconds(train: TrainSettings, samples: Sequence[int], seed: int) -> li
     A client's latency, drawn as for its depth, times the number of its batches and two more: the
     start and the end of the round.
     """
+    numbers = train.training
     _, latency_ms = _draw_profiles(train, len(samples), seed)
     return [
-        float(latency) / 1000 * (2 + (train.iterations or train.epochs * -(-count // train.batch)))
+        float(latency)
+        / 1000
+        * (2 + (numbers.iterations or numbers.epochs * -(-count // numbers.batch)))
         for latency, count in zip(latency_ms, samples, strict=True)
     ]
 

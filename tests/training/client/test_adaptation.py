@@ -27,6 +27,7 @@ from edge_sdk.training.protocol.messages import (
     Update,
 )
 from edge_sdk.training.protocol.plan import ClientPart, MetaAdaptation, Plan, network_of
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 
 SEED, RATE, CLASSES, BATCH = 7, 0.05, 4, 6
@@ -46,10 +47,10 @@ def plan_for(depth: int = 2, gamma: float = 0.5, net: str = "tiny", **numbers: A
         (0.0,) * shape[0],
         (1.0,) * shape[0],
         depth,
+        Training(**{"learning_rate": RATE, "batch": BATCH, **outer}),
         part=part,
         seed=SEED,
         send_labels=False,
-        **{"learning_rate": RATE, "batch": BATCH, **outer},
     )
 
 
@@ -114,7 +115,7 @@ class ByHand:
 def second_batch(client: TrainingClient, plan: Plan, size: int) -> tuple[Tensor, Tensor]:
     """B2, found by what travels: without adaptation and from the cut, z1 is f(x2)."""
     twin = TrainingClient(client.name, client.x, client.y)
-    plain = plan_for(plan.depth, steps=0, early=False, batch=plan.batch)
+    plain = plan_for(plan.depth, steps=0, early=False, batch=plan.training.batch)
     start(twin, plain)
     view = features(twin, 0).view
     assert view is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from edge_sdk.training.protocol.messages import (
     to_bytes,
 )
 from edge_sdk.training.protocol.plan import ClientPart, Distillation, Plan, network_of
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 
 RATE = 0.1
@@ -45,8 +47,7 @@ def plan_of(
         mean=(0.0,) * shape[0],
         std=(1.0,) * shape[0],
         depth=depth,
-        learning_rate=RATE,
-        batch=4,
+        training=Training(RATE, 4),
         part=ClientPart(distil=Distillation(**how)),
         seed=3,
     )
@@ -146,7 +147,7 @@ def test_a_batch_is_one_sgd_step_on_the_three_losses() -> None:
 
 
 def test_the_prefix_trains_as_if_it_taught_nobody() -> None:
-    plain = Plan(**{**{f: getattr(plan_of(), f) for f in Plan.__slots__}, "part": ClientPart()})
+    plain = replace(plan_of(), part=ClientPart())
     updates = []
     for plan in (plan_of(), plain):
         client = client_of()

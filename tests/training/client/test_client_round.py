@@ -27,6 +27,7 @@ from edge_sdk.training.protocol.messages import (
 )
 from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
 from edge_sdk.training.protocol.weights import load_weights, read_weights
+from tests.training.plans import flat_plan
 
 RATE = 0.1
 DEPTH, L = 2, 5
@@ -38,7 +39,7 @@ PART = {field.name for field in fields(ClientPart)}
 def plan(**numbers: Any) -> Plan:
     part: dict[str, Any] = {"exit_head": True, "fusion": "tpgf", "clip": 0.5}
     part |= {name: value for name, value in numbers.items() if name in PART}
-    return Plan(
+    return flat_plan(
         part=ClientPart(**part),
         **{
             "backbone": "tiny",

@@ -17,6 +17,7 @@ from edge_sdk.training.data.load import load_dataset
 from edge_sdk.training.device.work_meter import Spent
 from edge_sdk.training.protocol.messages import Evaluate, Scores, from_bytes, to_bytes
 from edge_sdk.training.protocol.plan import ClientPart, PersonalBack, Plan, network_of
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import own_weights, read_weights
 from profiles import DeviceProfile, load_reference
 from profiles.energy import EnergyMeter, PowerModel
@@ -48,8 +49,7 @@ def plan_with(part: ClientPart) -> Plan:
         mean=DATA.mean,
         std=DATA.std,
         depth=2,
-        learning_rate=0.1,
-        batch=32,
+        training=Training(0.1, 32),
         part=part,
         seed=5,
     )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from edge_sdk.training.client.fusion import clip_l2, fuse, own_weight
 from edge_sdk.training.protocol.plan import ClientPart, Fusion, Plan
+from edge_sdk.training.protocol.training import Training
 
 L = 12
 
@@ -22,8 +23,7 @@ def plan(fusion: Fusion, depth: int = 3, exit_share: float = 0.5) -> Plan:
         (0.0,) * 3,
         (1.0,) * 3,
         depth,
-        0.1,
-        8,
+        Training(0.1, 8),
         ClientPart(exit_head=True, fusion=fusion, exit_share=exit_share),
     )
 

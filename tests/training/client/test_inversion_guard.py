@@ -26,8 +26,9 @@ from edge_sdk.training.protocol.messages import (
     Update,
 )
 from edge_sdk.training.protocol.plan import ClientPart, Inversion, Plan, network_of
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
-from server.training.core.server_state import ServerState, ServerTraining
+from server.training.core.server_state import ServerState
 from server.training.methods.scala import scala
 from server.training.recipe.recipe import read_recipe
 from server.training.rounds.loop import RoundLoop
@@ -46,10 +47,15 @@ def digits() -> Dataset:
 
 def plan_of(data: Dataset, guard: Inversion | None, depth: int = 2, **part: Any) -> Plan:
     return Plan(
-        backbone="tiny", input_shape=(1, 8, 8), classes=10, mean=data.mean, std=data.std,
-        depth=depth, learning_rate=RATE, batch=8, iterations=3,
+        backbone="tiny",
+        input_shape=(1, 8, 8),
+        classes=10,
+        mean=data.mean,
+        std=data.std,
+        depth=depth,
+        training=Training(RATE, 8, iterations=3),
         part=ClientPart(inversion=guard, **part),
-    )  # fmt: skip
+    )
 
 
 def client_of(data: Dataset, name: str = "ada", samples: int = 24) -> TrainingClient:
@@ -204,9 +210,15 @@ def test_a_guard_that_cannot_be_is_refused(guard: dict[str, Any], match: str) ->
 def test_a_guard_needs_images_and_a_cut(digits: Dataset) -> None:
     with pytest.raises(ConfigurationError, match="images"):
         Plan(
-            backbone="har_cnn", input_shape=(9, 128), classes=6, mean=(0.0,) * 9, std=(1.0,) * 9,
-            depth=1, learning_rate=0.1, batch=8, part=ClientPart(inversion=Inversion()),
-        )  # fmt: skip
+            backbone="har_cnn",
+            input_shape=(9, 128),
+            classes=6,
+            mean=(0.0,) * 9,
+            std=(1.0,) * 9,
+            depth=1,
+            training=Training(0.1, 8),
+            part=ClientPart(inversion=Inversion()),
+        )
     with pytest.raises(ConfigurationError, match="nothing is cut"):
         ClientPart(whole=True, inversion=Inversion())
     with pytest.raises(ConfigurationError, match="nothing is cut"):
@@ -266,12 +278,18 @@ def test_http_trains_the_variant_to_the_same_bits_as_local(
         }
 
     plan = Plan(
-        backbone="tiny", input_shape=(1, 8, 8), classes=10, mean=digits.mean, std=digits.std,
-        depth=2, learning_rate=0.05, batch=30, iterations=2, part=method.client,
-    )  # fmt: skip
+        backbone="tiny",
+        input_shape=(1, 8, 8),
+        classes=10,
+        mean=digits.mean,
+        std=digits.std,
+        depth=2,
+        training=Training(0.05, 30, iterations=2),
+        part=method.client,
+    )
 
     def weights_after(transport: Transport) -> dict[str, Tensor]:
-        state = ServerState(deepcopy(network_of(plan)), ServerTraining(0.05, momentum=0.9))
+        state = ServerState(deepcopy(network_of(plan)), Training(0.05, 8, momentum=0.9))
         settings = RoundSettings(step_deadline_s=30, round_deadline_s=30)
         engine = RoundLoop(method, dict.fromkeys(names, plan), state, transport, settings)
         for number in (1, 2):

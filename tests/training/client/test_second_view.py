@@ -22,6 +22,7 @@ from edge_sdk.training.protocol.messages import (
     Update,
 )
 from edge_sdk.training.protocol.plan import ClientPart, MetaAdaptation, Noise, Plan, network_of
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import Evaluator
@@ -40,10 +41,8 @@ def plan_for(net: str = "tiny", depth: int = 2, codec: Any = "fp32", **part: Any
         (0.0,),
         (1.0,),
         depth,
-        RATE,
-        BATCH,
+        Training(RATE, BATCH, codec=codec),
         part=ClientPart(**part),
-        codec=codec,
         seed=7,
     )
 

@@ -20,9 +20,10 @@ from edge_sdk.nets import NAMES, Supernet
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import EndRound, Features, StartRound, Step, Update
 from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 from server.training.core.round_view import RoundView
-from server.training.core.server_state import ServerState, ServerTraining
+from server.training.core.server_state import ServerState
 from server.training.methods.fedavg import fedavg, fedprox
 from server.training.methods.method import Method
 from server.training.methods.splitfed import minibatch, splitfed_v1, splitfed_v2
@@ -66,9 +67,9 @@ def plan_for(name: str, depth: int, method: Method | None = None, **numbers: Any
         (0.0,) * channels,
         (1.0,) * channels,
         depth,
+        Training(**{"learning_rate": RATE, "batch": 2, **numbers}),
         seed=SEED,
         part=ClientPart() if method is None else method.client,
-        **{"learning_rate": RATE, "batch": 2, **numbers},
     )
 
 
@@ -109,7 +110,7 @@ def train_split(
 ) -> Supernet:
     """One round."""
     net = fresh(name)
-    state = ServerState(net, ServerTraining(RATE, **sgd))
+    state = ServerState(net, Training(RATE, 8, **sgd))
     plans = {
         owner: plan_for(name, depths[owner], method, batch=batch, epochs=epochs, **sgd)
         for owner in clients
@@ -156,7 +157,7 @@ def test_one_client_cut_anywhere_trains_the_whole_network(name: str) -> None:
     net, start = fresh(name), network(name).state_dict()
     for depth in net.cuts if name not in ONCE else (6,):
         net.load_state_dict(start)
-        state = ServerState(net, ServerTraining(rate, momentum=momentum))
+        state = ServerState(net, Training(rate, 8, momentum=momentum))
         plan = plan_for(name, depth, learning_rate=rate, momentum=momentum)
         owner.handle(StartRound(1, plan, state.weights(depth, whole=False, exit_head=False)))
         feedback = None

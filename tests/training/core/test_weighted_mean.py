@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.nets import build
+from edge_sdk.nets.layers import Norm
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import Update, Weights
-from edge_sdk.training.protocol.plan import ClientPart, Plan
+from edge_sdk.training.protocol.plan import ClientPart
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 from profiles.allocation import supersfl_depth
 from server.training.core.round_view import RoundView
-from server.training.core.server_state import ServerState, ServerTraining
+from server.training.core.server_state import ServerState
 from server.training.core.weighted_mean import (
     Contribution,
     by_depth_and_loss,
@@ -27,6 +29,7 @@ from server.training.core.weighted_mean import (
 from server.training.methods.fedavg import fedavg
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.transport import LocalTransport
+from tests.training.plans import flat_plan
 
 NOW = RoundView(1)
 
@@ -129,7 +132,7 @@ def test_the_servers_share_grows_with_clients_and_depth_as_the_paper_s_devices_h
 # a is cut at 1 (10 samples), b at 2 (30), c at 2 (40; never answered, so it has no copy)
 def test_copies_of_mixed_depths_count_every_clients_training_of_a_stage_by_its_samples() -> None:
     net = build("tiny", classes=3, seed=0)
-    state = ServerState(net, ServerTraining(0.1))
+    state = ServerState(net, Training(0.1, 8))
     samples = {"a": 10, "b": 30, "c": 40}
     depths = {"a": 1, "b": 2, "c": 2}
     for value, name in ((1.0, "a"), (2.0, "b")):
@@ -154,7 +157,7 @@ def test_copies_of_mixed_depths_count_every_clients_training_of_a_stage_by_its_s
 
 
 def test_a_copy_is_taken_once_and_a_client_may_have_none() -> None:
-    state = ServerState(build("tiny", classes=3, seed=0), ServerTraining(0.1))
+    state = ServerState(build("tiny", classes=3, seed=0), Training(0.1, 8))
     _fill(state.copy_for("a", 4).module, 1.0)
     held = {name for name in state.read() if name.startswith(("stage5.", "head."))}
     assert state.take_copy("a").keys() == held
@@ -162,7 +165,7 @@ def test_a_copy_is_taken_once_and_a_client_may_have_none() -> None:
 
 
 def test_a_trunk_of_the_servers_own_has_names_of_its_own() -> None:
-    state = ServerState(build("tiny", classes=3, seed=0), ServerTraining(0.1), "own")
+    state = ServerState(build("tiny", classes=3, seed=0), Training(0.1, 8), "own")
     trunks = {name.removeprefix("trunk.") for name in state.read() if name.startswith("trunk.")}
     after = ("stage2.", "stage3.", "stage4.", "stage5.", "head.")
     assert trunks == {name for name in state.read() if name.startswith(after)}
@@ -217,16 +220,16 @@ def _unlike(
     return x.astype(np.float32), y
 
 
-def _federated(norm: str, rounds: int = 6) -> tuple[ServerState, dict[str, TrainingClient]]:
+def _federated(norm: Norm, rounds: int = 6) -> tuple[ServerState, dict[str, TrainingClient]]:
     state = ServerState(
-        build("har_cnn", input_shape=(9, 16), classes=3, seed=0, norm=norm),  # type: ignore[arg-type]  # two words
-        ServerTraining(0.02),
+        build("har_cnn", input_shape=(9, 16), classes=3, seed=0, norm=norm),
+        Training(0.02, 8),
     )
     clients = {
         name: TrainingClient(name, *_unlike(48, offset, seed))
         for seed, (name, offset) in enumerate({"a": 4.0, "b": 6.0}.items())
     }
-    plans = dict.fromkeys(clients, Plan(**HAR, norm=norm))
+    plans = dict.fromkeys(clients, flat_plan(**HAR, norm=norm))
     engine = RoundLoop(fedavg(), plans, state, LocalTransport(clients))
     for number in range(1, rounds + 1):
         engine.run_round(number, 0)
@@ -252,10 +255,11 @@ def test_batch_norm_statistics_are_averaged_with_the_weights_and_counters_never(
     means = []
     for name, client in clients.items():
         alone = ServerState(
-            build("har_cnn", input_shape=(9, 16), classes=3, seed=0), ServerTraining(0.02)
+            build("har_cnn", input_shape=(9, 16), classes=3, seed=0),
+            Training(0.02, 8),
         )
         engine = RoundLoop(
-            fedavg(), {name: Plan(**HAR, norm="batch")}, alone, LocalTransport({name: client})
+            fedavg(), {name: flat_plan(**HAR, norm="batch")}, alone, LocalTransport({name: client})
         )
         engine.run_round(1, 0)
         means.append(alone.read()["stage2.1.running_var"])

@@ -42,8 +42,9 @@ from edge_sdk.training.protocol.messages import (
     to_bytes,
 )
 from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
+from edge_sdk.training.protocol.training import Training
 from server.settings import Address
-from server.training.core.server_state import ServerState, ServerTraining
+from server.training.core.server_state import ServerState
 from server.training.fleet.settings import TrainerSettings
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.supersfl import supersfl
@@ -65,15 +66,14 @@ def plan_with(*, exit_head: bool) -> Plan:
         mean=(0.5,),
         std=(1.0,),
         depth=1,
-        learning_rate=0.1,
-        batch=10,
+        training=Training(0.1, 10),
         part=ClientPart(exit_head=exit_head, fusion="tpgf" if exit_head else "server"),
     )
 
 
 def start(number: int = 1, *, exit_head: bool = True) -> StartRound:
     plan = plan_with(exit_head=exit_head)
-    state = ServerState(network_of(plan), ServerTraining(0.1))
+    state = ServerState(network_of(plan), Training(0.1, 8))
     return StartRound(number, plan, state.weights(1, whole=False, exit_head=False))
 
 
@@ -298,7 +298,7 @@ def test_device_weighs_no_more_than_it_said_when_it_came(
 
 def test_samples_beyond_the_recipes_most_are_refused_and_named() -> None:
     plans = dict.fromkeys(("ada", "bob"), plan_with(exit_head=True))
-    state = ServerState(network_of(plans["ada"]), ServerTraining(0.1))
+    state = ServerState(network_of(plans["ada"]), Training(0.1, 8))
     clients = {"ada": client("ada", 30), "bob": client("bob", 31)}
     settings = RoundSettings(samples_max=30, staleness_max=1)
     engine = RoundLoop(supersfl(), plans, state, LocalTransport(clients), settings)
@@ -390,7 +390,7 @@ def test_update_of_a_past_round_counts_within_the_staleness_limit(
     plans = {"ada": plan_with(exit_head=True), "pi": plan_with(exit_head=True)}
     results = {}
     for limit in (1, 2):
-        state = ServerState(network_of(plans["pi"]), ServerTraining(0.1))
+        state = ServerState(network_of(plans["pi"]), Training(0.1, 8))
         settings = RoundSettings(staleness_max=limit)
         engine = RoundLoop(supersfl(), plans, state, LocalTransport({"ada": ada}), settings)
         for number in (1, 2):
@@ -430,7 +430,7 @@ class Noisy(TrainerLink):
 def test_duplicate_and_reordered_replies_leave_no_trace_in_the_weights(trainer: Any) -> None:
     def weights(transport: Any) -> dict[str, Tensor]:
         plans = {name: plan_with(exit_head=False) for name in ("ada", "bob")}
-        state = ServerState(network_of(plans["ada"]), ServerTraining(0.1))
+        state = ServerState(network_of(plans["ada"]), Training(0.1, 8))
         engine = RoundLoop(splitfed_v1(), plans, state, transport)
         for number in (1, 2):
             assert engine.run_round(number, 0).participants == ("ada", "bob")

@@ -24,7 +24,8 @@ from edge_sdk.training.device.kept_weights import (
 from edge_sdk.training.device.kept_weights import save_update as owe
 from edge_sdk.training.protocol.messages import EndRound, NoReply, Reply, StartRound, Step, Update
 from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
-from server.training.core.server_state import ServerState, ServerTraining
+from edge_sdk.training.protocol.training import Training
+from server.training.core.server_state import ServerState
 from server.training.fleet.late_updates import LateUpdates
 from server.training.fleet.mailbox import Hello, Mailbox
 
@@ -40,11 +41,10 @@ def start(number: int) -> StartRound:
         mean=(0.5,),
         std=(1.0,),
         depth=2,
-        learning_rate=0.05,
-        batch=30,
+        training=Training(0.05, 30),
         part=ClientPart(exit_head=True, fusion="tpgf"),
     )
-    state = ServerState(network_of(plan), ServerTraining(0.1))
+    state = ServerState(network_of(plan), Training(0.1, 8))
     return StartRound(number, plan, state.weights(2, whole=False, exit_head=False))
 
 

@@ -15,7 +15,8 @@ import pytest
 from edge_sdk.training.data.load import load_dataset
 from edge_sdk.training.protocol.messages import EndRound, Ready, Request, StartRound
 from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
-from server.training.core.server_state import ServerState, ServerTraining
+from edge_sdk.training.protocol.training import Training
+from server.training.core.server_state import ServerState
 from server.training.fleet.mailbox import Hello, Mailbox
 
 pytestmark = pytest.mark.deadline
@@ -32,12 +33,10 @@ def start(epochs: int) -> StartRound:
         mean=(0.5,),
         std=(1.0,),
         depth=5,
-        learning_rate=0.01,
-        batch=32,
-        epochs=epochs,
+        training=Training(0.01, 32, epochs=epochs),
         part=ClientPart(whole=True),
     )
-    state = ServerState(network_of(plan), ServerTraining(0.1))
+    state = ServerState(network_of(plan), Training(0.1, 8))
     return StartRound(1, plan, state.weights(5, whole=True, exit_head=False))
 
 

@@ -16,10 +16,11 @@ from fastapi import FastAPI, Request
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.plan import network_of
+from edge_sdk.training.protocol.training import Training
 from server.http_server import HttpServer, listen
 from server.registry.database import Registry
 from server.settings import Address
-from server.training.core.server_state import ServerState, ServerTraining
+from server.training.core.server_state import ServerState
 from server.training.fleet.invite import Inviter
 from server.training.fleet.mailbox import Mailbox
 from server.training.methods.splitfed import splitfed_v1
@@ -74,7 +75,7 @@ def test_two_devices_train_a_round_over_https(
     recipe = read_recipe(RECIPE)
     data = load_data(recipe)
     plan = plan_of(recipe, recipe.build_method(), data, 1)
-    state = ServerState(network_of(plan), ServerTraining(0.05))  # built before threads want it
+    state = ServerState(network_of(plan), Training(0.05, 8))  # built before threads want it
     trainer = make_trainer(tls=(hub.cert, hub.key))
     assert trainer.url.startswith("https://127.0.0.1:")
     clients = {

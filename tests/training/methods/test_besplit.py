@@ -15,9 +15,10 @@ from edge_sdk.nets import build
 from edge_sdk.training.formulas.evidence import evidential_losses
 from edge_sdk.training.protocol.messages import Features, Feedback, Update
 from edge_sdk.training.protocol.plan import Plan
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 from server.training.core.round_view import RoundView
-from server.training.core.server_state import ServerState, ServerTraining
+from server.training.core.server_state import ServerState
 from server.training.core.weighted_mean import Contribution
 from server.training.methods.besplit import besplit
 from server.training.methods.formulas.client_records import evidential_weights, record_of, updated
@@ -43,11 +44,11 @@ def arrival(labels: list[int], seed: int = 0, shape: tuple[int, ...] = (16, 4, 4
 def state(backbone: str = "tiny", momentum: float = 0.0, clip: float | None = None) -> ServerState:
     shape = {"tiny": (1, 8, 8), "resnet18": (1, 16, 16)}[backbone]
     net = build(backbone, classes=CLASSES, input_shape=shape, seed=0)
-    return ServerState(net, ServerTraining(RATE, momentum=momentum, clip=clip))
+    return ServerState(net, Training(RATE, 8, momentum=momentum), clip=clip)
 
 
 def plan(seed: int = 7) -> Plan:
-    return Plan("tiny", (1, 8, 8), CLASSES, (0.0,), (1.0,), 2, RATE, 6, seed=seed)
+    return Plan("tiny", (1, 8, 8), CLASSES, (0.0,), (1.0,), 2, Training(RATE, 6), seed=seed)
 
 
 def view(memory: dict[str, Tensor] | None = None, number: int = 5, step: int = 0) -> RoundView:

@@ -40,7 +40,8 @@ from edge_sdk.training.protocol.messages import (
     to_bytes,
 )
 from edge_sdk.training.protocol.plan import Plan, network_of
-from server.training.core.server_state import ServerState, ServerTraining
+from edge_sdk.training.protocol.training import Training
+from server.training.core.server_state import ServerState
 from server.training.methods.harmony import harmony
 from server.training.methods.method import Method
 from server.training.methods.splitfed import multi_exit, splitfed_v1
@@ -70,10 +71,10 @@ def plan_for(method: Method, depth: int, **numbers: Any) -> Plan:
         (0.0,),
         (1.0,),
         depth,
+        Training(**{"learning_rate": RATE, "batch": BATCH, **numbers}),
         part=method.client,
         send_labels=method.labels == "sent",
         seed=SEED,
-        **{"learning_rate": RATE, "batch": BATCH, **numbers},
     )
 
 
@@ -84,7 +85,7 @@ class Trainer:
     method: Method
     depths: Mapping[str, int]
     clients: Mapping[str, TrainingClient]
-    sgd: dict[str, float] = field(default_factory=dict)
+    sgd: dict[str, Any] = field(default_factory=dict)
     transport: Any = LocalTransport
     numbers: dict[str, Any] = field(default_factory=dict)
 
@@ -94,7 +95,7 @@ class Trainer:
             for name in self.clients
         }
         net = deepcopy(network_of(next(iter(plans.values()))))
-        self.state = ServerState(net, ServerTraining(RATE, **self.sgd), self.method.trunk)
+        self.state = ServerState(net, Training(RATE, 8, **self.sgd), self.method.trunk)
         self.wire = self.transport(self.clients)
         self.loop = RoundLoop(self.method, plans, self.state, self.wire, RoundSettings(quorum=0.0))
 
@@ -207,7 +208,7 @@ def test_server_step_is_the_papers_in_plain_torch(entry: int) -> None:
 def features_of(method: Method, owner: TrainingClient, depth: int, number: int) -> Features:
     """What the client sends first in that round, from the weights of the seed."""
     plan = plan_for(method, depth)
-    state = ServerState(network_of(plan), ServerTraining(RATE))
+    state = ServerState(network_of(plan), Training(RATE, 8))
     twin = TrainingClient(owner.name, owner.x, owner.y)
     weights = state.weights(depth, whole=False, exit_head=True)
     twin.handle(StartRound(number, plan, weights))
@@ -404,7 +405,7 @@ def test_view_from_a_depth_where_nothing_is_cut_is_refused() -> None:
     method = harmony(stochastic_depth=False)
     plan = replace(plan_for(method, 3), backbone="cnn6", input_shape=(1, 28, 28))
     assert network_of(plan).cuts == (2, 3)
-    state = ServerState(deepcopy(network_of(plan)), ServerTraining(RATE), "own")
+    state = ServerState(deepcopy(network_of(plan)), Training(RATE, 8), "own")
     engine = RoundLoop(method, {"ada": plan}, state, Wrong({"ada": owner}))
     result = engine.run_round(1, SEED)
     assert "view" in result.refused["ada"]
@@ -544,7 +545,7 @@ def test_nothing_of_labels_goes_over_http(
     assert [int(person.y.max()) for person in people.values()] == [3, 1]
     here, method = make_trainer(), harmony()
     plans = {name: plan_for(method, 2) for name in people}
-    state = ServerState(deepcopy(network_of(plans["ada"])), ServerTraining(RATE), method.trunk)
+    state = ServerState(deepcopy(network_of(plans["ada"])), Training(RATE, 8), method.trunk)
     here.join(people)
     result = RoundLoop(method, plans, state, here.transport, RoundSettings(quorum=0.0)).run_round(
         1, SEED

@@ -28,8 +28,9 @@ from edge_sdk.training.protocol.messages import (
     Update,
 )
 from edge_sdk.training.protocol.plan import Plan
+from edge_sdk.training.protocol.training import Training
 from server.training.core.round_view import RoundView
-from server.training.core.server_state import ServerState, ServerTraining
+from server.training.core.server_state import ServerState
 from server.training.methods.method import Method
 from server.training.methods.scala import scala
 from server.training.methods.splitfed import minibatch, splitfed_v1, splitfed_v2
@@ -69,7 +70,7 @@ def view(counts: Mapping[str, tuple[int, ...]] = COUNTS) -> RoundView:
 
 
 def state(name: str = "tiny", **arguments: Any) -> ServerState:
-    return ServerState(build(name, classes=CLASSES, seed=0, **arguments), ServerTraining(RATE))
+    return ServerState(build(name, classes=CLASSES, seed=0, **arguments), Training(RATE, 8))
 
 
 def answer(
@@ -291,12 +292,17 @@ class Fleet:
             x = generator.standard_normal((len(own), *input_shape)).astype(np.float32)
             self.clients[name] = TrainingClient(name, x, np.array(own))
         net = build(backbone, classes=CLASSES, input_shape=input_shape, seed=0)
-        self.state = ServerState(net, ServerTraining(0.05, momentum=0.9))
+        self.state = ServerState(net, Training(0.05, 8, momentum=0.9))
         plan = Plan(
-            backbone=backbone, input_shape=input_shape, classes=CLASSES,
-            mean=(0.0,) * input_shape[0], std=(1.0,) * input_shape[0], depth=depth, momentum=0.9,
-            learning_rate=0.05, batch=batch, iterations=iterations, part=method.client,
-        )  # fmt: skip
+            backbone=backbone,
+            input_shape=input_shape,
+            classes=CLASSES,
+            mean=(0.0,) * input_shape[0],
+            std=(1.0,) * input_shape[0],
+            depth=depth,
+            training=Training(0.05, batch, momentum=0.9, iterations=iterations),
+            part=method.client,
+        )
         self.transport = Recorder(self.clients, lost)
         plans = dict.fromkeys(labels, plan)
         self.loop = RoundLoop(method, plans, self.state, self.transport, RoundSettings(**settings))
@@ -512,7 +518,7 @@ def test_recipes_of_its_own_are_sound(name: str) -> None:
     method = checked.build_method()
     assert (method.name, checked.train.depth) == ("scala", 2)
     assert method.batch_share is not None
-    assert checked.train.iterations == 10
+    assert checked.train.training.iterations == 10
 
 
 def test_rounds_need_to_be_counted_in_batches() -> None:

@@ -10,7 +10,8 @@ from edge_sdk.nets import build
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.plan import Plan
-from server.training.core.server_state import ServerState, ServerTraining
+from edge_sdk.training.protocol.training import Training
+from server.training.core.server_state import ServerState
 from server.training.methods.supersfl import supersfl
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.transport import LocalTransport
@@ -35,13 +36,12 @@ def trained(*, share_exits: bool) -> tuple[Weights, Weights, dict[str, TrainingC
             mean=(0.0,),
             std=(1.0,),
             depth=depth,
-            learning_rate=0.05,
-            batch=4,
+            training=Training(0.05, 4),
             part=method.client,
         )
         for name, depth in DEPTHS.items()
     }
-    state = ServerState(build("tiny", classes=3, seed=0), ServerTraining(0.05))
+    state = ServerState(build("tiny", classes=3, seed=0), Training(0.05, 8))
     before = state.read()
     RoundLoop(method, plans, state, LocalTransport(clients)).run_round(1, 0)
     return before, state.read(), clients

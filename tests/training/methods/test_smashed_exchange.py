@@ -12,8 +12,9 @@ from torch import nn
 from edge_sdk.nets import build
 from edge_sdk.training.formulas.evidence import evidential_losses
 from edge_sdk.training.protocol.messages import Features
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
-from server.training.core.server_state import ServerState, ServerTraining
+from server.training.core.server_state import ServerState
 from server.training.methods.formulas.contrastive import Alignment, alignment_loss
 from server.training.methods.smashed_exchange import exchanged, learn, own_batch
 from server.training.methods.steps import ClientBatch
@@ -33,7 +34,7 @@ def pair() -> dict[str, ClientBatch]:
 def state(backbone: str = "tiny", clip: float | None = None) -> ServerState:
     shape = {"tiny": (1, 8, 8), "resnet18": (1, 16, 16)}[backbone]
     net = build(backbone, classes=3, input_shape=shape, seed=0)
-    return ServerState(net, ServerTraining(RATE, clip=clip))
+    return ServerState(net, Training(RATE, 8), clip=clip)
 
 
 def moves(*counts: list[int]) -> dict[tuple[str, str], torch.Tensor]:

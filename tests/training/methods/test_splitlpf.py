@@ -29,9 +29,10 @@ from edge_sdk.training.protocol.messages import (
     Update,
 )
 from edge_sdk.training.protocol.plan import ClientPart, PersonalBack, Plan
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 from server.training.core.round_view import RoundView
-from server.training.core.server_state import ServerState, ServerTraining
+from server.training.core.server_state import ServerState
 from server.training.core.weighted_mean import Contribution, by_samples
 from server.training.methods.compose import combine
 from server.training.methods.formulas.contrastive import alignment_loss
@@ -44,6 +45,7 @@ from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport
 from server.training.run.checkpoint import latest_checkpoint
 from server.training.simulation.run import simulate
+from tests.training.plans import flat_plan
 
 CLASSES, RATE, DEPTH = 3, 0.05, 2
 SIZES = {"a": 9, "b": 4, "c": 14}
@@ -62,7 +64,7 @@ class World:
         **numbers: Any,
     ) -> None:
         self.clients = {name: client_of(name, (labels or {}).get(name)) for name in names}
-        self.state = ServerState(build("tiny", classes=CLASSES, seed=0), ServerTraining(RATE))
+        self.state = ServerState(build("tiny", classes=CLASSES, seed=0), Training(RATE, 8))
         self.plans = {name: plan_for(method, **numbers) for name in names}
         self.transport = transport(self.clients)
         self.loop = RoundLoop(method, self.plans, self.state, self.transport, RoundSettings())
@@ -102,7 +104,7 @@ def plan_for(method: Method, **numbers: Any) -> Plan:
         "part": method.client,
         "send_labels": False,
     }
-    return Plan(**fields | numbers)
+    return flat_plan(**fields | numbers)
 
 
 def plain(**numbers: Any) -> Method:

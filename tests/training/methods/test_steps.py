@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from edge_sdk.errors import FrameError
 from edge_sdk.nets import Norm, Supernet, build
 from edge_sdk.training.protocol.messages import Features, Feedback
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 from server.training.core.round_view import RoundView
-from server.training.core.server_state import ServerState, ServerTraining
+from server.training.core.server_state import ServerState
 from server.training.methods.formulas.contrastive import Alignment
 from server.training.methods.steps import (
     ClientBatch,
@@ -40,7 +41,7 @@ def arrival(shape: tuple[int, ...], depth: int, size: int = 3, seed: int = 0) ->
 
 def state(clip: float | None = None, momentum: float = 0.0) -> ServerState:
     net = build("tiny", classes=3, seed=0)
-    return ServerState(net, ServerTraining(RATE, momentum=momentum, clip=clip))
+    return ServerState(net, Training(RATE, 8, momentum=momentum), clip=clip)
 
 
 SHAPES = {1: (8, 8, 8), 2: (16, 4, 4), 3: (32, 4, 4), 4: (32, 2, 2)}
@@ -167,7 +168,8 @@ def test_a_batch_whose_loss_is_not_finite_steps_nothing(step: Step) -> None:
 @pytest.mark.parametrize("step", STEPS)
 def test_a_batch_that_is_not_finite_leaves_batchnorm_as_it_was(step: Step, scale: float) -> None:
     server = ServerState(
-        build("har_cnn", input_shape=(9, 16), classes=3, seed=0), ServerTraining(RATE)
+        build("har_cnn", input_shape=(9, 16), classes=3, seed=0),
+        Training(RATE, 8),
     )
     good, bad = arrival(server.shape_at(1), 1), arrival(server.shape_at(1), 1)
     bad.features.features.mul_(scale)
@@ -190,7 +192,7 @@ def test_one_sample_that_batch_norm_cannot_take_gets_no_feedback(
     # the last stages of resnet18 have maps of 1x1 here: one value per channel
     server = ServerState(
         build("resnet18", input_shape=(1, 28, 28), classes=3, seed=0, norm=norm),
-        ServerTraining(RATE),
+        Training(RATE, 8),
     )
     feedback = step(server, {"a": arrival(server.shape_at(7), 7, size=1)}, NOW)
     assert ("a" in feedback) is answered
@@ -198,7 +200,8 @@ def test_one_sample_that_batch_norm_cannot_take_gets_no_feedback(
 
 def test_the_rest_of_a_step_goes_on_without_that_sample() -> None:
     server = ServerState(
-        build("resnet18", input_shape=(1, 28, 28), classes=3, seed=0), ServerTraining(RATE)
+        build("resnet18", input_shape=(1, 28, 28), classes=3, seed=0),
+        Training(RATE, 8),
     )
     shape = server.shape_at(7)
     pair = {"a": arrival(shape, 7, size=1), "b": arrival(shape, 7, size=2)}
@@ -208,7 +211,8 @@ def test_the_rest_of_a_step_goes_on_without_that_sample() -> None:
 
 def test_the_shape_at_a_cut_is_that_of_the_network_and_leaves_it_alone() -> None:
     server = ServerState(
-        build("har_cnn", input_shape=(9, 16), classes=3, seed=0), ServerTraining(RATE)
+        build("har_cnn", input_shape=(9, 16), classes=3, seed=0),
+        Training(RATE, 8),
     )
     before = {name: t.clone() for name, t in server.net.state_dict().items()}
     assert [server.shape_at(depth) for depth in (1, 2)] == [(32, 8), (64, 4)]

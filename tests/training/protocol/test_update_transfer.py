@@ -16,8 +16,9 @@ from edge_sdk.nets import build
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import Reply, Request, Update, from_bytes, to_bytes
 from edge_sdk.training.protocol.plan import Plan
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCodec, UpdateCoding
-from server.training.core.server_state import ServerState, ServerTraining
+from server.training.core.server_state import ServerState
 from server.training.methods.fedavg import fedavg
 from server.training.methods.method import Method
 from server.training.methods.splitfed import splitfed_v1
@@ -76,7 +77,7 @@ def rounds(
         )
         for name in "ab"
     }
-    state = ServerState(build("tiny", classes=CLASSES, seed=0), ServerTraining(rate))
+    state = ServerState(build("tiny", classes=CLASSES, seed=0), Training(rate, 8))
     plan = Plan(
         backbone="tiny",
         input_shape=(1, 8, 8),
@@ -84,8 +85,7 @@ def rounds(
         mean=(0.0,),
         std=(1.0,),
         depth=5 if method.client.whole else DEPTH,
-        learning_rate=rate,
-        batch=4,
+        training=Training(rate, 4),
         part=method.client,
         update=UpdateCoding(codec, share=0.2, steps=5),
         send_labels=method.labels == "sent",

@@ -30,8 +30,9 @@ from edge_sdk.training.protocol.messages import (
 )
 from edge_sdk.training.protocol.noise import clip_samples, noise_key, noised_features, noised_update
 from edge_sdk.training.protocol.plan import ClientPart, MetaAdaptation, Noise, Plan
+from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
-from server.training.core.server_state import ServerState, ServerTraining
+from server.training.core.server_state import ServerState
 from server.training.methods.fedavg import fedavg
 from server.training.methods.method import Method
 from server.training.methods.splitfed import splitfed_v1
@@ -44,6 +45,7 @@ from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
+from tests.training.plans import flat_plan
 
 KEY = noise_key(7, "a", 1, 0)
 DEPTH = 2
@@ -62,7 +64,7 @@ def plan_for(part: ClientPart, **numbers: Any) -> Plan:
         "batch": 4,
         "part": part,
     }
-    return Plan(**fields | numbers)
+    return flat_plan(**fields | numbers)
 
 
 def client_of(name: str = "a", secret: int = 7) -> TrainingClient:
@@ -76,7 +78,7 @@ def rounds(
 ) -> tuple[dict[str, torch.Tensor], list[RoundResult]]:
     """Two rounds of two clients: the server's weights and the results."""
     clients = {name: client_of(name) for name in "ab"}
-    state = ServerState(build("tiny", classes=3, seed=0), ServerTraining(0.05))
+    state = ServerState(build("tiny", classes=3, seed=0), Training(0.05, 8))
     plan = plan_for(method.client, send_labels=method.labels == "sent", **numbers)
     engine = RoundLoop(
         method, dict.fromkeys("ab", plan), state, transport(clients), RoundSettings()

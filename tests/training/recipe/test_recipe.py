@@ -10,6 +10,7 @@ import pytest
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.client.auxiliary import auxiliary_of
 from edge_sdk.training.protocol.plan import ClientPart, Distillation, Plan
+from edge_sdk.training.protocol.training import Training
 from profiles.energy import PowerModel
 from server.training.core.round_view import RoundView
 from server.training.core.weighted_mean import Contribution, by_depth_and_loss, by_samples
@@ -173,7 +174,43 @@ def test_a_recipe_read_from_its_file_is_the_recipe(tmp_path: Path) -> None:
 
 def test_a_whole_number_is_a_number_and_a_list_a_tuple() -> None:
     recipe = read_recipe(small(train={**SMALL["train"], "learning_rate": 1, "depths": [1, 2]}))
-    assert (recipe.train.learning_rate, recipe.train.depths) == (1, (1, 2))
+    assert (recipe.train.training.learning_rate, recipe.train.depths) == (1, (1, 2))
+
+
+def test_a_recipe_is_written_as_the_tables_that_it_is_read_from() -> None:
+    """`[train]` and `[privacy]` stay flat: reports and checkpoints hold them, key by key."""
+    written = read_recipe(SMALL).to_dict()
+    assert list(written) == [
+        *("method", "data", "train", "round", "evaluate", "privacy", "energy"),
+        *("method_numbers", "parts", "seed"),
+    ]
+    assert written["train"] == {
+        **SMALL["train"],
+        "epochs": 1,
+        "depth": None,
+        "depths": None,
+        "norm": None,
+        "memory_gb": (2.0, 16.0),
+        "latency_ms": (20.0, 200.0),
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "decay": 1.0,
+        "server_learning_rate": None,
+        "server_clip": None,
+        "codec": "fp32",
+        "update_codec": "fp32",
+        "update_share": 0.05,
+        "update_samples": 2,
+        "update_steps": 60,
+    }
+    assert written["privacy"] == {
+        "feature_clip": None,
+        "feature_sigma": 0.0,
+        "update_clip": None,
+        "update_sigma": 0.0,
+        "delta": 1e-5,
+    }
+    assert read_recipe(written) == read_recipe(SMALL)
 
 
 def test_a_plan_has_no_truth_for_a_number() -> None:
@@ -196,7 +233,7 @@ def test_global_pools_over_tokens_are_refused_when_the_recipe_is_read(
     }
     part = ClientPart(distil=Distillation("global"))
     numbers = (0.0,) * shape[0], (1.0,) * shape[0]
-    plan = Plan(backbone, shape, 10, *numbers, 1, 0.1, 8, part=part, seed=1)
+    plan = Plan(backbone, shape, 10, *numbers, 1, Training(0.1, 8), part=part, seed=1)
     try:
         auxiliary_of(plan)
     except ConfigurationError:

@@ -16,7 +16,8 @@ from edge_sdk.nets import build
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import Reply, Request, StartRound, Update, Weights
 from edge_sdk.training.protocol.plan import ClientPart, Plan
-from server.training.core.server_state import ServerState, ServerTraining
+from edge_sdk.training.protocol.training import Training
+from server.training.core.server_state import ServerState
 from server.training.core.weighted_mean import Contribution
 from server.training.methods.fedavg import fedavg
 from server.training.recipe.recipe import read_recipe
@@ -225,13 +226,12 @@ def test_batchnorm_s_variances_stay_above_zero_at_any_pace() -> None:
         mean=(0.0,) * 9,
         std=(1.0,) * 9,
         depth=3,
-        learning_rate=0.02,
-        batch=8,
-        epochs=4,
+        training=Training(0.02, 8, epochs=4),
         part=ClientPart(whole=True),
     )
     state = ServerState(
-        build("har_cnn", input_shape=(9, 16), classes=3, seed=0), ServerTraining(0.02)
+        build("har_cnn", input_shape=(9, 16), classes=3, seed=0),
+        Training(0.02, 8),
     )
     settings = RoundSettings(buffer=1, staleness_max=9)
     seconds = {name: 1 + number / 10 for number, name in enumerate(NAMES)}

@@ -28,8 +28,8 @@ from edge_sdk.training.protocol.messages import (
     from_bytes,
     to_bytes,
 )
-from edge_sdk.training.protocol.plan import Plan
-from server.training.core.server_state import ServerState, ServerTraining
+from edge_sdk.training.protocol.training import Training
+from server.training.core.server_state import ServerState
 from server.training.methods.fedavg import fedavg, fedprox
 from server.training.methods.harmony import harmony
 from server.training.methods.method import Method
@@ -47,6 +47,7 @@ from server.training.rounds.loop import RoundLoop
 from server.training.rounds.reply_checks import update_fault
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport, Transport
+from tests.training.plans import flat_plan
 
 CLASSES = 3
 SIZES = {"a": 9, "b": 4, "c": 14, "d": 6}
@@ -99,10 +100,11 @@ class World:
         self.clients = {name: _client(name) for name in names}
         self.state = ServerState(
             build("tiny", classes=CLASSES, seed=0),
-            ServerTraining(0.05, momentum=momentum, decay=decay),
+            Training(0.05, 8, momentum=momentum),
+            decay=decay,
         )
         self.plans = {
-            name: Plan(
+            name: flat_plan(
                 **{
                     "backbone": "tiny",
                     "input_shape": (1, 8, 8),
@@ -287,7 +289,10 @@ def test_a_round_at_a_decayed_rate_is_that_round_at_a_lower_rate(
     world.run(2)
     other.run(1)
     other.state.training = replace(other.state.training, learning_rate=0.025)
-    slower = {name: replace(plan, learning_rate=0.025) for name, plan in other.plans.items()}
+    slower = {
+        name: replace(plan, training=replace(plan.training, learning_rate=0.025))
+        for name, plan in other.plans.items()
+    }
     RoundLoop(method(), slower, other.state, LocalTransport(other.clients)).run_round(2, 0)
     for name, tensor in world.state.read().items():
         assert torch.equal(tensor, other.state.read()[name]), name

@@ -26,8 +26,9 @@ from edge_sdk.training.protocol.messages import (
     Update,
 )
 from edge_sdk.training.protocol.plan import Plan
+from edge_sdk.training.protocol.training import Training
 from server.training.core.round_view import RoundView
-from server.training.core.server_state import ServerState, ServerTraining
+from server.training.core.server_state import ServerState
 from server.training.core.weighted_mean import Contributions
 from server.training.methods.steps import ClientBatch, concatenated, shared
 from server.training.methods.supersfl import supersfl
@@ -50,7 +51,7 @@ CLIP = 3.0  # features may be twice that many times as large
 
 def state(backbone: str = "tiny") -> ServerState:
     net = build(backbone, classes=CLASSES, seed=0)
-    return ServerState(net, ServerTraining(0.1, momentum=0.9))
+    return ServerState(net, Training(0.1, 8, momentum=0.9))
 
 
 def arrival(z: Tensor, labels: Tensor | None = None, depth: int = 2) -> ClientBatch:
@@ -351,13 +352,11 @@ class Fleet:
             mean=(0.0,),
             std=(1.0,),
             depth=1,
-            learning_rate=0.05,
-            batch=8,
+            training=Training(0.05, 8, momentum=0.8),
             part=method.client,
-            momentum=0.8,
         )
         plans = {name: replace(plan, depth=1 + i % 3) for i, name in enumerate(self.clients)}
-        self.state = ServerState(build("tiny", classes=4, seed=0), ServerTraining(0.05, 0.8))
+        self.state = ServerState(build("tiny", classes=4, seed=0), Training(0.05, 8, momentum=0.8))
         transport = Attackers(self.clients, bad, factor)
         settings = RoundSettings(robust="trimmed")
         self.loop = RoundLoop(method, plans, self.state, transport, settings)

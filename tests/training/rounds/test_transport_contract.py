@@ -26,7 +26,8 @@ from edge_sdk.training.protocol.messages import (
     Update,
 )
 from edge_sdk.training.protocol.plan import Plan, network_of
-from server.training.core.server_state import ServerState, ServerTraining
+from edge_sdk.training.protocol.training import Training
+from server.training.core.server_state import ServerState
 from server.training.methods.besplit import besplit
 from server.training.methods.harmony import harmony
 from server.training.methods.method import Method
@@ -37,6 +38,7 @@ from server.training.methods.supersfl import supersfl
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundSettings
 from server.training.rounds.transport import LocalTransport, Transport
+from tests.training.plans import flat_plan
 
 SEED, BATCH = 5, 16
 NAMES = ("ada", "bob", "cyd")
@@ -56,7 +58,7 @@ def digits() -> Dataset:
 
 
 def plan_of(data: Dataset, depth: int, method: Method, **more: Any) -> Plan:
-    return Plan(
+    return flat_plan(
         backbone="tiny",
         input_shape=(1, 8, 8),
         classes=10,
@@ -100,7 +102,7 @@ def reach(request: pytest.FixtureRequest, make_trainer: Callable[..., Any]) -> C
 
 def start_of(data: Dataset, number: int = 1, depth: int = 1) -> StartRound:
     plan = plan_of(data, depth, splitfed_v1())
-    state = ServerState(network_of(plan), ServerTraining(0.05))
+    state = ServerState(network_of(plan), Training(0.05, 8))
     return StartRound(number, plan, state.weights(depth, whole=False, exit_head=False))
 
 
@@ -174,7 +176,7 @@ def weights_after(
         for name, depth in zip(NAMES, (1, 2, 1), strict=True)
     }
     net = build("tiny", classes=10, input_shape=(1, 8, 8), mean=data.mean, std=data.std, seed=SEED)
-    state = ServerState(net, ServerTraining(0.05, momentum=0.9), method.trunk)
+    state = ServerState(net, Training(0.05, 8, momentum=0.9), method.trunk)
     engine = RoundLoop(
         method, plans, state, transport, RoundSettings(step_deadline_s=30, round_deadline_s=30)
     )

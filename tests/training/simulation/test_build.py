@@ -12,6 +12,7 @@ import torch
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets import build
 from edge_sdk.training.data.load import load_dataset
+from edge_sdk.training.protocol.training import Training
 from server.training.recipe.recipe import TrainSettings, load_recipe, read_recipe
 from server.training.run.run import Simulation
 from server.training.simulation.build import build_simulation, client_names, draw_depths
@@ -40,7 +41,7 @@ def world_of(*args: Any, **kwargs: Any) -> Simulation:
 
 def settings(memory_gb: tuple[float, float], backbone: str = "tiny") -> TrainSettings:
     return TrainSettings(
-        backbone, rounds=1, learning_rate=0.1, batch=1, memory_gb=memory_gb, latency_ms=(20, 200)
+        backbone, 1, Training(0.1, batch=1), memory_gb=memory_gb, latency_ms=(20, 200)
     )
 
 
@@ -117,7 +118,7 @@ def test_a_method_reaches_its_clients_as_a_plan() -> None:
             True,
             "fixed",
         )
-        assert (plan.seed, plan.batch, plan.send_labels) == (7, 16, True)
+        assert (plan.seed, plan.training.batch, plan.send_labels) == (7, 16, True)
 
 
 def test_natural_clients_are_those_the_samples_came_from(tmp_path: Path) -> None:

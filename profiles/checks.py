@@ -1,0 +1,113 @@
+"""What a value has to be, in words and as a test.
+
+The checks stand on the ground floor because records of every floor check themselves with them when
+they are built. Which error is raised is each floor's own: profiles.fields, edge_sdk.checks.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a value has to be.
+
+    Attributes:
+        expected: in words, to follow "expected".
+        accepts: whether a value is that; it takes any value.
+    """
+
+    expected: str
+    accepts: Callable[[Any], bool]
+
+
+@cache
+def whole(least: int, most: int | None = None) -> Check:
+    """An int of at least `least` and at most `most`; a bool is none."""
+    if most is not None:
+        return Check(
+            f"a whole number from {least} to {most}",
+            lambda value: is_whole(value) and least <= value <= most,
+        )
+    return Check(
+        f"a whole number of at least {least}", lambda value: is_whole(value) and value >= least
+    )
+
+
+@cache
+def number(
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    infinite: bool = False,
+) -> Check:
+    """An int or float within these bounds, and finite; a bool is none.
+
+    Args:
+        infinite: accept infinity too, where the bounds do.
+    """
+    low = -math.inf if least is None else least
+    high = math.inf if most is None else most
+
+    def accepts(value: Any) -> bool:
+        if not (is_number(value) or (infinite and isinstance(value, float))):
+            return False
+        beyond = (above is not None and value <= above) or (below is not None and value >= below)
+        return low <= value <= high and not beyond
+
+    kind = "a number" if infinite else "a finite number"
+    return Check(_bounds(kind, least, above, most, below), accepts)
+
+
+@cache
+def text(most: int) -> Check:
+    """1 to `most` characters that are not all blank."""
+    return Check(
+        f"a text of 1 to {most} characters",
+        lambda value: isinstance(value, str) and bool(value.strip()) and len(value) <= most,
+    )
+
+
+def one_of(known: Collection[object]) -> Check:
+    """One of these values."""
+    return Check(f"one of {', '.join(map(str, known))}", lambda value: value in known)
+
+
+def optional(check: Check) -> Check:
+    """None, or what `check` accepts."""
+    return Check(check.expected, lambda value: value is None or check.accepts(value))
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is an int and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is an int or a float, finite and no bool."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # math.isfinite raises on a huge int
+
+
+def _bounds(
+    kind: str, least: float | None, above: float | None, most: float | None, below: float | None
+) -> str:
+    """A number within bounds, in words."""
+    if least is not None and most is not None:
+        return f"{kind} from {least:g} to {most:g}"
+    named = {"of at least": least, "above": above, "at most": most, "below": below}
+    words = [f"{word} {bound:g}" for word, bound in named.items() if bound is not None]
+    return " ".join([kind, " and ".join(words)]).strip()
+
+
+flag: Final = Check("true or false", lambda value: isinstance(value, bool))
+share: Final = number(least=0, most=1)
