@@ -22,27 +22,6 @@ QUANTILES: Final = tuple(q / 20 for q in range(1, 20))
 TOLERANCE: Final = 0.0
 
 
-def entropy(logits: Floats) -> NDArray[np.float64]:
-    """Shannon entropy of the softmax, in nats.
-
-    Args:
-        logits: (n, classes), finite.
-    Returns: (n,), in [0, ln classes].
-    """
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    weights = np.exp(shifted)
-    total = weights.sum(axis=1)
-    values: NDArray[np.float64] = np.log(total) - (weights * shifted).sum(axis=1) / total
-    return np.clip(values, 0.0, math.log(logits.shape[1]))
-
-
-def uncertainty_of(policy: GatePolicy, logits: Floats) -> NDArray[np.float64]:
-    """What a gate of that policy goes by, sample by sample: (n,) from (n, classes)."""
-    if policy == "entropy":
-        return entropy(logits)
-    return uncertainties(policy, logits.astype(np.float32))
-
-
 def measure_gate(
     exit_logits: Floats,
     full_logits: Floats,
@@ -59,7 +38,7 @@ def measure_gate(
         labels: (n,) their true classes.
         tolerance: see `choose_threshold`.
     """
-    uncertainty = uncertainty_of(policy, exit_logits)
+    uncertainty = uncertainties(policy, exit_logits.astype(np.float32))
     exit_correct = exit_logits.argmax(axis=1) == labels
     full_correct = full_logits.argmax(axis=1) == labels
     thresholds = candidate_thresholds(uncertainty, exit_logits.shape[1], policy)

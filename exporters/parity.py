@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from edge_sdk.gate.gate import uncertainties
 from edge_sdk.manifest import Codec, GateSpec, GraphSpec, SegmentSpec
 from edge_sdk.session import Session
 from edge_sdk.wire import codecs
-from exporters.curve import uncertainty_of
 from exporters.errors import ParityError
 
 Array = NDArray[Any]
@@ -110,7 +110,7 @@ def compare(
         reference, logits: (n, N), of the same samples.
         gate: of the bundle.
     """
-    sides = [uncertainty_of(gate.policy, side) < gate.threshold for side in (reference, logits)]
+    sides = [uncertainties(gate.policy, side) < gate.threshold for side in (reference, logits)]
     return ParityReport(
         samples=len(reference),
         max_logit_error=_largest_error(reference, logits),

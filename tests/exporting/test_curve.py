@@ -8,12 +8,11 @@ import pytest
 from scipy.special import softmax
 from scipy.stats import entropy as scipy_entropy
 
-from edge_sdk.gate.gate import gate_from
+from edge_sdk.gate.gate import gate_from, uncertainties
 from edge_sdk.manifest import GatePoint
 from exporters.curve import (
     candidate_thresholds,
     choose_threshold,
-    entropy,
     measure_gate,
     operating_curve,
 )
@@ -22,13 +21,14 @@ from exporters.curve import (
 def test_entropy_is_that_of_the_softmax_in_nats() -> None:
     logits = np.random.default_rng(0).normal(scale=8, size=(200, 7)).astype(np.float32)
     expected = scipy_entropy(softmax(logits.astype(np.float64), axis=1), axis=1)
-    np.testing.assert_allclose(entropy(logits), expected, atol=1e-12)
+    np.testing.assert_allclose(uncertainties("entropy", logits), expected, atol=1e-12)
 
 
 def test_entropy_lies_between_0_and_ln_n_for_extreme_logits() -> None:
     logits = np.array([[1e4, -1e4, 0.0], [3.0, 3.0, 3.0]], np.float32)
-    assert entropy(logits).tolist() == [0.0, pytest.approx(math.log(3))]
-    assert entropy(logits).max() <= math.log(3)
+    entropy = uncertainties("entropy", logits)
+    assert entropy.tolist() == [0.0, pytest.approx(math.log(3))]
+    assert entropy.max() <= math.log(3)
 
 
 def test_curve_by_hand() -> None:
