@@ -31,7 +31,7 @@ import typer
 
 from benchmarks.attacks.inversion import Attacker, Leak, attack
 from edge_sdk.durable import make_folder, write_atomic
-from edge_sdk.version import __version__
+from edge_sdk.installation import __version__
 from server.training.recipe.recipe import Recipe, read_recipe
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds

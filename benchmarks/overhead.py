@@ -32,9 +32,9 @@ from torch import Tensor
 
 from benchmarks.paper.tables import over
 from edge_sdk.durable import make_folder, write_atomic
+from edge_sdk.installation import __version__
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import Feedback, Reply, Request
-from edge_sdk.version import __version__
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState
 from server.training.core.weighted_mean import Contributions, WeightRule

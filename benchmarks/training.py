@@ -32,8 +32,8 @@ import typer
 from benchmarks.compare import Run, by_name, cost_table, run_all, shown
 from benchmarks.plain_loops import SuperSfl, WholeNetwork
 from edge_sdk.durable import make_folder, write_atomic
+from edge_sdk.installation import __version__
 from edge_sdk.training.protocol.weights import own_weights
-from edge_sdk.version import __version__
 from server.training.recipe.recipe import Recipe, load_recipe
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds

@@ -24,8 +24,8 @@ import torch
 import typer
 
 from edge_sdk.durable import make_folder, write_atomic
+from edge_sdk.installation import __version__
 from edge_sdk.training.protocol.update_codec import UpdateCoding
-from edge_sdk.version import __version__
 from server.training.recipe.recipe import Recipe, load_recipe
 from server.training.report.metrics import mean_interval
 from server.training.simulation.build import build_simulation

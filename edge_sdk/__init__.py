@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from edge_sdk.agent import EdgeAgent
     from edge_sdk.api import enroll
     from edge_sdk.errors import SplitedgeError
+    from edge_sdk.installation import __version__
     from edge_sdk.prediction import LateAnswer, Prediction
     from edge_sdk.settings import AgentSettings, Agreement, Budget
-    from edge_sdk.version import __version__
 
 __all__ = [
     "AgentSettings",
@@ -34,7 +34,7 @@ _HOME = {
     "LateAnswer": "edge_sdk.prediction",
     "Prediction": "edge_sdk.prediction",
     "SplitedgeError": "edge_sdk.errors",
-    "__version__": "edge_sdk.version",
+    "__version__": "edge_sdk.installation",
     "enroll": "edge_sdk.api",
 }
 

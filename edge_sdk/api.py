@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
 
 import orjson
@@ -30,11 +30,14 @@ from edge_sdk.errors import (
 )
 from edge_sdk.http import HttpClient, Response, Timeout
 from edge_sdk.identity import Identity, check_not_enrolled, check_server_url
+from edge_sdk.installation import require_package
 from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.tls import tls_context, tls_context_for
 from edge_sdk.wire.frames import HTTP_LIMITS, decode, encode
 from edge_sdk.wire.messages import RETRY_AFTER_MAX_S, Problem, Query, Reply, read_reply
-from profiles import DeviceProfile, probe
+
+if TYPE_CHECKING:
+    from profiles import DeviceProfile
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 TIMEOUT_S: Final = 10.0
@@ -109,13 +112,14 @@ def enroll(
     Returns: who the device is from now on.
     Raises: before the token is spent: ConfigurationError for the URL, the `ca`, or a folder that
         has an identity already; StorageError if the folder cannot be written; LinkError if the
-        server cannot be reached. EnrolmentError with the server's reason.
+        server cannot be reached; HiddenPackageError if a user's `profiles.py` hides the package
+        that measures the device. EnrolmentError with the server's reason.
     """
     state = Path(state)
     check_server_url(server)
     check_not_enrolled(state)
     authority = None if ca is None else _read_authority(Path(ca))
-    profile = profile or probe()
+    profile = profile or _probe()
     new = not state.exists()
     try:
         # a token is spent by the first answer: whatever may fail here fails before it
@@ -131,6 +135,14 @@ def enroll(
         if new:
             shutil.rmtree(state, ignore_errors=True)
         raise
+
+
+def _probe() -> DeviceProfile:
+    # imported here: an agent runs without `profiles`, also beside a user's file of that name
+    require_package("profiles")
+    from profiles import probe  # noqa: PLC0415
+
+    return probe()
 
 
 def connection(

@@ -11,6 +11,7 @@
     ├── EnrolmentError          the server refused to enrol this device
     ├── LinkError               the server or broker cannot be reached
     ├── StateInUseError         another agent runs on this state folder
+    ├── HiddenPackageError      a user's file hides one of our packages
     └── FrameError              bytes from a peer that are no valid frame
         └── FrameTooLargeError      above a declared limit
 
@@ -91,6 +92,10 @@ class LinkError(SplitedgeError):
 
 class StateInUseError(SplitedgeError):
     """Another agent already runs on this state folder."""
+
+
+class HiddenPackageError(SplitedgeError, ImportError):
+    """A user's file has the name of one of our packages, and Python finds it first."""
 
 
 class FrameError(SplitedgeError):

@@ -10,11 +10,11 @@ from typing import Annotated, Final
 
 import typer
 
-from edge_sdk.errors import SplitedgeError
-from profiles.errors import ProfileError
+from edge_sdk.errors import HiddenPackageError, SplitedgeError
+from edge_sdk.installation import require_package
 
 GROUP: Final = "splitedge.commands"
-EXTRAS: Final = {  # modules that the base install does not bring
+EXTRAS: Final = {  # modules that the base install leaves out
     "alembic", "amqtt", "fastapi", "fsspec", "matplotlib", "onnx", "onnxscript",
     "prometheus_client", "pydantic", "safetensors", "sklearn", "sqlalchemy", "torch", "uvicorn",
 }  # fmt: skip
@@ -27,9 +27,18 @@ HELP: Final = (
 
 def main() -> None:
     """Run the command line."""
-    arguments = sys.argv[1:]
+    try:
+        require_package("profiles")
+    except HiddenPackageError as err:
+        _fail(str(err))
+    _run(sys.argv[1:])
+
+
+def _run(arguments: list[str]) -> None:
+    from profiles.errors import ProfileError
+
     debug = DEBUG in arguments
-    if debug:  # an option of the whole command, wherever it was put
+    if debug:  # an option of the whole command, in any place
         arguments = [DEBUG, *(word for word in arguments if word != DEBUG)]
     try:
         _app(arguments)(arguments)
@@ -42,7 +51,7 @@ def main() -> None:
             raise
         _fail(f"this command needs {err.name}: pip install 'splitedge[server]'")
     except BrokenPipeError:
-        # the reader of a pipe went away, `| head` say; nothing of ours went wrong
+        # the reader of a pipe closed it, as `| head` does: no error of ours
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as err:
@@ -67,6 +76,7 @@ def _app(arguments: list[str]) -> typer.Typer:
 
 
 def _mount(app: typer.Typer, entry: EntryPoint) -> None:
+    require_package(entry.module.partition(".")[0])
     command: typer.Typer = entry.load()
     if len(command.registered_commands) == 1 and not command.registered_groups:
         # a command of its own, not a group with one member
@@ -84,7 +94,7 @@ def _options(
     version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
 ) -> None:
     if version:
-        from edge_sdk.version import __version__
+        from edge_sdk.installation import __version__
 
         typer.echo(f"splitedge {__version__}")
         raise typer.Exit

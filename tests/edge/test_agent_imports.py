@@ -12,7 +12,8 @@ import numpy as np
 if TYPE_CHECKING:
     from tests.edge.conftest import Digits, Fleet
 
-HEAVY = "torch fastapi sqlalchemy tuf cryptography typer rich onnx pydantic"
+# `profiles` too: beside a user's own profiles.py an agent must run without ours
+HEAVY = "torch fastapi sqlalchemy tuf cryptography typer rich onnx pydantic profiles psutil"
 
 IMPORT = f"""
 import sys

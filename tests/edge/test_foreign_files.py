@@ -1,0 +1,129 @@
+"""A user's own `profiles.py`, `server.py` or `exporters.py` beside a script breaks nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from tests.edge.conftest import Digits, Fleet
+
+ROOT = Path(__file__).parents[2]
+FOREIGN = ("profiles", "server", "exporters")
+
+PREDICT = """
+import sys
+import numpy as np
+from edge_sdk import AgentSettings, EdgeAgent
+
+settings = AgentSettings(threshold=-1.0, deadline_s=5.0)  # offloads every input
+with EdgeAgent.open(sys.argv[1], settings) as agent:
+    print(*[agent.predict(x).source for x in np.load(sys.argv[2])])
+"""
+IMPORT = "import {0}; assert {0}.OWNER == 'user'\n"
+
+ENROLL = """
+import sys
+from edge_sdk import enroll
+enroll("http://127.0.0.1:9", "token", sys.argv[1])
+"""
+
+
+@pytest.fixture
+def user_folder(tmp_path: Path) -> Path:
+    """A folder with files of the names of our packages."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name in FOREIGN:
+        (folder / f"{name}.py").write_text("OWNER = 'user'\n")
+    return folder
+
+
+def run(folder: Path, *command: object, path: object = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a command in the user's folder, as from a shell."""
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("order", ["ours first", "the user's first"])
+def test_an_agent_and_the_users_modules_share_a_script(
+    fleet: Fleet, digits: Digits, user_folder: Path, tmp_path: Path, order: str
+) -> None:
+    np.save(tmp_path / "x.npy", digits.x[:3])
+    # a message limit below every query: the HTTP path is loaded too
+    state = fleet.device(f"foreign-{len(order)}", max_packet_bytes=200)
+    imports = "".join(IMPORT.format(name) for name in FOREIGN)
+    parts = (PREDICT, imports) if order == "ours first" else (imports, PREDICT)
+    (user_folder / "app.py").write_text("".join(parts))
+    done = run(user_folder, sys.executable, "app.py", state, tmp_path / "x.npy")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["server"] * 3
+
+
+def test_a_script_with_the_name_of_our_package_runs_an_agent(
+    digits: Digits, user_folder: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", digits.x[0])
+    (user_folder / "server.py").write_text(
+        "import sys\nimport numpy as np\nfrom edge_sdk import EdgeAgent\n"
+        "with EdgeAgent.from_bundle(sys.argv[1]) as agent:\n"
+        "    print(agent.predict(np.load(sys.argv[2])).source)\n"
+    )
+    bundle = digits.models / "digits" / "1" / "bundles" / "d2"
+    done = run(user_folder, sys.executable, "server.py", bundle, tmp_path / "x.npy")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["device"]
+
+
+def test_enrolling_beside_a_users_profiles_names_the_file_to_rename(user_folder: Path) -> None:
+    (user_folder / "app.py").write_text(ENROLL)
+    done = run(user_folder, sys.executable, "app.py", user_folder / "pi")
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == (
+        "edge_sdk.errors.HiddenPackageError:"
+        f" {user_folder / 'profiles.py'} hides splitedge's package profiles; rename that file"
+    )
+    assert not (user_folder / "pi").exists()
+
+
+def test_the_command_works_in_such_a_folder(user_folder: Path) -> None:
+    command = shutil.which("splitedge", path=Path(sys.executable).parent)
+    words = [sys.executable, "-P", "-m", "edge_sdk.cli"] if command is None else [command]
+    done = run(user_folder, *words, "agent", "profile", "--reference", "raspberry-pi-4", "--json")
+    assert done.returncode == 0, done.stderr
+    assert '"raspberry-pi-4"' in done.stdout
+    done = run(user_folder, *words, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "export" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("hidden", "words"),
+    [("profiles", ["agent", "profile"]), ("server", ["server", "--help"])],
+)
+def test_the_command_names_a_file_that_hides_a_package(
+    user_folder: Path, hidden: str, words: list[str]
+) -> None:
+    for name in set(FOREIGN) - {hidden}:
+        (user_folder / f"{name}.py").unlink()
+    path = os.pathsep.join((str(user_folder), str(ROOT)))
+    done = run(user_folder, sys.executable, "-P", "-m", "edge_sdk.cli", *words, path=path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"error: {user_folder / hidden}.py hides splitedge's package {hidden}; rename that file\n"
+    )
