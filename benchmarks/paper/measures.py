@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import orjson
 
 from benchmarks.compare import LAST_ROUNDS
 from benchmarks.paper.local_only import by_itself, stand_alone
+from edge_sdk.errors import ConfigurationError
 from server.training.report.evaluate import ClientScore, Evaluator
-from server.training.report.evaluate_answers import auxiliary_report
-from server.training.report.metrics import ClientSummary, pearson, summarise_clients
+from server.training.report.metrics import ClientSummary, summarise_clients
 from server.training.run.run import Row, Simulation
 
 # of each client alone, by its recipe: one training for all rows that leave it the same budget
@@ -30,6 +31,21 @@ def measured(world: Simulation, rows: list[Row], names: Iterable[str]) -> dict[s
     global test set was first answered with X % right, NaN where it never was.
     """
     return {name: _measured(world, rows, name) for name in names}
+
+
+def pearson(alone: Sequence[float], together: Sequence[float]) -> float:
+    """PC = 100 * Cov / (sd * sd) of the clients' stand-alone and collaborative accuracy.
+
+    SplitLPF, 4.2 (scaled Pearson correlation): 100 where who does well alone does well together.
+    NaN where either side is the same for all.
+    """
+    if len(alone) != len(together):
+        raise ConfigurationError(f"PC: expected as many of both, got {len(alone)}, {len(together)}")
+    a, b = np.asarray(alone, np.float64), np.asarray(together, np.float64)
+    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return math.nan
+    a, b = a - a.mean(), b - b.mean()
+    return float(100 * (a @ b) / math.sqrt((a @ a) * (b @ b)))
 
 
 def _measured(world: Simulation, rows: list[Row], name: str) -> float:
@@ -73,7 +89,7 @@ def _ood(world: Simulation, rows: list[Row]) -> float:
 
 def _auxiliary(world: Simulation, _rows: list[Row]) -> float:
     """Mean over clients of their auxiliary models, on the global test set (BESplit-A)."""
-    found = auxiliary_report(world)
+    found = Evaluator(world).auxiliary()
     return math.nan if found is None else 100 * float(found["accuracy"])
 
 

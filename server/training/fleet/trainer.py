@@ -23,17 +23,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
 import torch
 from fastapi import FastAPI
-from numpy.typing import NDArray
 
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.nets.copying import copied
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.state import StateLock
-from edge_sdk.training.data.load import Array, Dataset
+from edge_sdk.training.data.load import Dataset
 from edge_sdk.training.device.warmup import warm_up
 from edge_sdk.training.protocol.noise import NO_SCORES
 from profiles import DeviceProfile, InvalidProfileError
@@ -56,6 +54,8 @@ from server.training.fleet.settings import TrainerSettings
 from server.training.fleet.started_rounds import BegunRounds
 from server.training.recipe.recipe import Recipe
 from server.training.report.device_scores import ask_scores
+from server.training.report.evaluate import predicted_labels
+from server.training.report.metrics import score
 from server.training.report.report import Report
 from server.training.report.rows import row_of
 from server.training.rounds.loop import RoundLoop
@@ -283,7 +283,8 @@ class _Trainer:
         run = self._run
         with run.loop.paused():
             net = copied(deployed_network(run))
-        return accuracy(net, run.x_test, run.y_test)
+        labels = predicted_labels(net, run.x_test, run.device, TEST_BATCH)
+        return score(labels, run.y_test).accuracy
 
     def _profile(self, name: str) -> DeviceProfile:
         return DeviceProfile.from_dict(self._registry.device(name).profile)
@@ -320,17 +321,6 @@ def choose_depths(
         )
         for name, profile in profiles.items()
     }
-
-
-def accuracy(net: Supernet, x: Array, y: NDArray[np.int64]) -> float:
-    """Share of the test samples that the whole network labels right."""
-    net.eval()
-    right = 0
-    with torch.inference_mode():
-        for at in range(0, len(y), TEST_BATCH):
-            logits = net(torch.from_numpy(np.ascontiguousarray(x[at : at + TEST_BATCH])))
-            right += int((logits.argmax(1).numpy() == y[at : at + TEST_BATCH]).sum())
-    return right / len(y)
 
 
 def _build_run(recipe: Recipe, dataset: Dataset, transport: Transport, devices: int) -> Run:

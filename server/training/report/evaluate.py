@@ -1,17 +1,18 @@
 """How good a simulation's networks are, on the global test set and for every client.
 
-    full     the whole network: what most methods are judged by
-    exits    every client's prefix and exit head: all there is where the server never supervised
+    full     the whole network: how most methods are evaluated
+    exits    every client's prefix and exit head: the only trained path while the server has never
+             supervised
     gated    the exit head where its uncertainty is below a threshold, else the server: methods
              that train and share their exits together with the rest (multi-exit, SplitGP)
     backs    the whole network with each client's own last layer: SplitLPF
 
-METHODS.md, "Data, tests, metrics", "Evaluated".
+docs/methods.md, "Data and measures".
 """
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -24,22 +25,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from edge_sdk.training.client.auxiliary import Auxiliary, auxiliary_of
 from edge_sdk.training.client.client_round import exit_loss, start_of
 from edge_sdk.training.client.personal_head import back_of
 from edge_sdk.training.data.load import Array
-from edge_sdk.training.formulas.evidence import concentration
 from edge_sdk.training.protocol.weights import load_weights, parted
 from server.training.recipe.partition import RhoTest, rho_tests
-from server.training.report.metrics import Score
+from server.training.report.best_gate import Right, best_gate
+from server.training.report.metrics import Score, benign_rate, score
 from server.training.run.run import Simulation
 
-Path = Literal["full", "exits", "gated", "backs"]
-Right = NDArray[np.bool_]
+AnswerPath = Literal["full", "exits", "gated", "backs"]
 
-# nats, for 10 classes, from which the best is taken for each client (HARMONY's oracle choice); for
-# other numbers of classes and other gates the same shares of the largest uncertainty
-THRESHOLDS: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.3)
 BATCH: Final = 128  # 512 took 120 MiB more on cnn6 and was no faster
+# Drift, as a share of a client's own test samples.
+_DRIFT: Final = {"without_drift": 0.0, "with_drift": 1.0}
 _FINETUNE: Final = 0x66696E65  # apart from every stream of training
 
 
@@ -77,110 +77,237 @@ class ClientScore:
 
 
 class Evaluator:
-    """Measures a run as it is when asked.
+    """Measures a simulation in its present state.
 
     Args:
-        rho: of clients' tests; None for the recipe's.
+        rho: share of out-of-distribution samples in clients' tests; None for the recipe's.
     """
 
     def __init__(self, run: Simulation, rho: float | None = None) -> None:
         self._run = run
         self._tests = _tests(run, run.recipe.evaluate.rho if rho is None else rho)
 
-    def path(self, *, supervised: bool) -> Path:
-        """What the global test set is put through: exits while the server has never supervised."""
+    def path(self, *, supervised: bool) -> AnswerPath:
+        """How the global test set is answered: by exits while the server has never supervised."""
         method = self._run.method
         if method.server_step is not None and method.client.exit_head and not supervised:
             return "exits"
-        return "backs" if self._run.method.client.own_back else "full"
+        return "backs" if method.client.own_back else "full"
 
-    def answers(self, *, supervised: bool) -> Path:
+    def answers(self, *, supervised: bool) -> AnswerPath:
         """How clients get their answers."""
         path = self.path(supervised=supervised)
         return "gated" if path != "exits" and self._run.method.share_exits else path
 
     def accuracy(self, *, supervised: bool) -> float:
-        """On the global test set, by the path that was trained."""
-        match self.path(supervised=supervised):
-            case "full":
-                each = self._right_of_wholes().values()
-                # in whole numbers: networks that clients share change no bit of the mean
-                return sum(int(right.sum()) for right in each) / sum(map(len, each))
-            case "backs":
-                return float(np.mean([right.mean() for right in self._right_of_backs().values()]))
-            case _:
-                return self.exit_accuracy()
+        """Accuracy on the global test set, by the path that was trained."""
+        path = self.path(supervised=supervised)
+        each = self._right(path).values()
+        if path == "full":
+            # in whole numbers: networks that clients share change no bit of the mean
+            return sum(int(right.sum()) for right in each) / sum(map(len, each))
+        return float(np.mean([right.mean() for right in each]))
 
     def exit_accuracy(self) -> float:
-        """Of exits on the global test set: the mean over clients, each with its own head."""
-        return float(np.mean([right.mean() for right in self._right_of_exits().values()]))
+        """Accuracy of exits on the global test set: the mean over clients, each with its head."""
+        return float(np.mean([right.mean() for right in self._right("exits").values()]))
 
     def exits(self) -> dict[int, float]:
         """Accuracy of exits on the global test set by depth: mean over the clients of a depth."""
         if not self._run.method.client.exit_head:
             return {}
         by_depth: dict[int, list[float]] = {}
-        for name, right in self._right_of_exits().items():
+        for name, right in self._right("exits").items():
             by_depth.setdefault(self._run.plans[name].depth, []).append(float(right.mean()))
         return {depth: float(np.mean(each)) for depth, each in sorted(by_depth.items())}
 
     def clients(self, *, supervised: bool) -> list[ClientScore]:
-        """Every client on its own test samples."""
-        match self.answers(supervised=supervised):
-            case "gated":
-                return [self._gated(name) for name in self._tests]
-            case "exits":
-                right = self._right_of_exits()
-                return [self._scored(name, right[name]) for name in self._tests]
-            case "full":
-                right = self._right_of_wholes()
-                return [self._scored(name, right[name]) for name in self._tests]
-            case "backs":
-                right = self._right_of_backs()
-                return [self._scored(name, right[name]) for name in self._tests]
+        """Scores of every client on its own test samples."""
+        answers = self.answers(supervised=supervised)
+        if answers == "gated":
+            return [self._gated_score(name) for name in self._tests]
+        right = self._right(answers)
+        return [self._score(name, right[name]) for name in self._tests]
 
-    def _scored(self, name: str, right: Right) -> ClientScore:
-        test = self._tests[name]
-        return ClientScore(
-            name,
-            self._run.plans[name].depth,
-            self._run.clients[name].samples,
-            _score(right[test.id]),
-            _score(right[test.ood]),
+    def drift(self, *, supervised: bool) -> dict[str, Any] | None:
+        """Accuracy of clients with and without drift, whatever the recipe's `rho`.
+
+        HARMONY, Table 5 (Out-of-Client). Without drift each client is tested on its own samples,
+        with drift on these and as many of the other clients', drawn with replacement. Both are
+        means over clients, each with the gate that is best for its test samples, as the paper's
+        oracle chooses.
+
+        Returns: None where all clients are tested on samples of one common test set, which has no
+            data of other clients apart (`split = "local"` splits it by client).
+        """
+        run = self._run
+        if not run.tests:
+            return None
+        found = {
+            side: {
+                client.client: (client.inside + client.outside).accuracy
+                for client in Evaluator(run, rho).clients(supervised=supervised)
+            }
+            for side, rho in _DRIFT.items()
+        }
+        means = {side: statistics.fmean(each.values()) for side, each in found.items()}
+        each = {name: {side: found[side][name] for side in _DRIFT} for name in run.tests}
+        return means | {"each": each}
+
+    def auxiliary(self) -> dict[str, Any] | None:
+        """Accuracy of clients' auxiliary models on the global test set, and their BMR if asked for.
+
+        BESplit-A; BESplit-G is the whole network's accuracy. A client that has not taken part yet
+        has no auxiliary model and is left out.
+
+        Returns: None for a method without auxiliary models, or before the first was trained.
+        """
+        run, malignant = self._run, self._run.recipe.data.malignant
+        accuracies: dict[str, float] = {}
+        rates: list[float] = []
+        for name, model in self._auxiliary_models():
+            labels = self.labels(model)
+            accuracies[name] = score(labels, run.y_test).accuracy
+            rates.append(benign_rate(labels, run.y_test, malignant))
+        if not accuracies:
+            return None
+        return {
+            "accuracy": statistics.fmean(accuracies.values()),
+            "bmr": statistics.fmean(rates) if malignant else None,
+            "each": accuracies,
+        }
+
+    def benign_rate(self) -> float:
+        """BMR of the whole network on the global test set: the mean over the clients' cuts.
+
+        NaN where the recipe names no malignant class, or the test set has no sample of one.
+        """
+        run = self._run
+        depths = {plan.depth for plan in run.plans.values() if not plan.part.whole}
+        wholes = [run.state.whole(depth) for depth in sorted(depths)] or [run.state.net]
+        return statistics.fmean(
+            benign_rate(self.labels(whole), run.y_test, run.recipe.data.malignant)
+            for whole in wholes
         )
 
-    def _gated(self, name: str) -> ClientScore:
+    def labels(self, model: nn.Module) -> NDArray[np.int64]:
+        """(n_test,) labels that a network from raw inputs to logits gives the global test set."""
+        return predicted_labels(model, self._run.x_test, self._run.device)
+
+    def _right(self, path: AnswerPath) -> dict[str, Right]:
+        """(n_test,) whether each client's answers by that path are right, by client."""
+        match path:
+            case "full":
+                return self._right_of_wholes()
+            case "backs":
+                return self._right_of_backs()
+            case _:
+                return self._right_of_exits()
+
+    def _right_of_wholes(self) -> dict[str, Right]:
+        """Right answers of a client's prefix and the server together."""
+        run, found = self._run, dict[int, Right]()
+        # where the server has no stages of its own, every cut is of one network
+        alike = run.state.trunk is run.state.net
+        depths = {name: 0 if alike else plan.depth for name, plan in run.plans.items()}
+        for depth in sorted(set(depths.values())):
+            net = run.state.whole(depth) if depth else run.state.net
+            found[depth] = self.labels(net) == run.y_test
+        return {name: found[depth] for name, depth in depths.items()}
+
+    def _right_of_exits(self) -> dict[str, Right]:
+        """Right answers of each client's exit."""
+        right = {}
+        for prefix, heads in self._exits():
+            answers: dict[str, list[Tensor]] = {name: [] for name in heads}
+            with _evaluating(prefix), _evaluating(nn.ModuleList(heads.values())):
+                for x in _batches(self._run.x_test, self._run.device):
+                    z = prefix(x)
+                    for name, head in heads.items():
+                        answers[name].append(head(z).argmax(1).cpu())
+            for name, each in answers.items():
+                right[name] = torch.cat(each).numpy() == self._run.y_test
+        return {name: right[name] for name in self._run.clients}
+
+    def _right_of_backs(self) -> dict[str, Right]:
+        """Right answers of the whole network with each client's own last layer."""
+        run, right = self._run, {}
+        for depth in sorted({plan.depth for plan in run.plans.values()}):
+            backs: dict[str, nn.Module] = {
+                name: back_of(plan, run.clients[name].personal).to(run.device)
+                for name, plan in run.plans.items()
+                if plan.depth == depth
+            }
+            front, middle = (
+                run.state.net.prefix(depth),
+                run.state.trunk.suffix(depth).neck,
+            )
+            answers: dict[str, list[Tensor]] = {name: [] for name in backs}
+            with _evaluating(front), _evaluating(middle):
+                for x in _batches(self._run.x_test, self._run.device):
+                    embeddings = middle(front(x))
+                    for name, back in backs.items():
+                        answers[name].append(back(embeddings).argmax(1).cpu())
+            for name, each in answers.items():
+                right[name] = torch.cat(each).numpy() == run.y_test
+        return {name: right[name] for name in run.clients}
+
+    def _exits(self) -> Iterator[tuple[nn.Module, dict[str, nn.Module]]]:
+        """Prefixes with their exit heads; a client with a personal prefix comes alone."""
+        plans = self._run.plans
+        if any(plan.part.personal_share for plan in plans.values()):
+            for name in plans:
+                prefix, head = self._pair(name)
+                yield prefix, {name: head}
+            return
+        for depth in sorted({plan.depth for plan in plans.values()}):
+            names = [name for name, plan in plans.items() if plan.depth == depth]
+            prefix = self._run.state.net.prefix(depth)
+            yield prefix, {name: self._pair(name)[1] for name in names}
+
+    def _auxiliary_models(self) -> Iterator[tuple[str, Auxiliary]]:
+        run = self._run
+        for name, client in run.clients.items():
+            plan = run.plans[name]
+            if plan.part.distil is not None:
+                model = auxiliary_of(plan).to(run.device)
+                if model.load(client.personal):
+                    yield name, model
+
+    def _score(self, name: str, right: Right) -> ClientScore:
+        run, test = self._run, self._tests[name]
+        return ClientScore(
+            name,
+            run.plans[name].depth,
+            run.clients[name].samples,
+            _counted(right[test.id]),
+            _counted(right[test.ood]),
+        )
+
+    def _gated_score(self, name: str) -> ClientScore:
         """The client's own pair: exit below the threshold that is best for it, else the server."""
         run, test = self._run, self._tests[name]
-        depth = run.plans[name].depth
         rows = np.concatenate([test.id, test.ood])
-        labels = torch.from_numpy(run.y_test[rows])
         prefix, head = self._personalised(name)
-        unsure, locally, remotely = [], [], []
-        entropy = run.method.gate == "entropy"
         suffix = self._suffix(name)
+        exit_logits, server_labels = [], []
         with _evaluating(suffix), _evaluating(prefix), _evaluating(head):
-            for x in self._batches(rows):
+            for x in _batches(run.x_test, run.device, rows=rows):
                 z = prefix(x)
-                logits = head(z)
-                unsure.append((_entropy if entropy else _vacuity)(logits).cpu())
-                locally.append(logits.argmax(1).cpu())
-                remotely.append(suffix(z).argmax(1).cpu())
-        own, servers = (torch.cat(labelled) == labels for labelled in (locally, remotely))
-        threshold, exits, right = _best_gate(
-            torch.cat(unsure).numpy(),
-            own.numpy(),
-            servers.numpy(),
-            (math.log(run.state.net.classes) if entropy else 1.0) / math.log(10),
-        )
+                exit_logits.append(head(z).cpu())
+                server_labels.append(suffix(z).argmax(1).cpu())
+        logits, labels = torch.cat(exit_logits), run.y_test[rows]
+        exit_right = logits.argmax(1).numpy() == labels
+        server_right = torch.cat(server_labels).numpy() == labels
+        gate = best_gate(run.method.gate, logits, exit_right, server_right)
         return ClientScore(
             name,
-            depth,
+            run.plans[name].depth,
             run.clients[name].samples,
-            _score(right[: len(test.id)]),
-            _score(right[len(test.id) :]),
-            threshold,
-            float(exits.mean()),
+            _counted(gate.right[: len(test.id)]),
+            _counted(gate.right[len(test.id) :]),
+            gate.threshold,
+            float(gate.exits.mean()),
         )
 
     def _suffix(self, name: str) -> nn.Module:
@@ -227,83 +354,38 @@ class Evaluator:
             load_weights(head, own)
         return prefix, head
 
-    def _right_of_wholes(self) -> dict[str, Right]:
-        """(n_test,) whether a client's prefix and the server together answer rightly, by client."""
-        run, found = self._run, dict[int, Right]()
-        # where the server has no stages of its own, every cut is of one network
-        alike = run.state.trunk is run.state.net
-        depths = {name: 0 if alike else plan.depth for name, plan in run.plans.items()}
-        for depth in sorted(set(depths.values())):
-            net = run.state.whole(depth) if depth else run.state.net
-            with _evaluating(net):
-                answers = [net(x).argmax(1).cpu() for x in self._batches()]
-            found[depth] = torch.cat(answers).numpy() == run.y_test
-        return {name: found[depth] for name, depth in depths.items()}
 
-    def _right_of_exits(self) -> dict[str, Right]:
-        """The same for each client's exit, by client."""
-        right = {}
-        for prefix, heads in self._exits():
-            answers: dict[str, list[Tensor]] = {name: [] for name in heads}
-            with _evaluating(prefix), _evaluating(nn.ModuleList(heads.values())):
-                for x in self._batches():
-                    z = prefix(x)
-                    for name, head in heads.items():
-                        answers[name].append(head(z).argmax(1).cpu())
-            for name, each in answers.items():
-                right[name] = torch.cat(each).numpy() == self._run.y_test
-        return {name: right[name] for name in self._run.clients}
+def predicted_labels(
+    model: nn.Module, x: Array, device: torch.device, batch: int = BATCH
+) -> NDArray[np.int64]:
+    """(n,) labels that a network from raw inputs to logits gives; its mode stays as it was.
 
-    def _right_of_backs(self) -> dict[str, Right]:
-        """The same for the whole network with each client's own last layer, by client."""
-        run, right = self._run, {}
-        for depth in sorted({plan.depth for plan in run.plans.values()}):
-            backs: dict[str, nn.Module] = {
-                name: back_of(plan, run.clients[name].personal).to(run.device)
-                for name, plan in run.plans.items()
-                if plan.depth == depth
-            }
-            front, middle = (
-                run.state.net.prefix(depth),
-                run.state.trunk.suffix(depth).neck,
-            )
-            answers: dict[str, list[Tensor]] = {name: [] for name in backs}
-            with _evaluating(front), _evaluating(middle):
-                for x in self._batches():
-                    embeddings = middle(front(x))
-                    for name, back in backs.items():
-                        answers[name].append(back(embeddings).argmax(1).cpu())
-            for name, each in answers.items():
-                right[name] = torch.cat(each).numpy() == run.y_test
-        return {name: right[name] for name in run.clients}
+    Args:
+        x: (n, ...) raw inputs.
+    """
+    with _evaluating(model):
+        found = [model(part).argmax(1).cpu() for part in _batches(x, device, batch)]
+    labels: NDArray[np.int64] = torch.cat(found).numpy()
+    return labels
 
-    def _exits(self) -> Iterator[tuple[nn.Module, dict[str, nn.Module]]]:
-        """Prefixes with the exit heads on them; one prefix a depth where nobody has its own."""
-        plans = self._run.plans
-        if any(plan.part.personal_share for plan in plans.values()):
-            for name in plans:
-                prefix, head = self._pair(name)
-                yield prefix, {name: head}
-            return
-        for depth in sorted({plan.depth for plan in plans.values()}):
-            names = [name for name, plan in plans.items() if plan.depth == depth]
-            prefix = self._run.state.net.prefix(depth)
-            yield prefix, {name: self._pair(name)[1] for name in names}
 
-    def _batches(self, rows: NDArray[np.int64] | None = None) -> Iterator[Tensor]:
-        """The test inputs, or `rows` of them, in order."""
-        x: Array = self._run.x_test
-        count = len(x) if rows is None else len(rows)
-        for at in range(0, count, BATCH):
-            some = x[at : at + BATCH] if rows is None else x[rows[at : at + BATCH]]
-            yield torch.from_numpy(np.ascontiguousarray(some)).to(self._run.device)
+def _batches(
+    x: Array,
+    device: torch.device,
+    batch: int = BATCH,
+    rows: NDArray[np.int64] | None = None,
+) -> Iterator[Tensor]:
+    """The inputs in order, or `rows` of them."""
+    for at in range(0, len(x) if rows is None else len(rows), batch):
+        some = x[at : at + batch] if rows is None else x[rows[at : at + batch]]
+        yield torch.from_numpy(np.ascontiguousarray(some)).to(device)
 
 
 def _tests(run: Simulation, rho: float) -> dict[str, RhoTest]:
     """Every client's test samples.
 
-    A client that lacks few classes has fewer OOD samples than rho asks for: then all there are.
-    Where tests are the clients' own, rho is the share of their drift; 1 is as many as its own.
+    A client that lacks few classes may have fewer OOD samples than rho asks for: then it has all of
+    them. Where each client has tests of its own, rho is the share of drift added to them.
     """
     if run.tests:
         return {
@@ -321,41 +403,13 @@ def _tests(run: Simulation, rho: float) -> dict[str, RhoTest]:
     return tests
 
 
-def _best_gate(
-    uncertainty: NDArray[np.float64], own: Right, servers: Right, scale: float
-) -> tuple[float, Right, Right]:
-    """The threshold of the grid with most right answers, the loosest of equals.
-
-    Returns: the threshold, and by sample whether it exits and whether its answer is right.
-    """
-    best: tuple[float, Right, Right] | None = None
-    for point in THRESHOLDS:
-        exits: Right = uncertainty < point * scale
-        right: Right = np.where(exits, own, servers)
-        if best is None or right.sum() >= best[2].sum():
-            best = (point * scale, exits, right)
-    assert best is not None
-    return best
-
-
-def _entropy(logits: Tensor) -> Tensor:
-    """Shannon entropy of the softmax in nats, (B,)."""
-    logs = torch.log_softmax(logits.double(), 1)
-    return -(logs.exp() * logs).sum(1)
-
-
-def _vacuity(logits: Tensor) -> Tensor:
-    """N / S of the Dirichlet that the logits stand for, (B,)."""
-    return logits.shape[1] / concentration(logits).sum(1)
-
-
-def _score(right: Right) -> Score:
+def _counted(right: Right) -> Score:
     return Score(int(right.sum()), len(right))
 
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; the mode it had comes back."""
+    """Evaluation mode without gradients inside; the former mode after."""
     training = module.training
     module.eval()
     try:

@@ -12,8 +12,6 @@ from edge_sdk.durable import make_folder, write_atomic
 from server.training.recipe.privacy import privacy_of
 from server.training.report.cost import answer_latency, training_cost
 from server.training.report.evaluate import ClientScore, Evaluator
-from server.training.report.evaluate_answers import auxiliary_report, benign_rate_of
-from server.training.report.evaluate_drift import drift_report
 from server.training.report.metrics import summarise_clients
 from server.training.report.rows import ever_supervised
 from server.training.run.run import Row, Simulation
@@ -52,9 +50,9 @@ def report_of(simulation: Simulation, rows: list[Row]) -> Report:
             "path": evaluator.path(supervised=supervised),
             "answers": answers,
             "exits": {str(depth): value for depth, value in evaluator.exits().items()},
-            "auxiliary": auxiliary_report(simulation),
-            "bmr": benign_rate_of(simulation),
-            "out_of_client": drift_report(simulation, supervised=supervised),
+            "auxiliary": evaluator.auxiliary(),
+            "bmr": evaluator.benign_rate(),
+            "out_of_client": evaluator.drift(supervised=supervised),
         },
         "labels": method.labels,
         "privacy": privacy_of(method, simulation.plans, rows, recipe.privacy.delta),

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from server.training.recipe.recipe import read_recipe
-from server.training.report.evaluate import THRESHOLDS, Evaluator
+from server.training.report.best_gate import THRESHOLDS
+from server.training.report.evaluate import Evaluator
 from server.training.report.report import report_of
 from server.training.run.run import Simulation
 from server.training.simulation.build import build_simulation

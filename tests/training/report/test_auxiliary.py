@@ -13,7 +13,6 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.client.auxiliary import auxiliary_of
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import Evaluator
-from server.training.report.evaluate_answers import answers, auxiliary_report, benign_rate_of
 from server.training.report.metrics import benign_rate
 from server.training.report.report import report_of
 from server.training.run.run import Simulation
@@ -51,9 +50,9 @@ def test_benign_rate_is_of_malignant_samples_alone() -> None:
 
 def test_auxiliary_models_are_judged_each_by_itself() -> None:
     world = world_of(malignant=[3, 8])
-    assert auxiliary_report(world) is None  # nobody has been taught yet
+    assert Evaluator(world).auxiliary() is None  # nobody has been taught yet
     list(run_rounds(world, []))
-    report = auxiliary_report(world)
+    report = Evaluator(world).auxiliary()
     assert report is not None
     assert list(report["each"]) == list(world.clients)
     x = torch.from_numpy(world.x_test)
@@ -72,7 +71,7 @@ def test_auxiliary_models_are_judged_each_by_itself() -> None:
 def test_a_client_that_never_took_part_has_no_model_to_judge() -> None:
     world = world_of(participation=0.34)
     world.loop.run_round(1, 0)
-    report = auxiliary_report(world)
+    report = Evaluator(world).auxiliary()
     assert report is not None
     assert len(report["each"]) == 1
     assert report["bmr"] is None
@@ -83,8 +82,8 @@ def test_a_report_names_both_models() -> None:
     rows: list[dict[str, Any]] = []
     list(run_rounds(world, rows))
     final = report_of(world, rows)["final"]
-    assert final["auxiliary"] == auxiliary_report(world)
-    assert final["bmr"] == benign_rate_of(world)
+    assert final["auxiliary"] == Evaluator(world).auxiliary()
+    assert final["bmr"] == Evaluator(world).benign_rate()
     assert 0 <= final["bmr"] <= 1
 
 
@@ -92,10 +91,10 @@ def test_a_report_names_both_models() -> None:
 def test_other_methods_have_the_whole_network_alone(method: str) -> None:
     world = world_of(method, malignant=[3, 8])
     list(run_rounds(world, []))
-    assert auxiliary_report(world) is None
-    said = answers(world.state.net, world)
+    assert Evaluator(world).auxiliary() is None
+    said = Evaluator(world).labels(world.state.net)
     assert (said == world.y_test).mean() == Evaluator(world).accuracy(supervised=True)
-    assert benign_rate_of(world) == benign_rate(said, world.y_test, {3, 8})
+    assert Evaluator(world).benign_rate() == benign_rate(said, world.y_test, {3, 8})
 
 
 def test_malignant_classes_are_those_of_the_data() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from server.training.recipe.partition import RhoTest
 from server.training.recipe.recipe import read_recipe
-from server.training.report.evaluate_drift import drift_report
+from server.training.report.evaluate import Evaluator
 from server.training.report.report import report_of
 from server.training.run.run import Simulation
 from server.training.simulation.build import build_simulation
@@ -69,7 +69,7 @@ def test_each_side_has_the_gate_that_is_best_for_it(rho: float) -> None:
     """client-0: by exits alone 3 of 4 and 3 of 8, by the server alone 1 of 4 and 4 of 8.
     client-1: by exits alone none and 1 of 8, by the server alone 3 of 4 and 6 of 8.
     """
-    found = drift_report(of_eight(world_of("multi-exit", rho=rho)), supervised=True)
+    found = Evaluator(of_eight(world_of("multi-exit", rho=rho))).drift(supervised=True)
     assert found == {
         "without_drift": 3 / 4,
         "with_drift": (4 / 8 + 6 / 8) / 2,
@@ -81,7 +81,7 @@ def test_each_side_has_the_gate_that_is_best_for_it(rho: float) -> None:
 
 
 def test_without_a_gate_the_server_answers_all() -> None:
-    found = drift_report(of_eight(world_of("splitfed-v2")), supervised=True)
+    found = Evaluator(of_eight(world_of("splitfed-v2"))).drift(supervised=True)
     assert found is not None
     assert (found["without_drift"], found["with_drift"]) == ((1 / 4 + 3 / 4) / 2, (4 + 6) / 16)
 

@@ -1,0 +1,74 @@
+"""The exit threshold that is best for one client, chosen with its test labels known.
+
+HARMONY's oracle choice: an upper bound of what a gate can reach, not a gate to deploy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edge_sdk.manifest import GatePolicy
+from edge_sdk.training.formulas.evidence import concentration
+
+Right = NDArray[np.bool_]
+
+# Entropy in nats, for 10 classes. For other numbers of classes and other gates the same shares of
+# the largest uncertainty.
+THRESHOLDS: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.3)
+
+
+@dataclass(frozen=True, slots=True)
+class BestGate:
+    """A threshold and its effect on the samples it was chosen for.
+
+    Attributes:
+        threshold: in the gate's unit, nats for entropy.
+        exits: (n,) whether a sample is answered by the exit head.
+        right: (n,) whether a sample's answer is right.
+    """
+
+    threshold: float
+    exits: Right
+    right: Right
+
+
+def best_gate(
+    policy: GatePolicy, logits: Tensor, exit_right: Right, server_right: Right
+) -> BestGate:
+    """The gate with most right answers of those in THRESHOLDS, the loosest of equals.
+
+    Args:
+        logits: (n, N) of the exit head.
+        exit_right, server_right: (n,) whether the exit head and the server are right.
+    """
+    if policy == "entropy":
+        uncertainty, largest = _entropy(logits), math.log(logits.shape[1])
+    else:
+        uncertainty, largest = _vacuity(logits), 1.0
+    best: BestGate | None = None
+    for point in THRESHOLDS:
+        threshold = point * (largest / math.log(10))
+        exits: Right = uncertainty.numpy() < threshold
+        right: Right = np.where(exits, exit_right, server_right)
+        if best is None or right.sum() >= best.right.sum():
+            best = BestGate(threshold, exits, right)
+    assert best is not None
+    return best
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    """Shannon entropy of the softmax in nats, (n,)."""
+    logs = torch.log_softmax(logits.double(), 1)
+    return -(logs.exp() * logs).sum(1)
+
+
+def _vacuity(logits: Tensor) -> Tensor:
+    """N / S of the Dirichlet distribution that the logits stand for, (n,)."""
+    return logits.shape[1] / concentration(logits).sum(1)
