@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.intervals import mean_interval
 from server.training.recipe.recipe import Recipe
 from server.training.report.evaluate import Evaluator
-from server.training.report.metrics import Interval, Reached, RoundPoint, cost_to, mean_interval
 from server.training.report.report import report_of
 from server.training.run.run import Row
 from server.training.simulation.build import build_simulation
@@ -18,6 +18,47 @@ from server.training.simulation.run import run_rounds
 
 # a single round's accuracy swings by points where clients differ; papers' curves are as smooth
 LAST_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPoint:
+    """What one round cost and where it led; `accuracy` is None where it was not measured."""
+
+    round: int
+    accuracy: float | None
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What it took to reach a target."""
+
+    rounds: int
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+
+    @property
+    def bytes_total(self) -> int:
+        """Both ways."""
+        return self.bytes_up + self.bytes_down
+
+
+def cost_to(target: float, points: Iterable[RoundPoint]) -> Reached | None:
+    """Rounds, seconds and bytes up to the first round that measured at least `target`.
+
+    Returns: None where no round did.
+    """
+    seconds, up, down = 0.0, 0, 0
+    for rounds, point in enumerate(points, start=1):
+        seconds += point.seconds
+        up += point.bytes_up
+        down += point.bytes_down
+        if point.accuracy is not None and point.accuracy >= target:
+            return Reached(rounds, seconds, up, down)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,5 +179,5 @@ def shown(values: Sequence[float]) -> str:
     """Mean ± half width of the 95 % interval; the mean alone of one value, `-` of none."""
     if not values:
         return "-"
-    found: Interval = mean_interval(values)
+    found = mean_interval(values)
     return f"{found.mean:.4g}" if found.seeds == 1 else str(found)

@@ -23,11 +23,11 @@ import orjson
 import torch
 import typer
 
+from benchmarks.intervals import mean_interval
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.installation import __version__
 from edge_sdk.training.protocol.update_codec import UpdateCoding
 from server.training.recipe.recipe import Recipe, load_recipe
-from server.training.report.metrics import mean_interval
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 

@@ -22,13 +22,13 @@ import orjson
 import torch
 import typer
 
+from benchmarks.intervals import mean_interval
 from benchmarks.paper.measures import measured, shown
 from benchmarks.paper.tables import TABLES, Row, Scale, Table, over
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.errors import SplitedgeError
 from edge_sdk.installation import __version__
 from server.training.recipe.recipe import Recipe, read_recipe
-from server.training.report.metrics import mean_interval
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 

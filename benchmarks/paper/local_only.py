@@ -17,7 +17,7 @@ def stand_alone(recipe: Recipe, device: str = "cpu") -> list[ClientScore]:
 
     With the recipe's budget: as many rounds, epochs and batches at its rates, from the same first
     weights. Its test samples are those of a run of the recipe, so that the two can be compared
-    (server.training.report.metrics.pearson).
+    (benchmarks.paper.measures.pearson).
 
     Args:
         recipe: of any method.

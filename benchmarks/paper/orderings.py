@@ -17,11 +17,11 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 
+from benchmarks.intervals import Interval, mean_interval
 from benchmarks.paper.__main__ import RESULTS
 from benchmarks.paper.measures import shown
 from benchmarks.paper.tables import TABLES, Scale
 from edge_sdk.durable import write_atomic
-from server.training.report.metrics import Interval, mean_interval
 
 app = typer.Typer(add_completion=False)
 

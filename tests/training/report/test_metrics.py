@@ -13,18 +13,11 @@ from scipy import stats
 from edge_sdk.errors import ConfigurationError
 from server.training.report.metrics import (
     ClientLoad,
-    Reached,
-    RoundPoint,
     Score,
-    class_accuracy,
-    cost_to,
     jain,
-    mean_interval,
     modelled_latency,
-    pearson,
     score,
     std,
-    student_t,
     summarise_clients,
 )
 
@@ -42,12 +35,6 @@ def test_scores_count_and_add_up() -> None:
     assert math.isnan(Score(0, 0).accuracy)
     with pytest.raises(ConfigurationError, match="as many of both, got 1, 2"):
         score(np.array([1]), np.array([1, 2]))
-
-
-def test_class_accuracy_is_per_true_class() -> None:
-    predictions, truth = np.array([0, 0, 1, 3, 0]), np.array([0, 0, 0, 3, 1])
-    expected = [2 / 3, 0, math.nan, 1]
-    np.testing.assert_allclose(class_accuracy(predictions, truth, 4), expected)
 
 
 def test_every_client_counts_the_same() -> None:
@@ -72,23 +59,6 @@ def test_without_strangers_accuracy_is_that_on_own_classes() -> None:
 # fairness
 
 
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=3, max_size=20))
-def test_pc_is_a_hundred_times_pearsons_r(pairs: list[tuple[float, float]]) -> None:
-    # in steps of 1/64, so that what varies at all varies by more than rounding
-    alone, together = ([round(64 * v) / 64 for v in side] for side in zip(*pairs, strict=True))
-    if len(set(alone)) == 1 or len(set(together)) == 1:
-        assert math.isnan(pearson(alone, together))
-    else:
-        expected = 100 * stats.pearsonr(alone, together).statistic
-        assert pearson(alone, together) == pytest.approx(expected, abs=1e-9)
-
-
-def test_pc_by_hand() -> None:
-    assert pearson([0.1, 0.2, 0.3], [0.5, 0.6, 0.7]) == pytest.approx(100)
-    assert pearson([0.1, 0.2], [0.9, 0.3]) == pytest.approx(-100)
-    assert math.isnan(pearson([0.5], [0.5]))
-
-
 @given(ACCURACIES, st.floats(0.1, 10))
 def test_jain_is_between_one_nth_and_all_and_knows_no_scale(s: list[float], scale: float) -> None:
     index = jain(s)
@@ -108,23 +78,6 @@ def test_jain_by_hand() -> None:
 def test_std_is_the_populations() -> None:
     assert std([0.2, 0.4, 0.9]) == pytest.approx(math.sqrt((0.09 + 0.01 + 0.16) / 3))
     assert math.isnan(std([]))
-
-
-# cost to a target
-
-
-def test_cost_counts_every_round_up_to_the_first_that_reaches_it() -> None:
-    points = [
-        RoundPoint(1, 0.3, 1.5, 10, 20),
-        RoundPoint(2, None, 1.0, 10, 20),  # not measured, paid all the same
-        RoundPoint(3, 0.6, 2.0, 11, 22),
-        RoundPoint(4, 0.5, 9.0, 99, 99),
-    ]
-    assert cost_to(0.6, points) == Reached(3, 4.5, 31, 62)
-    assert cost_to(0.2, points) == Reached(1, 1.5, 10, 20)
-    assert cost_to(0.61, points) is None
-    assert cost_to(0.1, []) is None
-    assert Reached(3, 4.5, 31, 62).bytes_total == 93
 
 
 # HARMONY, Eq. 12
@@ -154,45 +107,3 @@ def test_latency_is_near_what_the_paper_prints_for_splitfed() -> None:
     samples = 50 * 2000 - 50 * 1000 * 9 // 99
     loads = [ClientLoad(samples // 3, front, 0, dim, back, 1.0) for front, dim, back in cuts]
     assert modelled_latency(loads) / 1e8 == pytest.approx(104.80, abs=4.21)
-
-
-# over seeds
-
-
-@pytest.mark.parametrize("probability", [0.5, 0.8, 0.975, 0.995, 0.9999])
-@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 30, 301])
-def test_students_t_is_scipys(probability: float, degrees: int) -> None:
-    assert student_t(probability, degrees) == pytest.approx(
-        stats.t.ppf(probability, degrees), rel=1e-9, abs=1e-12
-    )
-
-
-def test_students_t_by_the_printed_table() -> None:
-    # three seeds: two degrees of freedom
-    assert student_t(0.975, 2) == pytest.approx(4.303, abs=5e-4)
-    for probability, degrees in ((1.0, 2), (0.4, 2), (0.9, 0)):
-        with pytest.raises(ConfigurationError, match="student t: expected"):
-            student_t(probability, degrees)
-
-
-@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=10))
-def test_the_interval_is_scipys(values: list[float]) -> None:
-    interval = mean_interval(values)
-    error = stats.sem(values)
-    assert interval.mean == pytest.approx(np.mean(values), abs=1e-9)
-    expected = stats.t.interval(0.95, len(values) - 1, scale=error)[1] if error > 0 else 0
-    assert interval.half_width == pytest.approx(expected, rel=1e-6, abs=1e-6)
-    assert interval.seeds == len(values)
-
-
-def test_one_seed_has_no_interval() -> None:
-    interval = mean_interval([0.5])
-    assert interval.mean == 0.5
-    assert math.isnan(interval.half_width)
-    with pytest.raises(ConfigurationError, match="at least one value"):
-        mean_interval([])
-
-
-def test_an_interval_reads_as_papers_print_it() -> None:
-    # sd of .8 .9 1.0 is .1: 4.303 * .1 / sqrt 3
-    assert str(mean_interval([0.8, 0.9, 1.0])) == "0.9 ± 0.25"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compare import Run, cost_table, run_one, shown
+from benchmarks.compare import Reached, RoundPoint, Run, cost_table, cost_to, run_one, shown
 from server.training.recipe.recipe import read_recipe
 
 
@@ -16,6 +16,20 @@ def run_of(name: str, seed: int, curve: list[float | None]) -> Run:
         for at, value in enumerate(curve, start=1)
     ]
     return Run(name, seed, rows, 0.5, {}, None, None)
+
+
+def test_cost_counts_every_round_up_to_the_first_that_reaches_it() -> None:
+    points = [
+        RoundPoint(1, 0.3, 1.5, 10, 20),
+        RoundPoint(2, None, 1.0, 10, 20),  # not measured, paid all the same
+        RoundPoint(3, 0.6, 2.0, 11, 22),
+        RoundPoint(4, 0.5, 9.0, 99, 99),
+    ]
+    assert cost_to(0.6, points) == Reached(3, 4.5, 31, 62)
+    assert cost_to(0.2, points) == Reached(1, 1.5, 10, 20)
+    assert cost_to(0.61, points) is None
+    assert cost_to(0.1, []) is None
+    assert Reached(3, 4.5, 31, 62).bytes_total == 93
 
 
 def test_cost_is_counted_to_the_first_round_that_reaches_the_target() -> None:
