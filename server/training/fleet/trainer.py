@@ -58,10 +58,11 @@ from server.training.report.evaluate import predicted_labels
 from server.training.report.metrics import score
 from server.training.report.report import Report
 from server.training.report.rows import row_of
+from server.training.rounds.buffered import BufferedLoop
 from server.training.rounds.loop import RoundLoop
-from server.training.rounds.own_pace import OwnPaceEngine
 from server.training.rounds.traffic import TrafficCounter
 from server.training.rounds.transport import Transport
+from server.training.rounds.workers import ThreadedWorkers
 from server.training.run.build import (
     build_network,
     check_depth,
@@ -331,9 +332,14 @@ def _build_run(recipe: Recipe, dataset: Dataset, transport: Transport, devices: 
     """
     method, settings = recipe.build_method(), recipe.round
     state = server_state(recipe, method, build_network(recipe, dataset))
-    loop = RoundLoop(method, {}, state, transport, settings)
-    if settings.buffer is not None:
-        loop = OwnPaceEngine(method, {}, state, transport, settings, devices=devices)
+    loop: RoundLoop | BufferedLoop
+    if settings.buffer is None:
+        loop = RoundLoop(method, {}, state, transport, settings)
+    else:
+        workers = ThreadedWorkers()
+        loop = BufferedLoop(
+            method, {}, state, transport, settings, workers=workers, clients=devices
+        )
     return Run(
         recipe=recipe,
         method=method,

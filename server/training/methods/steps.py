@@ -106,6 +106,11 @@ def needs_labels(step: ServerStep) -> bool:
     return not isgeneratorfunction(step)
 
 
+def advances_alone(step: ServerStep | None) -> bool:
+    """Whether a step answers each client by itself, so that none has to wait for the others."""
+    return step in {None, shared, per_client} or (step is not None and not needs_labels(step))
+
+
 def shared(state: ServerState, arrivals: ClientBatches, _now: RoundView) -> Answers:
     """Every client's batch steps the same stages d+1..L and the final head, one after another.
 

@@ -1,62 +1,56 @@
 """Rounds without a common beginning: the server merges as soon as K results are there (FedBuff).
 
-Every client trains at its own pace from the weights that were there as it began; a slow one holds
-nobody up. A result that began s merges ago counts by its change, added to the weights of now:
+Every client trains at its own pace from the weights that were there as it began, so a slow one
+holds no other up. A result that began s merges ago counts by its change, discounted
+(server.training.rounds.staleness); beyond `staleness_max` it is refused by name.
 
-    theta + (1 + s)^-a * (theta_k - theta_then)        a = 0.5
+FedBuff (Nguyen et al., AISTATS 2022, Alg. 1) with FedAsync's discount, which FedBuff takes over
+with a = 1/2.
 
-FedBuff (Nguyen et al., AISTATS 2022, Alg. 1) with FedAsync's polynomial discount (Xie et al., 2019,
-5.2), which FedBuff takes over with a = 1/2. Where s exceeds `staleness_max` it is refused by name.
+Differs: FedBuff hands a finished client work at once; here a client begins again with the next
+merge, whatever became of its result. So a merge holds at most one result of a client, and K of n
+clients always come. The changes are averaged by the method's weights, not by 1/K.
 
-Differs: FedBuff hands a finished client work at once; here it begins anew with the next merge,
-whatever became of its result. So a merge holds at most one result of a client, and K of n clients
-always come. The changes are averaged by the method's weights, not by 1/K.
-
-Time is simulated: a client's whole round is run when it ends, by a clock that jumps from one end
-to the next. A server with one model for all steps it as it is then; copies are made of the weights
-that their client began with. Real devices: server.training.rounds.own_pace.
+A server with one model for all steps it as it is when a client's features come; copies are made of
+the weights that their client began with. Where clients work is a seam, by a simulated clock or in
+threads: server.training.rounds.workers.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from inspect import isgeneratorfunction
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from edge_sdk.errors import ConfigurationError, FrameError
+from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.protocol.messages import Update
 from edge_sdk.training.protocol.plan import Plan
 from server.training.core.server_state import ServerState
+from server.training.core.weighted_mean import Contribution
 from server.training.methods.method import Method
-from server.training.methods.steps import per_client, shared
-from server.training.rounds.loop import RoundLoop
+from server.training.methods.steps import advances_alone
+from server.training.rounds.clients import train_clients
+from server.training.rounds.context import ClosedError, RoundContext
+from server.training.rounds.lifecycle import close_round, open_round, supervises
 from server.training.rounds.round import RoundResult, RoundSettings, RoundUnderWay
-from server.training.rounds.staleness import flatten_by_round, rebase_update, unflatten_by_round
+from server.training.rounds.staleness import Staleness
 from server.training.rounds.transport import Transport
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A client at work: the round whose weights it began with, when it ends by the clock."""
-
-    round: int
-    ends_s: float
+from server.training.rounds.updates import accept_late_updates
+from server.training.rounds.workers import Ended, Workers
 
 
-class BufferedEngine(RoundLoop):
-    """Rounds that are merges of K results.
+class BufferedLoop:
+    """Runs rounds that are merges of K results.
 
     Args:
-        seconds: what a client's round takes, by client.
-
-    Attributes:
-        clock_s: simulated time since training began.
+        plans: by client, in the order in which floats are added; depth included.
+        transport: with workers in threads its `exchange` is called by several of them, each for a
+            client of its own.
+        clients: how many there are for the first round, at least; as many as plans where None.
+    Raises: ConfigurationError for a method or settings that need a common round.
     """
 
     def __init__(
@@ -67,110 +61,137 @@ class BufferedEngine(RoundLoop):
         transport: Transport,
         settings: RoundSettings,
         *,
-        seconds: Mapping[str, float],
+        workers: Workers,
+        clients: int | None = None,
     ) -> None:
-        super().__init__(method, plans, state, transport, settings)
-        self._buffer = buffer_of(method, len(plans), settings)
-        self._seconds = dict(seconds)
-        self._begun: dict[str, Begun] = {}
-        self.clock_s = 0.0
+        self._buffer = _checked_buffer(method, len(plans) if clients is None else clients, settings)
+        if method.client.noise is not None and workers.clock_s is None:
+            raise ConfigurationError(
+                "buffer: with [privacy] rounds have to begin together on real devices, for no row"
+                " accounts for those under way at the end; leave one of the two out"
+            )
+        self._context = RoundContext(method, state, settings)
+        self._staleness = Staleness(settings.staleness_max, settings.staleness_power)
+        self._workers = workers
+        self._seed = 0
+        workers.bind(self._work_of)
+        self.set_clients(plans, transport)
+
+    def set_clients(self, plans: Mapping[str, Plan], transport: Transport) -> None:
+        """Train these clients from the next round on, and reach them by `transport`."""
+        self._context.set_clients(plans, transport)
+
+    def paused(self) -> AbstractContextManager[object]:
+        """A context in which nothing changes the server's state, whichever client is at work."""
+        return self._context.using_state
+
+    def close(self) -> None:
+        """Stop clients still working, once the transport waits for no reply any more."""
+        self._context.closing.set()
+        self._workers.close()
 
     def run_round(
         self, number: int, seed: int, late: Mapping[str, Update] | None = None
     ) -> RoundResult:
-        """Go on until K results are there, and merge them.
+        """Have every client at work, wait until K results are there, and merge them.
 
         Fewer are merged where no client is left at work, if they are a quorum of K.
 
         Args:
-            late: none, in a simulation.
+            late: updates handed in since the last merge by clients that were not waited for.
         """
-        assert not late
-        now = self._open(number, seed)
-        self._sent[number] = now.view.sent
-        for name in self._plans:
-            if name not in self._begun:
-                self._begun[name] = Begun(number, self.clock_s + self._seconds[name])
-        began, stale, asked = self.clock_s, {}, []
-        while len(now.contributions) < self._buffer and self._begun:
-            name = self._next()
-            begun = self._begun.pop(name)
-            self.clock_s = begun.ends_s
-            asked.append(name)
-            rounds = number - begun.round
-            if self._hear(now, name, self._since(now, begun.round, seed)) and rounds:
-                stale[name] = rounds
-        now.contributions = {
-            name: now.contributions[name] for name in self._plans if name in now.contributions
-        }
-        result = self._close(now, asked, self._buffer, stale)
-        used = {begun.round for begun in self._begun.values()}
-        self._sent = {r: sent for r, sent in self._sent.items() if r in used}
-        return replace(result, simulated_s=self.clock_s - began)
+        context, workers = self._context, self._workers
+        self._seed = seed
+        now = open_round(context, number, seed)
+        self._staleness.begin(number, now.view.sent)
+        ages = accept_late_updates(context, self._staleness, now, late or {})
+        for name, update in (late or {}).items():
+            workers.settle(name, update.round)
+        for name in context.plans:
+            if name not in workers.at_work and name not in now.contributions:
+                workers.begin(name, number)
+        clock_s, asked = workers.clock_s, []
+        while len(now.contributions) < self._buffer and workers.at_work:
+            ended = workers.next()
+            asked.append(ended.name)
+            if self._take_in(now, ended):
+                ages[ended.name] = number - ended.then.number
+        stale = {name: rounds for name, rounds in ages.items() if rounds}
+        result = close_round(context, now, asked, self._buffer, stale)
+        self._staleness.keep(workers.rounds(number + 1 - self._staleness.limit))
+        if clock_s is None or workers.clock_s is None:
+            return result
+        return replace(result, simulated_s=workers.clock_s - clock_s)
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The clock and who is at work since when, and the weights these began with."""
-        begun = {name: [b.round, b.ends_s] for name, b in self._begun.items()}
-        return {"clock_s": self.clock_s, "begun": begun}, flatten_by_round(self._sent)
+        """What is under way between two merges, for a checkpoint, as JSON and as tensors.
 
-    def load_state_dict(self, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        These are the clients that may still bring a result, and the weights that they began with.
+        """
+        fields = self._workers.state_dict() | self._context.suspects.state_dict()
+        return fields, self._staleness.state_dict()
+
+    def load_state_dict(self, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take up what `state_dict` gave.
 
-        Raises: FrameError where it is no such thing, or of other clients.
+        Raises: FrameError for other fields or tensors, or those of other clients.
         """
-        sent = unflatten_by_round(tensors)
-        try:
-            begun = {name: Begun(int(r), float(ends)) for name, (r, ends) in said["begun"].items()}
-            clock_s = float(said["clock_s"])
-        except (KeyError, TypeError, ValueError, AttributeError) as err:
-            raise FrameError(f"checkpoint: no buffered training ({err})") from err
-        if not begun.keys() <= self._plans.keys() or {b.round for b in begun.values()} != set(sent):
-            raise FrameError("checkpoint: who is at work does not fit the recipe's clients")
-        self._begun, self._sent, self.clock_s = begun, sent, clock_s
+        self._staleness.load_state_dict(tensors)
+        self._workers.load_state_dict(fields, self._staleness.rounds)
+        self._context.suspects.load_state_dict(fields)
 
-    def _next(self) -> str:
-        """Who ends first; of several the first in client order."""
-        at_work = [name for name in self._plans if name in self._begun]
-        return min(at_work, key=lambda name: self._begun[name].ends_s)
+    def _work_of(self, name: str, number: int) -> Callable[[], Ended]:
+        """A client's round from the weights of round `number`, to be run by a worker."""
+        context = self._context
+        sent = self._staleness.sent(number)
+        assert sent is not None, "weights are kept while a client works from them"
+        supervised = supervises(context, number, self._seed)
+        memory = context.state.memory
+        then = RoundUnderWay.begin(number, context.plans, sent, memory, supervised)
 
-    def _since(self, now: RoundUnderWay, number: int, seed: int) -> RoundUnderWay:
-        """The round as a client sees it that began with the weights of round `number`."""
-        if number == now.number:
-            return now
-        view = replace(now.view, round=number, sent=self._sent[number])
-        supervised = self._supervises(number, seed)
-        return replace(now, number=number, supervised=supervised, view=view)
+        def train() -> Ended:
+            found: Mapping[str, Contribution] = {}
+            context.state.copy_sources[name] = sent
+            try:
+                found = train_clients(context, then, [name])
+            except ClosedError:
+                pass  # training ends: nothing waits for this result
+            finally:
+                del context.state.copy_sources[name]
+                context.state.copies.pop(name, None)  # the copy of a client that gave no update
+            return Ended(name, then, found)
 
-    def _hear(self, now: RoundUnderWay, name: str, then: RoundUnderWay) -> bool:
-        """Run a client's round; whether its result counts."""
-        self._state.copy_sources[name] = then.view.sent
-        try:
-            found = self._accept(then, self._train(then, [name]))
-        finally:
-            del self._state.copy_sources[name]
-            self._state.copies.pop(name, None)  # one trained in vain
-        rounds, most = now.number - then.number, self._settings.staleness_max
-        if name in found and rounds > most:
-            now.refuse(name, f"a result {rounds} rounds old: expected at most {most}")
+        return train
+
+    def _take_in(self, now: RoundUnderWay, ended: Ended) -> bool:
+        """Take in a client's round that is over; whether its result counts."""
+        name, then = ended.name, ended.then
+        now.add(then)
+        if ended.found or then.refused:
+            self._workers.settle(name, then.number)
+        if not ended.found:
             return False
-        for client, brought in found.items():
-            share = (1 + rounds) ** -self._settings.staleness_power
-            now.contributions[client] = (
-                rebase_update(brought, then.view.sent, now.view.sent, share) if rounds else brought
+        rounds = now.number - then.number
+        fault = self._staleness.fault(rounds)
+        if fault is not None:
+            now.refuse(name, fault)
+            return False
+        for client, brought in ended.found.items():
+            now.contributions[client] = self._staleness.rebase(
+                brought, then.view.sent, now.view.sent, rounds
             )
-        return bool(found)
+        return True
 
 
-def buffer_of(method: Method, clients: int, settings: RoundSettings) -> int:
+def _checked_buffer(method: Method, clients: int, settings: RoundSettings) -> int:
     """K.
 
     Raises: ConfigurationError for a method or settings that need a common round.
     """
-    buffer, step = settings.buffer, method.server_step
+    buffer = settings.buffer
     if buffer is None or buffer > clients:
         raise ConfigurationError(f"buffer: expected 1 to {clients} (clients), got {buffer}")
-    alone = step in {None, shared, per_client} or (step is not None and isgeneratorfunction(step))
-    if not alone or method.batch_share is not None:
+    if not advances_alone(method.server_step) or method.batch_share is not None:
         raise ConfigurationError(
             f"buffer: {method.name} needs all participants of a step at once, and here each trains"
             " at its own pace; leave `buffer` out"

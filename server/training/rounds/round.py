@@ -8,12 +8,20 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, get_args
+from typing import Final, Literal, Self, TypeVar, get_args
 
 from torch import Tensor
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.training.protocol.messages import Update
+from edge_sdk.training.protocol.messages import (
+    Features,
+    OutputGradient,
+    Ready,
+    Reply,
+    Update,
+    Weights,
+)
+from edge_sdk.training.protocol.plan import Plan
 from server.training.core.round_view import RoundView
 from server.training.core.spool import Spool
 from server.training.core.weighted_mean import Contribution
@@ -25,6 +33,7 @@ logger = logging.getLogger(__name__)
 DEVICE_SAMPLES_MAX: Final = 1_000_000
 
 Robust = Literal["none", "trimmed"]
+R = TypeVar("R", Ready, Features, OutputGradient, Update)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,11 @@ class RoundSettings:
             if not getattr(self, name) >= 1:
                 raise ConfigurationError(f"{name}: expected 1 or more, got {getattr(self, name)}")
 
+    @property
+    def trimmed(self) -> bool:
+        """Whether merges are robust against a few bad clients."""
+        return self.robust == "trimmed"
+
     def with_devices(self) -> RoundSettings:
         """The same where clients are real devices, which nobody vouches for."""
         return replace(
@@ -163,27 +177,61 @@ class RoundResult:
 
 @dataclass(slots=True)
 class RoundUnderWay:
-    """One round under way.
+    """One round under way, or one client's round where rounds have no common beginning.
 
-    view: what the method's parts may know of it.
-    momentum: the server's as the round began, should it not count.
-    spool: where contributions wait; None for memory.
+    Attributes:
+        supervised: whether the server answers features.
+        view: what the method's parts may know of it.
+        momentum: the server's as the round began, should the round not count.
+        spool: where contributions wait; None for memory.
     """
 
     number: int
     supervised: bool
     view: RoundView
-    momentum: Mapping[tuple[int, int], Tensor]
+    samples: dict[str, int]
+    label_counts: dict[str, tuple[int, ...]]
+    momentum: Mapping[tuple[int, int], Tensor] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
-    ledger: TrafficCounter = field(default_factory=TrafficCounter)
-    samples: dict[str, int] = field(default_factory=dict)
-    label_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    traffic: TrafficCounter = field(default_factory=TrafficCounter)
     contributions: dict[str, Contribution] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     codings: list[dict[str, float]] = field(default_factory=list)
     missed: Counter[str] = field(default_factory=Counter)
     spool: Spool | None = None
     suspects: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def begin(
+        cls,
+        number: int,
+        plans: Mapping[str, Plan],
+        sent: Weights,
+        memory: Mapping[str, Tensor],
+        supervised: bool,
+    ) -> Self:
+        """A round that nothing is known of yet but the weights it begins with."""
+        samples: dict[str, int] = {}
+        counts: dict[str, tuple[int, ...]] = {}
+        view = RoundView(
+            number,
+            plans=plans,
+            sent=sent,
+            samples=samples,
+            label_counts=counts,
+            memory=dict(memory),
+        )
+        return cls(number, supervised, view, samples, counts)
+
+    def add(self, other: RoundUnderWay) -> None:
+        """Take in the records of a client's round, all but its contribution."""
+        self.traffic.add(other.traffic)
+        self.missed += other.missed
+        self.codings += other.codings
+        self.samples |= other.samples
+        self.label_counts |= other.label_counts
+        self.refused |= other.refused
+        self.suspects |= other.suspects
 
     def refuse(self, client: str, reason: str) -> None:
         self.refused[client] = reason
@@ -194,6 +242,15 @@ class RoundUnderWay:
         if client not in self.suspects:
             self.suspects[client] = reason
             logger.warning("round=%d client=%s stands out: %s", self.number, client, reason)
+
+
+def replies_of(kind: type[R], replies: Mapping[str, Reply], number: int) -> dict[str, R]:
+    """The replies of one kind and round; others count as none."""
+    return {
+        name: reply
+        for name, reply in replies.items()
+        if isinstance(reply, kind) and reply.round == number
+    }
 
 
 def coding_of(arrived: Update, update: Update) -> dict[str, float]:

@@ -1,14 +1,17 @@
-"""What is late, on the weights of now: a result that began s rounds ago counts by its change.
+"""Staleness: what a result counts that began in an earlier round.
 
-    theta + share * (theta_k - theta_then)        share = (1 + s)^-a, FedAsync's discount
+A result that began s rounds ago counts by its change, added to the weights of now:
 
-BatchNorm's running statistics are no sum of steps: theirs go that share of the way from those of
-now to the client's. So a variance stays one, whatever became of it in between.
+    theta + (1 + s)^-a * (theta_k - theta_then)        a = 0.5
+
+This is FedAsync's polynomial discount (Xie et al., 2019, 5.2). BatchNorm's running statistics are
+no sum of steps: they go that share of the way from the server's to the client's. So a variance
+stays above zero, however the server's changed in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
@@ -20,11 +23,72 @@ from edge_sdk.training.protocol.weights import is_statistic
 from server.training.core.weighted_mean import Contribution
 
 
-def rebase_update(brought: Contribution, then: Weights, now: Weights, share: float) -> Contribution:
-    """What its change would have made of the weights of now.
+class Staleness:
+    """The weights that past rounds began with, and the rule by which late results count.
 
     Args:
-        then: what it began with. now: what this round began with. share: 0 to 1, of the change.
+        limit: rounds by which a result may be late and still count.
+        power: a; 0 counts the whole change.
+    """
+
+    def __init__(self, limit: int, power: float) -> None:
+        self.limit = limit
+        self._power = power
+        self._sent: dict[int, Weights] = {}
+
+    def begin(self, number: int, weights: Weights) -> None:
+        """Keep the weights that a round begins with."""
+        self._sent[number] = weights
+
+    def keep(self, rounds: Collection[int]) -> None:
+        """Drop the weights of all rounds but these."""
+        self._sent = {number: sent for number, sent in self._sent.items() if number in rounds}
+
+    @property
+    def rounds(self) -> Collection[int]:
+        """The rounds whose first weights are kept."""
+        return self._sent.keys()
+
+    def sent(self, number: int) -> Weights | None:
+        """The weights that a round began with; None where they are not kept."""
+        return self._sent.get(number)
+
+    def fault(self, rounds: int) -> str | None:
+        """Why a result that is so many rounds late is refused, or None."""
+        if rounds <= self.limit:
+            return None
+        return f"an update {rounds} rounds late: expected at most {self.limit}"
+
+    def rebase(
+        self, brought: Contribution, then: Weights, now: Weights, rounds: int
+    ) -> Contribution:
+        """What a result that is so many rounds late counts; all of it where it is on time.
+
+        Args:
+            then: the weights it began with. now: the weights that this round began with.
+        """
+        if not rounds:
+            return brought
+        return rebase_update(brought, then, now, (1 + rounds) ** -self._power)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The weights that are kept, for a checkpoint."""
+        return flatten_by_round(self._sent)
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` gave.
+
+        Raises: FrameError for other names.
+        """
+        self._sent = unflatten_by_round(tensors)
+
+
+def rebase_update(brought: Contribution, then: Weights, now: Weights, share: float) -> Contribution:
+    """What a share of its change makes of the weights of now.
+
+    Args:
+        then: the weights it began with. now: the weights that this round began with.
+        share: 0 to 1.
     """
 
     def moved(weights: Mapping[str, Tensor]) -> Weights:
@@ -45,7 +109,7 @@ def flatten_by_round(sent: Mapping[int, Weights]) -> dict[str, Tensor]:
 
 
 def unflatten_by_round(tensors: Mapping[str, Tensor]) -> dict[int, Weights]:
-    """What `flatten_by_round` was given.
+    """The weights by round that `flatten_by_round` was given.
 
     Raises: FrameError for other names.
     """

@@ -59,10 +59,10 @@ class TrafficCounter:
                 pass
 
     def add(self, other: TrafficCounter) -> None:
-        """Count what another account has, too."""
+        """Add another counter's bytes."""
         self.up += other.up
         self.down += other.down
-        self.by_kind += other.by_kind
+        self.by_kind.update(other.by_kind)
 
     def _down(self, kind: str, size: int) -> None:
         self.down += size

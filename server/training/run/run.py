@@ -18,6 +18,7 @@ from server.training.core.server_state import ServerState
 from server.training.methods.method import Method
 from server.training.recipe.partition import RhoTest
 from server.training.recipe.recipe import Recipe
+from server.training.rounds.buffered import BufferedLoop
 from server.training.rounds.loop import RoundLoop
 
 # One round, as the report and the log have it (server.training.report.rows).
@@ -45,7 +46,7 @@ class Run:
     y_test: NDArray[np.int64]
     plans: dict[str, Plan]
     state: ServerState
-    loop: RoundLoop
+    loop: RoundLoop | BufferedLoop
     device: torch.device
 
     def personal(self) -> dict[str, Weights]:

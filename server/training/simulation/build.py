@@ -23,8 +23,9 @@ from edge_sdk.training.data.load import Dataset
 from profiles.allocation import fit_to_cut, supersfl_depth
 from server.training.recipe.partition import RhoTest, local_splits, partition
 from server.training.recipe.recipe import Recipe, TrainSettings
-from server.training.rounds.buffered import BufferedEngine
+from server.training.rounds.buffered import BufferedLoop
 from server.training.rounds.loop import RoundLoop
+from server.training.rounds.workers import SimulatedWorkers
 from server.training.run.build import build_network, check_depth, load_data, plan_of, server_state
 from server.training.run.run import Simulation
 from server.training.simulation.transport import MemoryTrimmingTransport
@@ -56,18 +57,18 @@ def build_simulation(recipe: Recipe, device: str = "cpu", folder: Path | None = 
     clients = _clients(names, dataset, parts, place)
     state = server_state(recipe, method, net.to(place))
     transport = MemoryTrimmingTransport(clients)
-    loop: RoundLoop
+    loop: RoundLoop | BufferedLoop
     if recipe.round.buffer is None:
         loop = RoundLoop(method, plans, state, transport, recipe.round, folder=folder)
     else:
         seconds = round_seconds(recipe.train, [len(part) for part in parts], recipe.seed)
-        loop = BufferedEngine(
+        loop = BufferedLoop(
             method,
             plans,
             state,
             transport,
             recipe.round,
-            seconds=dict(zip(names, seconds, strict=True)),
+            workers=SimulatedWorkers(dict(zip(names, seconds, strict=True))),
         )
     return Simulation(
         recipe=recipe,

@@ -21,11 +21,12 @@ from server.training.core.server_state import ServerState
 from server.training.core.weighted_mean import Contribution
 from server.training.methods.fedavg import fedavg
 from server.training.recipe.recipe import read_recipe
-from server.training.rounds.buffered import BufferedEngine
+from server.training.rounds.buffered import BufferedLoop
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.staleness import rebase_update
 from server.training.rounds.transport import LocalTransport, Transport
+from server.training.rounds.workers import SimulatedWorkers
 from server.training.run.checkpoint import latest_checkpoint, save_checkpoint
 from server.training.run.run import Simulation
 from server.training.simulation.build import build_simulation, round_seconds
@@ -58,14 +59,19 @@ def world(method: str = "splitfed-v1", **round_numbers: Any) -> Simulation:
 
 def paced(
     here: Simulation, seconds: Mapping[str, float], transport: Transport | None = None
-) -> RoundLoop:
+) -> BufferedLoop:
     transport = transport or LocalTransport(here.clients)
-    return BufferedEngine(
-        here.method, here.plans, here.state, transport, here.recipe.round, seconds=seconds
+    return BufferedLoop(
+        here.method,
+        here.plans,
+        here.state,
+        transport,
+        here.recipe.round,
+        workers=SimulatedWorkers(seconds),
     )
 
 
-def run(engine: RoundLoop, rounds: int, first: int = 1) -> list[RoundResult]:
+def run(engine: RoundLoop | BufferedLoop, rounds: int, first: int = 1) -> list[RoundResult]:
     return [engine.run_round(number, 0) for number in range(first, first + rounds)]
 
 
@@ -142,7 +148,7 @@ def test_a_result_too_old_is_refused_by_name_and_its_client_begins_anew() -> Non
     engine = paced(here, ONE_SLOW)
     results = run(engine, 5)
     assert results[3].participants == ("client-0", "client-1", "client-2")
-    assert results[3].refused == {"client-3": "a result 3 rounds old: expected at most 2"}
+    assert results[3].refused == {"client-3": "an update 3 rounds late: expected at most 2"}
     assert engine.state_dict()[0]["begun"]["client-3"] == [5, 4.0 + 3.5]
     assert not results[4].refused
 
@@ -236,8 +242,8 @@ def test_batchnorm_s_variances_stay_above_zero_at_any_pace() -> None:
     settings = RoundSettings(buffer=1, staleness_max=9)
     seconds = {name: 1 + number / 10 for number, name in enumerate(NAMES)}
     plans = dict.fromkeys(NAMES, plan)
-    engine = BufferedEngine(
-        fedavg(), plans, state, LocalTransport(clients), settings, seconds=seconds
+    engine = BufferedLoop(
+        fedavg(), plans, state, LocalTransport(clients), settings, workers=SimulatedWorkers(seconds)
     )
     assert all(result.merged for result in run(engine, 4))
     variances = [t for n, t in state.read().items() if n.endswith("running_var")]
@@ -300,9 +306,9 @@ def test_a_run_goes_on_from_a_checkpoint_in_the_same_bits(method: str, tmp_path:
 
 def test_what_does_not_fit_is_no_progress() -> None:
     engine = world(buffer=2).loop
-    with pytest.raises(FrameError, match="no buffered training"):
+    with pytest.raises(FrameError, match="no simulated buffered training"):
         engine.load_state_dict({}, {})
-    with pytest.raises(FrameError, match="does not fit"):
+    with pytest.raises(FrameError, match="do not fit"):
         engine.load_state_dict({"clock_s": 1.0, "begun": {"client-0": [1, 2.0]}}, {})
 
 

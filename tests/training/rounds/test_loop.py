@@ -815,7 +815,7 @@ def test_a_round_ends_though_a_client_with_endless_batches_is_out_of_it(
     [result] = world.run(1)
     assert "NaN" in result.refused["c"]
     assert result.participants == ("a", "b", "d")
-    assert "no more steps from 2: nobody answers" in caplog.text
+    assert "no more steps from 2: no client answers" in caplog.text
 
 
 def test_a_round_ends_though_a_client_answers_without_end() -> None:

@@ -34,11 +34,12 @@ from server.training.methods.steps import ClientBatch, concatenated, shared
 from server.training.methods.supersfl import supersfl
 from server.training.recipe.recipe import read_recipe
 from server.training.report.rows import row_of
+from server.training.rounds.buffered import BufferedLoop
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.outliers import ROUNDS_REMEMBERED, forget, outliers
-from server.training.rounds.own_pace import OwnPaceEngine
 from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport
+from server.training.rounds.workers import ThreadedWorkers
 from server.training.run.checkpoint import read_checkpoint, save_checkpoint
 from server.training.run.run import Simulation
 from server.training.simulation.build import build_simulation
@@ -492,7 +493,9 @@ def test_so_it_is_at_devices_own_pace() -> None:
             return {n: client.handle(r) for n, r in requests.items() if isinstance(r, StartRound)}
 
     for outlying in ([], [[name, 1]]):
-        engine = OwnPaceEngine(here.method, plans, here.state, Begins(), how, devices=1)
+        engine = BufferedLoop(
+            here.method, plans, here.state, Begins(), how, workers=ThreadedWorkers(), clients=1
+        )
         engine.run_round(1, 0)
         update = client.handle(EndRound(1))
         assert isinstance(update, Update)

@@ -38,7 +38,8 @@ from server.training.fleet.mailbox import HttpTransport, Mailbox
 from server.training.fleet.settings import TrainerSettings
 from server.training.fleet.trainer import train
 from server.training.recipe.recipe import read_recipe
-from server.training.rounds.own_pace import OwnPaceEngine
+from server.training.rounds.buffered import BufferedLoop
+from server.training.rounds.workers import ThreadedWorkers
 from server.training.run.run import Simulation
 from server.training.simulation.build import build_simulation
 
@@ -117,16 +118,17 @@ def start(make_trainer: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
         def make(
             here: Simulation, clients: Mapping[str, TrainingClient], **more: Any
-        ) -> tuple[OwnPaceEngine, Any]:
+        ) -> tuple[BufferedLoop, Any]:
             trainer = make_trainer(SHAPE, 10, together=False, **more)
             trainer.join(clients)
-            engine = OwnPaceEngine(
+            engine = BufferedLoop(
                 here.method,
                 dict(zip(NAMES, here.plans.values(), strict=True)),
                 here.state,
                 HttpTransport(trainer.mailbox),
                 here.recipe.round,
-                devices=len(NAMES),
+                workers=ThreadedWorkers(),
+                clients=len(NAMES),
             )
             for client in clients.values():
                 if isinstance(client, Paced):
@@ -223,7 +225,7 @@ def test_a_result_too_old_is_refused_by_name_and_its_device_begins_anew(
     clients["pi-2"].go()
     threading.Timer(0.5, clients["pi-0"].go).start()
     third = engine.run_round(3, 0)
-    assert third.refused == {"pi-2": "a result 2 rounds old: expected at most 1"}
+    assert third.refused == {"pi-2": "an update 2 rounds late: expected at most 1"}
     assert third.participants == ("pi-0",)
     clients["pi-2"].go()
     fourth = engine.run_round(4, 0)
@@ -309,9 +311,11 @@ def test_what_comes_after_everybody_left_counts_by_its_change_after_a_restart_to
         def exchange(self, requests: Mapping[str, Request], _deadline_s: float) -> dict[str, Reply]:
             return {n: client.handle(r) for n, r in requests.items() if isinstance(r, StartRound)}
 
-    def engine_of(world: Simulation) -> OwnPaceEngine:
+    def engine_of(world: Simulation) -> BufferedLoop:
         how = replace(world.recipe.round, quorum=0.0)
-        return OwnPaceEngine(world.method, plans, world.state, Breaks(), how, devices=1)
+        return BufferedLoop(
+            world.method, plans, world.state, Breaks(), how, workers=ThreadedWorkers(), clients=1
+        )
 
     began, first = here.state.read(), engine_of(here)
     assert first.run_round(1, 0).missing == ("pi-0",)
@@ -339,9 +343,9 @@ def test_what_comes_after_everybody_left_counts_by_its_change_after_a_restart_to
 def test_what_does_not_fit_is_no_progress(start: Callable[..., Any]) -> None:
     here = world_of(buffer=1)
     engine, _ = start(here, {})
-    with pytest.raises(FrameError, match="no training at devices' own pace"):
+    with pytest.raises(FrameError, match="no buffered training of real devices"):
         engine.load_state_dict({}, {})
-    with pytest.raises(FrameError, match="does not fit"):
+    with pytest.raises(FrameError, match="do not fit"):
         engine.load_state_dict({"owed": [["pi-0", 1]]}, {})
     with pytest.raises(FrameError, match="named by a round"):
         engine.load_state_dict({"owed": []}, {"head.weight": torch.ones(1)})
