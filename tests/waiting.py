@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -29,3 +30,12 @@ def wait_until(
             raise AssertionError(f"not within {timeout_s:g} s: {awaited}")
         time.sleep(POLL_S)
     return found
+
+
+def is_listening(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a TCP connection to that port succeeds now."""
+    try:
+        socket.create_connection((host, port), 1).close()
+    except OSError:
+        return False
+    return True

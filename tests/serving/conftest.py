@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import Query, Reply, pack_query, read_reply
 from edge_sdk.wire.topics import Kind, Topic
 from exporters.model import export_model
+from tests.waiting import is_listening, wait_until
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -150,11 +150,11 @@ class Device:
         return str(Topic("default", self._name, kind))
 
     def send(self, payload: bytes) -> None:
-        """Publish on the query topic, as fast as the link takes it."""
-        deadline = time.monotonic() + 10
-        while not self.link.publish(self.topic(Kind.QUERY), payload):
-            assert time.monotonic() < deadline, self.link.last_error
-            time.sleep(0.002)
+        """Publish on the query topic, once the link takes it."""
+        wait_until(
+            lambda: self.link.publish(self.topic(Kind.QUERY), payload),
+            lambda: self.link.last_error,
+        )
 
     def ask(self, query: Query) -> Reply:
         """Send a query and wait for the reply with its id."""
@@ -206,22 +206,11 @@ def mosquitto() -> Iterator[BrokerAddress]:
         assert program is not None, "install Mosquitto 2.0 or newer to run the broker tests"
         process = subprocess.Popen([program, "-c", str(config)])
         try:
-            yield _listening(BrokerAddress("127.0.0.1", port))
+            wait_until(lambda: is_listening(port), "Mosquitto does not listen")
+            yield BrokerAddress("127.0.0.1", port)
         finally:
             process.terminate()
             process.wait(10)
-
-
-def _listening(address: BrokerAddress) -> BrokerAddress:
-    deadline = time.monotonic() + 10
-    while True:
-        try:
-            socket.create_connection((address.host, address.port), 1).close()
-        except OSError:
-            assert time.monotonic() < deadline, f"nobody listens at {address.url}"
-            time.sleep(0.02)
-        else:
-            return address
 
 
 class ServerRun:

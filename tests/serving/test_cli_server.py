@@ -9,7 +9,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import typer
 import urllib3
 
 from edge_sdk.cli.main import main
+from tests.waiting import is_listening, wait_until
 
 SECRET = "a secret of the operator's own"
 PROFILE = ("--profile", "raspberry-pi-4")  # measuring takes seconds
@@ -203,16 +203,8 @@ def mosquitto_running(words: list[str], port: int) -> Iterator[None]:
     assert program is not None, "install Mosquitto 2.0 or newer to run the broker tests"
     with subprocess.Popen([program, *words[1:]], stderr=subprocess.PIPE, text=True) as broker:
         try:
-            deadline = time.monotonic() + 10
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                except OSError:
-                    assert time.monotonic() < deadline
-                    assert broker.poll() is None, broker.communicate()[1]
-                    time.sleep(0.02)
-                else:
-                    break
+            wait_until(lambda: is_listening(port) or broker.poll(), "Mosquitto does not listen")
+            assert broker.poll() is None, broker.communicate()[1]
             yield
         finally:
             broker.terminate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from edge_sdk.nets import Supernet, build
 from edge_sdk.training.data.load import load_dataset
 from server.run import Addresses
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -112,15 +113,12 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _wait_ready(http: str, said: Path) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            if urllib3.request("GET", f"{http}/v2/health/ready", retries=False).status == 200:
-                return
-        except urllib3.exceptions.HTTPError:
-            pass
-        assert time.monotonic() < deadline, said.read_text()
-        time.sleep(0.05)
+    def ready() -> bool:
+        with contextlib.suppress(urllib3.exceptions.HTTPError):
+            return urllib3.request("GET", f"{http}/v2/health/ready", retries=False).status == 200
+        return False
+
+    wait_until(ready, said.read_text, 60)
 
 
 def test_curl_is_answered_with_the_digit_that_is_drawn(place: Place) -> None:

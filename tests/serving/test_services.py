@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -32,6 +31,7 @@ from server.registry.database import Registry
 from server.registry.records import Device as Record
 from server.services import Services
 from server.settings import Address, ServerSettings, parse_broker
+from tests.waiting import is_listening, wait_until
 
 if TYPE_CHECKING:
     from tests.serving.conftest import Device, Exported
@@ -62,13 +62,19 @@ def enrol(services: Services, name: str, reference: str = "raspberry-pi-4") -> s
     return credential
 
 
-def eventually(holds: Callable[[], object], what: str, timeout_s: float = 10.0) -> float:
-    """Wait for it; how long it took."""
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() - began < timeout_s, what
-        time.sleep(0.02)
-    return time.monotonic() - began
+def wait_turns(services: Services, monkeypatch: pytest.MonkeyPatch, count: int = 1) -> None:
+    """Wait until the housekeeper has begun and ended so many turns from now."""
+    ended: list[bool] = []
+    last_duty = services._keep_timestamp
+
+    def counted() -> None:
+        last_duty()
+        ended.append(True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(services, "_keep_timestamp", counted)
+        # the first to end may have begun before
+        wait_until(lambda: len(ended) > count, "the housekeeper has no turn")
 
 
 # the model store, without a broker
@@ -227,13 +233,17 @@ def test_a_model_that_appears_is_served_and_devices_are_told(
 
 @pytest.mark.broker
 def test_bundles_that_cannot_be_signed_are_tried_again(
-    services: Services, exported: Exported, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    services: Services,
+    exported: Exported,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = exported.install(tmp_path / "elsewhere", version=2)
     kept = (whole / "bundles" / "d2" / "exit.onnx").rename(tmp_path / "kept")
     target = whole.rename(tmp_path / "state" / "models" / "digits" / "2")
-    eventually(lambda: len(services.models.all()) == 2, "not served")
-    time.sleep(1.5)
+    wait_until(lambda: len(services.models.all()) == 2, "not served")
+    wait_turns(services, monkeypatch)
     assert services.models.get("digits", "2").folder == target
     assert services.models.get("digits").manifest.version == "1"  # what devices have, too
     said = [record for record in caplog.records if "not published" in record.getMessage()]
@@ -241,11 +251,11 @@ def test_bundles_that_cannot_be_signed_are_tried_again(
     assert not any(model.version == 2 for model in services.registry.models())
 
     kept.rename(target / "bundles" / "d2" / "exit.onnx")
-    eventually(
+    wait_until(
         lambda: [m.version for m in services.registry.models() if m.active] == [2],
         "not published",
     )
-    eventually(lambda: services.models.get("digits").folder == target, "not active")
+    wait_until(lambda: services.models.get("digits").folder == target, "not active")
 
 
 @pytest.mark.broker
@@ -259,13 +269,13 @@ def test_http_serves_the_version_that_devices_are_assigned(
         return services.models.get("digits").manifest.version, bundle.split("/")[1]
 
     exported.install(tmp_path / "state" / "models", version=2)
-    eventually(lambda: both() == ("2", "2"), "the new one is not active")
+    wait_until(lambda: both() == ("2", "2"), "the new one is not active")
     other = Registry.open(f"sqlite:///{tmp_path / 'state' / 'registry.db'}")
     other.activate_model("digits", 1)  # back, by another process
     other.close()
-    eventually(lambda: both() == ("1", "1"), "the old one is not active again")
+    wait_until(lambda: both() == ("1", "1"), "the old one is not active again")
     shutil.rmtree(tmp_path / "state" / "models" / "digits" / "1")
-    eventually(lambda: both() == ("2", "2"), "the active one is gone, and nothing took its place")
+    wait_until(lambda: both() == ("2", "2"), "the active one is gone, and nothing took its place")
 
 
 @pytest.mark.broker
@@ -276,7 +286,7 @@ def test_a_broken_model_is_in_the_index_and_stops_nothing(
     damage(whole, "segment cut off")
     whole.rename(tmp_path / "state" / "models" / "digits" / "2")
     exported.install(tmp_path / "state" / "models", version=3)
-    eventually(lambda: services.models.get().manifest.version == "3", "version 3 is not served")
+    wait_until(lambda: services.models.get().manifest.version == "3", "version 3 is not served")
     with TestClient(create_app(services)) as client:
         index = client.post("/v2/repository/index").json()
         assert client.get("/v2/health/ready").status_code == 200
@@ -300,8 +310,8 @@ def test_a_device_revoked_by_another_process_is_cut_within_ten_seconds(
     other = Registry.open(f"sqlite:///{tmp_path / 'state' / 'registry.db'}")
     other.revoke("pi-1")
     other.close()
-    assert eventually(lambda: not one.link.connected, "still connected") < 10
-    eventually(lambda: "Not authorized" in one.link.last_error, "let in again")
+    wait_until(lambda: not one.link.connected, "still connected", 10)
+    wait_until(lambda: "Not authorized" in one.link.last_error, "let in again")
     assert two.link.connected
     assert two.ask(Query("p", None, None, None)).problem is None
 
@@ -313,7 +323,7 @@ def test_a_device_revoked_here_is_cut_at_once(
 ) -> None:
     one = device(broker_of(services), "pi-1", enrol(services, "pi-1"))
     services.revoked(services.registry.revoke("pi-1"))
-    eventually(lambda: not one.link.connected, "still connected", 2)
+    wait_until(lambda: not one.link.connected, "still connected", 2)
 
 
 @pytest.mark.deadline
@@ -331,11 +341,11 @@ def test_a_disk_that_fails_for_models_keeps_nobody_in(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(services.models, "load", fails)
-    eventually(lambda: tried, "the housekeeper had no turn")
+    wait_until(lambda: tried, "the housekeeper had no turn")
     assert one.link.publish(one.topic(Kind.TELEMETRY), b"{}", qos=0)
-    eventually(lambda: services.registry.device("pi-1").last_seen != before, "not seen")
+    wait_until(lambda: services.registry.device("pi-1").last_seen != before, "not seen")
     services.registry.revoke("pi-1")
-    eventually(lambda: not one.link.connected, "still connected")
+    wait_until(lambda: not one.link.connected, "still connected")
 
 
 @pytest.mark.deadline
@@ -345,7 +355,7 @@ def test_devices_are_read_again_only_when_the_registry_changed(
 ) -> None:
     enrol(services, "pi-1")
     change = services.registry.last_change()
-    eventually(lambda: services._followed == change, "not followed")
+    wait_until(lambda: services._followed == change, "not followed")
     looks: list[float] = []
     read = services.registry.devices
 
@@ -354,24 +364,24 @@ def test_devices_are_read_again_only_when_the_registry_changed(
         return read(fleet)
 
     monkeypatch.setattr(services.registry, "devices", counted)
-    time.sleep(2.2)  # two turns
+    wait_turns(services, monkeypatch, 2)
     assert looks == []
     services.registry.revoke("pi-1")
-    eventually(lambda: looks, "the revocation was not seen", 5)
+    wait_until(lambda: looks, "the revocation was not seen", 5)
 
 
 @pytest.mark.deadline
 @pytest.mark.broker
 def test_devices_are_seen_by_what_they_say_however_long_it_runs(
-    services: Services, device: Callable[..., Device]
+    services: Services, device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     credentials = {name: enrol(services, name) for name in ("pi-1", "pi-2")}
     for name, credential in credentials.items():
-        time.sleep(1.2)  # the housekeeper has had its turn
+        wait_turns(services, monkeypatch)
         pi = device(broker_of(services), name, credential)
         before = services.registry.device(name).last_seen
         assert pi.link.publish(pi.topic(Kind.TELEMETRY), b"{}", qos=0)
-        eventually(lambda: services.registry.device(name).last_seen != before, "not seen")  # noqa: B023 - called within this turn
+        wait_until(lambda: services.registry.device(name).last_seen != before, "not seen")  # noqa: B023 - called within this turn
 
 
 @pytest.mark.broker
@@ -422,25 +432,17 @@ def own_mosquitto(folder: Path, port: int) -> Iterator[BrokerAddress]:
         subprocess.Popen([program, "-c", config], stderr=log) as it,
     ):
         try:
-            eventually(lambda: not _refuses(address), "Mosquitto does not listen")
+            wait_until(lambda: is_listening(port), "Mosquitto does not listen")
             yield address
         finally:
             it.terminate()
-
-
-def _refuses(address: BrokerAddress) -> bool:
-    try:
-        socket.create_connection((address.host, address.port), 1).close()
-    except OSError:
-        return True
-    return False
 
 
 def lets_in(address: BrokerAddress, device: str, credential: str) -> bool:
     link = MqttLink(address, client_id=device, username=device, password=credential)
     link.start()
     try:
-        eventually(lambda: link.connected or "ot authorized" in link.last_error, "no answer")
+        wait_until(lambda: link.connected or "ot authorized" in link.last_error, "no answer")
         return link.connected
     finally:
         link.stop()
@@ -472,7 +474,7 @@ def test_a_device_revoked_while_the_server_was_down_is_shut_out_of_mosquitto(
 
 @pytest.mark.broker
 def test_enrolment_while_mosquitto_is_away_fails_and_works_once_it_is_back(
-    tmp_path: Path, free_port: int
+    tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = load_reference("raspberry-pi-4").to_dict()
     with contextlib.ExitStack() as stack:
@@ -494,9 +496,9 @@ def test_enrolment_while_mosquitto_is_away_fails_and_works_once_it_is_back(
                 answer = client.post("/api/v1/enroll", json=body)
                 return bool(answer.status_code == 201)  # the client is httpx's, untyped here
 
-            eventually(enrolled, "the token does not work again")
+            wait_until(enrolled, "the token does not work again")
             assert answer.json()["device"] == "pi-1"
-            time.sleep(1.5)  # the housekeeper has had its turn
+            wait_turns(services, monkeypatch)
             assert lets_in(address, "pi-1", answer.json()["credential"])
 
 
@@ -520,11 +522,11 @@ def test_one_removal_that_fails_stops_no_other(
             monkeypatch.setattr(services._admin, "remove_device", flaky)
             for name in ("pi-1", "pi-2"):
                 services.registry.revoke(name)
-            eventually(lambda: not lets_in(address, "pi-2", credentials["pi-2"]), "still let in")
+            wait_until(lambda: not lets_in(address, "pi-2", credentials["pi-2"]), "still let in")
             assert lets_in(address, "pi-1", credentials["pi-1"])
             assert lets_in(address, "pi-3", credentials["pi-3"])
             failing.clear()
-            eventually(lambda: not lets_in(address, "pi-1", credentials["pi-1"]), "still let in")
+            wait_until(lambda: not lets_in(address, "pi-1", credentials["pi-1"]), "still let in")
         finally:
             services.stop()
 
@@ -566,7 +568,7 @@ def test_stop_leaves_no_thread_and_answers_what_waits(exported: Exported, tmp_pa
     services.start()
     assert len(set(threading.enumerate()) - before) >= 3
     services.stop()
-    eventually(lambda: set(threading.enumerate()) <= before, "a thread runs on", 5)
+    wait_until(lambda: set(threading.enumerate()) <= before, "a thread runs on", 5)
 
 
 @pytest.mark.parametrize("broker", ["embedded:0.0.0.0:0", "mqtt://broker.example"])

@@ -16,6 +16,7 @@ import server.backend.batcher
 from server.backend.batcher import Batcher, Job
 from server.backend.ladder import Entry, LadderEngine
 from server.errors import BadRequestError, ExpiredError, OverloadedError, ServerError
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.serving.conftest import Exported
@@ -146,8 +147,8 @@ def test_a_quick_model_runs_where_its_query_arrives_if_nobody_waits(
     here = threading.current_thread().name
     first = Asked(batcher, engine, x, may_run_here=True)  # how quick it is, nobody knows yet
     assert first.answer.shape == (1, 10)
-    while batcher._busy:  # its answer is out before the engine's thread has done its books
-        time.sleep(0.001)
+    # the answer is out before the engine's thread has noted the time it took
+    wait_until(lambda: not batcher._busy, "the engine's thread stays busy")
     assert engine.threads == ["splitedge-engine"]
 
     asked = Asked(batcher, engine, x, may_run_here=True)
@@ -245,7 +246,7 @@ def test_retry_after_grows_with_what_the_engine_needs(
 ) -> None:
     batcher, x = start(queue_max=8, batch_max=1), sample(exported, 0)
     first = hold(batcher, engine, x)
-    time.sleep(0.5)
+    time.sleep(0.5)  # how long the engine takes
     engine.gate.set()
     assert first.answer is not None
     hold(batcher, engine, x)
@@ -265,7 +266,7 @@ def test_a_query_whose_deadline_passed_is_never_computed(
     now = time.monotonic()
     late = [Asked(batcher, engine, x, deadline=now + 0.01) for _ in range(3)]
     good = Asked(batcher, engine, x, deadline=now + 60)
-    time.sleep(0.05)
+    wait_until(lambda: time.monotonic() > now + 0.01, "time stands still")
 
     engine.gate.set()
 
@@ -364,7 +365,7 @@ def test_every_query_gets_exactly_one_outcome(
                 asked = Asked(batcher, engine, x, deadline=deadline, may_run_here=here)
             except OverloadedError:
                 refused.append(which)
-                time.sleep(0.001)
+                time.sleep(0.001)  # a client that is refused backs off
             else:
                 taken.append((-1 if x is bad else which, asked))
 
@@ -372,7 +373,7 @@ def test_every_query_gets_exactly_one_outcome(
     for thread in threads:
         thread.start()
     if seed == 2:
-        time.sleep(0.05)
+        wait_until(lambda: len(taken) > 20, "no query was taken")
         batcher.stop()
     for thread in threads:
         thread.join(30)
