@@ -54,7 +54,7 @@ PROFILE: dict[str, Any] = {
 #   {"wait": PID}                           answered with its wait status: 9 killed, 0 done
 #   {"poll": PID}                           the same, or -1 while it runs
 # "kill": [CALL, N] kills it as it makes the N-th call of that name.
-NURSERY = """
+FORK_SERVER = """
 import json, logging, os, signal, sys
 from pathlib import Path
 
@@ -141,11 +141,11 @@ for line in sys.stdin:
 """
 
 
-class Child:
-    """A trainer or a device that is a process."""
+class Process:
+    """A trainer or a device in a process of its own, forked by a fork server."""
 
-    def __init__(self, nursery: Nursery, pid: int, log: Path) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: ForkServer, pid: int, log: Path) -> None:
+        self._fork_server = fork_server
         self._status: int | None = None
         self.pid = pid
         self.log = log
@@ -157,13 +157,13 @@ class Child:
     def wait(self) -> int:
         """Its wait status: 9 where it was killed, 0 where it came to its end."""
         if self._status is None:
-            self._status = self._nursery.order({"wait": self.pid})
+            self._status = self._fork_server.order({"wait": self.pid})
         return self._status
 
     def poll(self) -> int | None:
         """The same; None while it runs."""
         if self._status is None:
-            status = self._nursery.order({"poll": self.pid})
+            status = self._fork_server.order({"poll": self.pid})
             self._status = None if status == -1 else status
         return self._status
 
@@ -174,16 +174,16 @@ class Child:
             self.wait()
 
 
-class Nursery:
-    """Where processes are born that are to be killed or frozen."""
+class ForkServer:
+    """Forks processes that a test kills or freezes."""
 
     def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-P", "-c", NURSERY]
+        command = [sys.executable, "-P", "-c", FORK_SERVER]
         self._folder = folder
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._born: list[Child] = []
+        self._processes: list[Process] = []
         self._read()
 
     def order(self, words: Mapping[str, Any]) -> int:
@@ -193,28 +193,28 @@ class Nursery:
         orders.flush()
         return int(self._read())
 
-    def start(self, what: str, *, kill: tuple[str, int] | None = None, **words: Any) -> Child:
+    def start(self, what: str, *, kill: tuple[str, int] | None = None, **words: Any) -> Process:
         """A `device` or a `trainer`, killed as it makes the N-th call of a name."""
-        log = self._folder / f"{what}-{len(self._born)}.log"
+        log = self._folder / f"{what}-{len(self._processes)}.log"
         log.touch()
         pid = self.order({"what": what, "kill": kill, "log": str(log), **words})
-        self._born.append(Child(self, pid, log))
-        return self._born[-1]
+        self._processes.append(Process(self, pid, log))
+        return self._processes[-1]
 
     def end_all(self) -> None:
-        """End all that were born and still run."""
-        for child in self._born:
-            child.end()
+        """End every process that still runs."""
+        for process in self._processes:
+            process.end()
 
     def close(self) -> None:
-        """End it and all that it bore."""
+        """End the fork server and its processes."""
         self.end_all()
         self._process.kill()
         self._process.communicate()
 
     def _read(self) -> str:
         line = cast("IO[str]", self._process.stdout).readline()
-        assert line, "the nursery ended"
+        assert line, "the fork server ended"
         return line
 
 
@@ -307,17 +307,17 @@ def thorough() -> bool:
 
 
 @pytest.fixture(scope="session")
-def _nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("processes"))
-    yield nursery
-    nursery.close()
+def _fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    fork_server = ForkServer(tmp_path_factory.mktemp("processes"))
+    yield fork_server
+    fork_server.close()
 
 
 @pytest.fixture
-def nursery(_nursery: Nursery) -> Iterator[Nursery]:
+def fork_server(_fork_server: ForkServer) -> Iterator[ForkServer]:
     """Starts trainers and devices as processes, and ends them."""
-    yield _nursery
-    _nursery.end_all()
+    yield _fork_server
+    _fork_server.end_all()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #   after S STATE WHAT      killed S seconds after it began
 # where WHAT is the bundle to update to, or `commit` of the inactive slot as it is, or `roll-back`;
 # and answers with the wait status: 9 killed, 0 done.
-NURSERY = """
+FORK_SERVER = """
 import os, signal, sys
 from pathlib import Path
 from edge_sdk.bundles.store import BundleStore
@@ -76,11 +76,11 @@ for line in sys.stdin:
 """
 
 
-class Nursery:
-    """Where processes are born that are to be killed."""
+class ForkServer:
+    """Forks processes that are killed."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-P", "-c", NURSERY]
+        command = [sys.executable, "-P", "-c", FORK_SERVER]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -97,10 +97,10 @@ class Nursery:
 
 
 @pytest.fixture
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
+def fork_server() -> Iterator[ForkServer]:
+    fork_server = ForkServer()
+    yield fork_server
+    fork_server.close()
 
 
 def loadable(state: Path) -> str:
@@ -112,7 +112,7 @@ def loadable(state: Path) -> str:
 
 @pytest.mark.parametrize("what", ["commit", "roll-back"])
 def test_swap_killed_at_any_touch_of_a_file_leaves_a_whole_bundle(
-    depot: Depot, installed: Path, tmp_path: Path, nursery: Nursery, what: str
+    depot: Depot, installed: Path, tmp_path: Path, fork_server: ForkServer, what: str
 ) -> None:
     """Every point of the two moments that decide; both slots hold a bundle."""
     assert update(installed, "tiny/2/d2").status == "installed"
@@ -122,7 +122,7 @@ def test_swap_killed_at_any_touch_of_a_file_leaves_a_whole_bundle(
         number += 1
         state = tmp_path / "state"
         shutil.copytree(installed, state, symlinks=True)
-        status = nursery.run("at", number, state, what)
+        status = fork_server.run("at", number, state, what)
         assert status in (0, 9)
         seen.add(loadable(state))
         shutil.rmtree(state)
@@ -131,7 +131,7 @@ def test_swap_killed_at_any_touch_of_a_file_leaves_a_whole_bundle(
 
 
 def test_update_killed_at_any_touch_of_a_file_leaves_a_whole_bundle(
-    depot: Depot, installed: Path, tmp_path: Path, nursery: Nursery, *, thorough: bool
+    depot: Depot, installed: Path, tmp_path: Path, fork_server: ForkServer, *, thorough: bool
 ) -> None:
     """From the same start each time, killed before its first, second, third ... file operation."""
     seen = set()
@@ -139,7 +139,7 @@ def test_update_killed_at_any_touch_of_a_file_leaves_a_whole_bundle(
     while True:
         state = tmp_path / "state"
         shutil.copytree(installed, state, symlinks=True)
-        status = nursery.run("at", number, state, "tiny/2/d2")
+        status = fork_server.run("at", number, state, "tiny/2/d2")
         assert status in (0, 9), number
         seen.add(loadable(state))
         # and the next update picks up what is there, however it was left
@@ -156,21 +156,21 @@ def test_update_killed_at_any_touch_of_a_file_leaves_a_whole_bundle(
 
 @pytest.mark.timeout(1800)  # the thousand kills of `make faults` take some ten minutes
 def test_updates_killed_at_random_moments_always_leave_a_whole_bundle(
-    depot: Depot, export: Export, installed: Path, nursery: Nursery, *, thorough: bool
+    depot: Depot, export: Export, installed: Path, fork_server: ForkServer, *, thorough: bool
 ) -> None:
     """One device through kill after kill, each on top of what the one before left."""
     for version in (3, 4):
         depot.repository.publish_bundles(export.write(version, width=10_000))
     depot.faults.chunk_delay_s = 0.002  # 280 KB in 8 KB pieces: about 70 ms
     began = time.monotonic()
-    assert nursery.run("after", 60, installed, "tiny/3/d2") == 0
+    assert fork_server.run("after", 60, installed, "tiny/3/d2") == 0
     whole_s = time.monotonic() - began
     rng = random.Random(0)
     killed = 0
     while killed < (1000 if thorough else 20):
         before = loadable(installed)
         wanted = "tiny/4/d2" if before == "tiny/3/d2" else "tiny/3/d2"
-        if nursery.run("after", rng.uniform(0.0, whole_s), installed, wanted) == 9:
+        if fork_server.run("after", rng.uniform(0.0, whole_s), installed, wanted) == 9:
             killed += 1
         assert loadable(installed) in (before, wanted)
     assert update(installed, "tiny/2/d2").status == "installed"

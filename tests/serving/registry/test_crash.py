@@ -19,7 +19,7 @@ KILLS = int(os.environ.get("SPLITEDGE_REGISTRY_KILLS", "15"))
 
 # Forks one writer for each line on stdin, so that imports are paid once; says the writer's id
 # first, then a line for each enrolment that was committed.
-NURSERY = """
+FORK_SERVER = """
 import os, sys
 from server.registry.database import Registry
 
@@ -45,29 +45,29 @@ def test_nothing_committed_is_lost_to_kill_9(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     moments = random.Random(seed)
     said: dict[str, int] = {}
-    nursery = subprocess.Popen(
-        [sys.executable, "-P", "-c", NURSERY, url],
+    fork_server = subprocess.Popen(
+        [sys.executable, "-P", "-c", FORK_SERVER, url],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
+    assert fork_server.stdin is not None
+    assert fork_server.stdout is not None
     for kill in range(KILLS):
-        nursery.stdin.write(f"k{kill}\n")
-        nursery.stdin.flush()
-        _, writer = nursery.stdout.readline().split()
+        fork_server.stdin.write(f"k{kill}\n")
+        fork_server.stdin.flush()
+        _, writer = fork_server.stdout.readline().split()
         timer = threading.Timer(moments.uniform(0.0, 0.15), os.kill, (int(writer), 9))
         timer.start()
-        while (line := nursery.stdout.readline()) != "dead\n":
+        while (line := fork_server.stdout.readline()) != "dead\n":
             if line.startswith("done"):
                 _, device, number = line.split()
                 said[device] = int(number)
         timer.join()
         _check(url, said, f"seed {seed}, kill {kill}")
-    nursery.stdin.close()
-    nursery.stdout.close()
-    assert nursery.wait() == 0
+    fork_server.stdin.close()
+    fork_server.stdout.close()
+    assert fork_server.wait() == 0
     assert said
 
 

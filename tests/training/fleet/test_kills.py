@@ -86,9 +86,9 @@ class Run:
         kills: by process, in turn: the call before which it is killed, and which one of that name.
     """
 
-    def __init__(self, kills: Mapping[str, list[Kill]], nursery: Any, folder: Path, port: int):
+    def __init__(self, kills: Mapping[str, list[Kill]], fork_server: Any, folder: Path, port: int):
         self._kills = {who: list(kills.get(who, [])) for who in ("trainer", *NAMES)}
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._folder = folder
         self._port = port
         self.killed = 0
@@ -114,9 +114,9 @@ class Run:
         if who == "trainer":
             words = {"state": str(self._folder / "server"), "port": self._port}
             words |= {"recipe": str(self._folder / "run.toml"), "resume": True}
-            return self._nursery.start("trainer", kill=kill, join_s=60, silence_s=2, **words)
+            return self._fork_server.start("trainer", kill=kill, join_s=60, silence_s=2, **words)
         own = {"state": str(self._folder / who), "data": str(self._folder / f"{who}.npz")}
-        return self._nursery.start(
+        return self._fork_server.start(
             "device", kill=kill, trainer=f"http://127.0.0.1:{self._port}", **own
         )
 
@@ -140,7 +140,7 @@ def check(report: dict[str, Any], folder: Path) -> None:
 
 
 def test_training_ends_though_everybody_is_killed_in_the_middle(
-    nursery: Any, tmp_path: Path, free_port: int
+    fork_server: Any, tmp_path: Path, free_port: int
 ) -> None:
     """In the first messages, between steps, with updates in hand, and before a round is saved."""
     kills: dict[str, list[Kill]] = {
@@ -148,7 +148,7 @@ def test_training_ends_though_everybody_is_killed_in_the_middle(
         "pi-0": [("handle", 3), ("hand_in", 4)],
         "pi-1": [("handle", CALLS_A_ROUND)],
     }
-    run = Run(kills, nursery, tmp_path, free_port)
+    run = Run(kills, fork_server, tmp_path, free_port)
     report = run.finish()
     assert run.killed == sum(map(len, kills.values()))
     check(report, tmp_path)
@@ -156,7 +156,7 @@ def test_training_ends_though_everybody_is_killed_in_the_middle(
 
 
 def test_training_ends_wherever_its_processes_are_killed(
-    nursery: Any, tmp_path: Path, free_port: int, thorough: bool
+    fork_server: Any, tmp_path: Path, free_port: int, thorough: bool
 ) -> None:
     seed = random.randrange(2**32) if thorough else 7
     print(f"seed {seed}")
@@ -173,8 +173,8 @@ def test_training_ends_wherever_its_processes_are_killed(
         print(kills)
         folder = tmp_path / str(number)
         folder.mkdir()
-        run = Run(kills, nursery, folder, free_port)
+        run = Run(kills, fork_server, folder, free_port)
         report = run.finish()
         assert run.killed > 0, "no process came to the point it was to be killed at"
         check(report, folder)
-        nursery.end_all()
+        fork_server.end_all()

@@ -66,7 +66,7 @@ def alone() -> Update:
 
 @pytest.mark.deadline
 def test_update_made_alone_is_handed_in_by_the_process_after_a_kill(
-    make_trainer: Callable[..., Any], nursery: Any, tmp_path: Path
+    make_trainer: Callable[..., Any], fork_server: Any, tmp_path: Path
 ) -> None:
     data = load_dataset("digits")
     np.savez(
@@ -81,7 +81,7 @@ def test_update_made_alone_is_handed_in_by_the_process_after_a_kill(
     mailbox: Mailbox = trainer.mailbox
     device = {"state": str(state), "data": str(tmp_path / "own.npz"), "trainer": trainer.url}
     # it hands in Ready and Features, and is killed as it is about to hand in the update
-    killed = nursery.start("device", kill=("hand_in", 3), **device)
+    killed = fork_server.start("device", kill=("hand_in", 3), **device)
     assert mailbox.wait_there(1, 20) == ["pi"]
     assert list(mailbox.exchange({"pi": start(1)}, 10)) == ["pi"]
     assert list(mailbox.exchange({"pi": Step(1, 0)}, 10)) == ["pi"]
@@ -92,7 +92,7 @@ def test_update_made_alone_is_handed_in_by_the_process_after_a_kill(
     )  # a later run of that name has no use for it
 
     mailbox.exchange({"other": start(2)}, 0.05)  # round 1 is over
-    nursery.start("device", **device)
+    fork_server.start("device", **device)
     end = time.monotonic() + 20
     while not (late := mailbox.take_late()):
         assert time.monotonic() < end

@@ -95,7 +95,7 @@ def test_end_waits_for_a_device_that_is_behind_and_alive() -> None:
 
 
 def test_frozen_device_costs_seconds_of_a_long_deadline(
-    make_trainer: Callable[..., Any], nursery: Any, tmp_path: Path
+    make_trainer: Callable[..., Any], fork_server: Any, tmp_path: Path
 ) -> None:
     """A process trains for longer than it may be silent, and is frozen (SIGSTOP) while it does."""
     trainer = make_trainer(SHAPE, 10, silence_s=SILENCE_S)
@@ -108,7 +108,7 @@ def test_frozen_device_costs_seconds_of_a_long_deadline(
         x_test=data.x_test[:10],
         y_test=data.y_test[:10],
     )
-    device = nursery.start(
+    device = fork_server.start(
         "device", state=str(state), data=str(tmp_path / "own.npz"), trainer=trainer.url
     )
     mailbox: Mailbox = trainer.mailbox

@@ -160,7 +160,7 @@ def same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> Non
 @pytest.mark.deadline
 @pytest.mark.parametrize("name", CASES)
 def test_a_method_trains_on_though_an_agent_and_the_trainer_are_killed(
-    name: str, fleet: Fleet, tmp_path: Path, nursery: Any, free_port: int
+    name: str, fleet: Fleet, tmp_path: Path, fork_server: Any, free_port: int
 ) -> None:
     case = CASES[name]
     (tmp_path / f"{name}.toml").write_text(case.recipe)
@@ -168,11 +168,11 @@ def test_a_method_trains_on_though_an_agent_and_the_trainer_are_killed(
 
     def trainer(**more: Any) -> Any:
         words = {"state": str(fleet.state), "recipe": str(tmp_path / f"{name}.toml")}
-        return nursery.start("trainer", port=free_port, silence_s=SILENCE_S, **words, **more)
+        return fork_server.start("trainer", port=free_port, silence_s=SILENCE_S, **words, **more)
 
     def agent(device: str, **more: Any) -> Any:
         own = {"state": str(fleet.folder / device), "data": str(fleet.folder / f"{device}.npz")}
-        return nursery.start("device", trainer=f"http://127.0.0.1:{free_port}", **own, **more)
+        return fork_server.start("device", trainer=f"http://127.0.0.1:{free_port}", **own, **more)
 
     first = trainer(kill=("save", ROUNDS))
     agents = [agent("pi-0")]

@@ -416,7 +416,7 @@ def test_what_needs_a_common_round_is_refused_before_anybody_is_waited_for(tmp_p
 
 @pytest.mark.deadline
 def test_a_trainer_killed_and_resumed_merges_on_with_devices_of_any_pace(
-    tmp_path: Path, nursery: Any, free_port: int
+    tmp_path: Path, fork_server: Any, free_port: int
 ) -> None:
     state, data = tmp_path / "server", load_dataset("digits")
     load_or_create_operator_secret(state)
@@ -453,11 +453,11 @@ def test_a_trainer_killed_and_resumed_merges_on_with_devices_of_any_pace(
 
     def trainer(**more: Any) -> Any:
         recipe = str(tmp_path / "run.toml")
-        return nursery.start("trainer", state=str(state), recipe=recipe, port=free_port, **more)
+        return fork_server.start("trainer", state=str(state), recipe=recipe, port=free_port, **more)
 
     killed = trainer(kill=("save", 3))
     for name in NAMES:
-        nursery.start(
+        fork_server.start(
             "device",
             state=str(tmp_path / name),
             data=str(tmp_path / f"{name}.npz"),

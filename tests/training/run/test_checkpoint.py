@@ -53,7 +53,7 @@ BASE: dict[str, Any] = {
 #   batch N OUT RECIPE      killed just before the N-th message to a client
 #   whole 0 OUT RECIPE      left alone
 # and answers with the wait status: 9 killed, 0 done.
-NURSERY = """
+FORK_SERVER = """
 import json, os, signal, sys, tempfile
 from pathlib import Path
 import torch
@@ -103,12 +103,12 @@ for line in sys.stdin:
 """
 
 
-class Nursery:
-    """Where runs are born that are to be killed."""
+class ForkServer:
+    """Forks runs that are killed."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", NURSERY],
+            [sys.executable, "-P", "-c", FORK_SERVER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -131,21 +131,21 @@ class Nursery:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    found = Nursery()
+def fork_server() -> Iterator[ForkServer]:
+    found = ForkServer()
     yield found
     found.close()
 
 
 @pytest.fixture(scope="module")
 def undisturbed(
-    nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+    fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[dict[str, torch.Tensor], Any]]:
     """The last checkpoint's tensors and the report of each recipe's run, by name."""
     found = {}
     for name, recipe in RECIPES.items():
         out = tmp_path_factory.mktemp(name)
-        assert nursery.run("whole", 0, out, recipe | BASE)
+        assert fork_server.run("whole", 0, out, recipe | BASE)
         found[name] = end_of(out)
     return found
 
@@ -203,16 +203,16 @@ def saved(out: Path, rounds: int) -> None:
 def test_a_run_that_was_killed_ends_as_one_that_was_not(
     name: str,
     kills: list[tuple[str, int]],
-    nursery: Nursery,
+    fork_server: ForkServer,
     undisturbed: dict[str, tuple[dict[str, torch.Tensor], Any]],
     tmp_path: Path,
 ) -> None:
     recipe = RECIPES[name] | BASE
     for how, number in kills:
-        if nursery.run(how, number, tmp_path, recipe):
+        if fork_server.run(how, number, tmp_path, recipe):
             break  # it did fewer things than that
     else:
-        assert nursery.run("whole", 0, tmp_path, recipe)
+        assert fork_server.run("whole", 0, tmp_path, recipe)
     tensors, report = end_of(tmp_path)
     expected, undisturbed_report = undisturbed[name]
     assert tensors.keys() == expected.keys()
