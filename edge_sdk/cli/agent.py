@@ -117,9 +117,9 @@ def run(
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
         on_command = None
         if data is not None:
-            from edge_sdk.training.device.background import Trainee
+            from edge_sdk.training.device.background import BackgroundTraining
 
-            on_command = stack.enter_context(Trainee(state, data)).command
+            on_command = stack.enter_context(BackgroundTraining(state, data)).command
         settings = AgentSettings(personal=personal)
         agent = stack.enter_context(EdgeAgent.open(state, settings, on_command=on_command))
         status = agent.status()
@@ -169,13 +169,13 @@ def train(
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
 ) -> None:
     """Take part in training until it ends, or Ctrl-C. The data stay on this device."""
-    from edge_sdk.training.device.participate import take_part
+    from edge_sdk.training.device.participate import participate
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
-        tally = take_part(state, data, trainer=trainer, threads=threads, say=typer.echo)
+        counts = participate(state, data, trainer=trainer, threads=threads, say=typer.echo)
         typer.echo(
-            f"training is over: {tally.updates} rounds here, {tally.alone} of them finished alone"
+            f"training is over: {counts.updates} rounds here, {counts.alone} of them finished alone"
         )
 
 

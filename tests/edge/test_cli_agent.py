@@ -28,7 +28,7 @@ from edge_sdk.errors import ConfigurationError, InputError
 from edge_sdk.manifest import BundleManifest, TensorSpec
 from edge_sdk.nets import build
 from edge_sdk.session import Array
-from edge_sdk.training.device.background import Trainee
+from edge_sdk.training.device.background import BackgroundTraining
 from server.bench.models import export_random
 from server.processes import ServerProcess
 from server.settings import Address
@@ -447,13 +447,13 @@ def test_running_agent_trains_when_it_is_invited(
 def test_running_agent_takes_invitations_of_its_server_only(
     pi: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Trainee(pi, "digits") as trainee:
+    with BackgroundTraining(pi, "digits") as trainee:
         trainee.command({"op": "train", "url": "http://192.0.2.1:8100"})
         trainee.command({"op": "update"})
         assert trainee._process is None
     monkeypatch.setattr("edge_sdk.training.device.background.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="torch"):
-        Trainee(pi, "digits")
+        BackgroundTraining(pi, "digits")
 
 
 @pytest.mark.parametrize("place", [0, 4])

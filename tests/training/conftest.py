@@ -24,14 +24,15 @@ from hypothesis import settings
 
 from edge_sdk.identity import Identity
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.device.session import Driver
-from edge_sdk.training.device.trainer_client import TrainerLink
+from edge_sdk.training.device.session import TrainingSession
+from edge_sdk.training.device.trainer_client import TrainerClient
+from edge_sdk.training.protocol.http import Welcome
 from server.http_server import HttpServer, listen
 from server.registry.credentials import new_secret, secret_sha256
 from server.registry.database import Registry, open_registry
 from server.settings import Address
-from server.training.fleet.api import Welcome, create_app
-from server.training.fleet.mailbox import Hello, HttpTransport, Mailbox
+from server.training.fleet.api import create_app
+from server.training.fleet.mailbox import Mailbox
 
 # for a command to say what is waited for, on a machine that has much else to do
 START_S: Final = 180.0
@@ -49,7 +50,7 @@ PROFILE: dict[str, Any] = {
 
 
 # Imports torch once and forks for each order, a line of JSON, so that a process costs no seconds:
-#   {"what": "device", "log": FILE, ...}    take_part(...);  answered with its process id
+#   {"what": "device", "log": FILE, ...}    participate(...);  answered with its process id
 #   {"what": "trainer", "log": FILE, ...}   train(...), by the recipe's name
 #   {"wait": PID}                           answered with its wait status: 9 killed, 0 done
 #   {"poll": PID}                           the same, or -1 while it runs
@@ -67,8 +68,8 @@ import uvicorn.protocols.websockets.auto
 
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.data.load import load_dataset
-from edge_sdk.training.device.session import Driver
-from edge_sdk.training.device.participate import take_part
+from edge_sdk.training.device.session import TrainingSession
+from edge_sdk.training.device.participate import participate
 from edge_sdk.training.device.warmup import warm_up
 from server.settings import Address
 from server.training.fleet import trainer as real_trainer
@@ -79,7 +80,7 @@ from server.training.run import record
 
 CALLS = {
     "handle": (TrainingClient, "handle"),
-    "hand_in": (Driver, "_hand_in"),
+    "hand_in": (TrainingSession, "_hand_in"),
     "reply": (Mailbox, "reply"),
     "save": (record, "save_checkpoint"),
 }
@@ -100,7 +101,7 @@ def say(line):
     print(line, flush=True)
 
 def device(state, data, trainer):
-    take_part(Path(state), data, trainer=trainer, say=say)
+    participate(Path(state), data, trainer=trainer, say=say)
 
 def trainer(state, recipe, port, **more):
     file = Path(recipe)
@@ -346,38 +347,38 @@ class Trainer:
     url: str
     operator: str
     stack: ExitStack = field(repr=False)
-    drivers: dict[str, Driver] = field(default_factory=dict)
+    sessions: dict[str, TrainingSession] = field(default_factory=dict)
     threads: list[threading.Thread] = field(default_factory=list)
 
     @property
-    def transport(self) -> HttpTransport:
+    def transport(self) -> Mailbox:
         """For an engine."""
-        return HttpTransport(self.mailbox)
+        return self.mailbox
 
     def enrol(self, name: str) -> Identity:
         """A device of that name, with its credential."""
         device, credential = self.registry.redeem_token(self.registry.create_token(), name, PROFILE)
         return Identity("http://127.0.0.1:1", device.id, device.fleet, credential)
 
-    def link(self, identity: Identity) -> TrainerLink:
+    def link(self, identity: Identity) -> TrainerClient:
         """A connection of that device."""
-        link = TrainerLink(identity, self.url)
+        link = TrainerClient(identity, self.url)
         self.stack.callback(link.close)
         return link
 
     def join(
         self, clients: Mapping[str, TrainingClient], *, ca: Path | None = None, **more: Any
     ) -> None:
-        """Have each client trained by a driver in a thread of its own, and wait until all are
+        """Have each client trained by a session in a thread of its own, and wait until all are
         there.
         """
         for name, client in clients.items():
-            driver = Driver(client, self.link(replace(self.enrol(name), ca=ca)), **more)
-            thread = threading.Thread(target=driver.run, daemon=True)
+            session = TrainingSession(client, self.link(replace(self.enrol(name), ca=ca)), **more)
+            thread = threading.Thread(target=session.run, daemon=True)
             thread.start()
-            self.drivers[name] = driver
+            self.sessions[name] = session
             self.threads.append(thread)
-        there = self.mailbox.wait_there(len(clients), 20)
+        there = self.mailbox.wait_for_devices(len(clients), 20)
         assert there == sorted(clients)
 
     def close(self) -> None:
@@ -390,7 +391,7 @@ class Trainer:
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
-    """Starts trainers: `make_trainer(input_shape, classes, no_reply_s=...)`; tls: certificate
+    """Starts trainers: `make_trainer(input_shape, no_reply_s=...)`; tls: certificate
     and key.
     """
     with ExitStack() as stack:
@@ -399,7 +400,6 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
 
         def make(
             input_shape: tuple[int, ...] = (1, 8, 8),
-            classes: int = 10,
             *,
             no_reply_s: float = 10.0,
             fetch_s: float = 5.0,
@@ -408,15 +408,15 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
             tls: tuple[Path | None, Path | None] = (None, None),
             run: str = "first",
             samples_max: int | None = None,
-            together: bool = True,
+            lockstep: bool = True,
         ) -> Trainer:
             operator = new_secret()
-            mailbox = Mailbox(together=together, fetch_s=fetch_s, silence_s=silence_s)
+            mailbox = Mailbox(lockstep=lockstep, fetch_s=fetch_s, silence_s=silence_s)
             app = create_app(
                 mailbox,
                 Keys(registry, secret_sha256(operator)),
                 Welcome(training="test", run=run, no_reply_s=no_reply_s, alive_s=silence_s / 4),
-                Hello(1, input_shape, classes),
+                input_shape,
                 reply_bytes_max=reply_bytes_max,
                 samples_max=samples_max,
             )

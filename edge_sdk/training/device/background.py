@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 
 from edge_sdk.errors import ConfigurationError, SplitedgeError
 from edge_sdk.identity import Identity
-from edge_sdk.training.device.trainer_address import INVITATION, trainer_url
+from edge_sdk.training.device.trainer_address import INVITATION, resolve_trainer_url
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ PAUSE_S: Final = 60.0
 STOP_S: Final = 10.0
 
 
-class Trainee:
+class BackgroundTraining:
     """Has this device train when it is invited; from `__enter__` to `__exit__`.
 
     Args:
@@ -55,7 +55,7 @@ class Trainee:
         if command.get("op") != INVITATION:
             return
         try:
-            trainer = trainer_url(self._identity, str(command.get("url")))
+            trainer = resolve_trainer_url(self._identity, str(command.get("url")))
         except SplitedgeError as err:
             logger.warning("invitation not taken: %s", err)
             return

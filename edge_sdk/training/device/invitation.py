@@ -13,7 +13,7 @@ from edge_sdk import api
 from edge_sdk.errors import SplitedgeError
 from edge_sdk.identity import Identity
 from edge_sdk.mqtt import Message, MqttLink
-from edge_sdk.training.device.trainer_address import INVITATION, trainer_url
+from edge_sdk.training.device.trainer_address import INVITATION, resolve_trainer_url
 from edge_sdk.wire.topics import Kind, Topic
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def _invited(identity: Identity, payload: bytes) -> str | None:
     if not isinstance(said, dict) or said.get("op") != INVITATION:
         return None
     try:
-        return trainer_url(identity, str(said.get("url")))
+        return resolve_trainer_url(identity, str(said.get("url")))
     except SplitedgeError as err:
         logger.warning("invitation not taken: %s", err)
         return None

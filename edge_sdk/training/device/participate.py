@@ -22,19 +22,20 @@ from edge_sdk.training.device.kept_weights import (
     save_personal,
     save_update,
 )
-from edge_sdk.training.device.session import Driver, Tally
-from edge_sdk.training.device.trainer_client import TrainerLink, Welcome
+from edge_sdk.training.device.session import SessionCounts, Store, TrainingSession
+from edge_sdk.training.device.trainer_client import TrainerClient
+from edge_sdk.training.protocol.http import Welcome
 from edge_sdk.training.protocol.messages import Update, Weights
 
 
-def take_part(
+def participate(
     state: Path,
     data: str,
     *,
     trainer: str | None = None,
     threads: int = 1,
     say: Callable[[str], None],
-) -> Tally:
+) -> SessionCounts:
     """Train on this device's samples until the trainer says that it is over.
 
     Args:
@@ -60,18 +61,14 @@ def take_part(
             with _sole_agent(state):
                 say(f"splitedge agent: {identity.device} waits to be invited")
                 trainer = wait_for_invitation(identity, state)
-        link = stack.enter_context(closing(TrainerLink(identity, trainer)))
-        kept = _Kept(state)
+        trainer_client = stack.enter_context(closing(TrainerClient(identity, trainer)))
 
-        def welcomed(welcome: Welcome) -> Update | None:
-            if kept.welcome(welcome):
-                client.personal = kept.personal()
-                say(f"splitedge agent: {identity.device} trains {welcome.training} at {trainer}")
-            return kept.update()
+        def joined(welcome: Welcome) -> None:
+            say(f"splitedge agent: {identity.device} trains {welcome.training} at {trainer}")
 
-        driver = Driver(client, link, keep=kept.keep, welcomed=welcomed, owe=kept.owe)
-        driver.run()
-        return driver.tally
+        session = TrainingSession(client, trainer_client, store=_LocalStore(state, joined))
+        session.run()
+        return session.counts
 
 
 def _sole_agent(state: Path) -> StateLock:
@@ -83,33 +80,40 @@ def _sole_agent(state: Path) -> StateLock:
         ) from err
 
 
-class _Kept:
-    """What this device keeps of the run it takes part in."""
+class _LocalStore(Store):
+    """What this device keeps in its state folder of the run that it takes part in.
 
-    def __init__(self, state: Path) -> None:
+    Args:
+        joined: told of each run that the device turns to.
+    """
+
+    def __init__(self, state: Path, joined: Callable[[Welcome], None]) -> None:
         self._state = state
+        self._joined = joined
         self._training = self._run = ""
 
-    def welcome(self, welcome: Welcome) -> bool:
-        """Turn to the run of a welcome; whether it is another one."""
+    def open(self, welcome: Welcome) -> bool:
         before = self._training, self._run
         self._training, self._run = welcome.training, welcome.run
-        return before != (self._training, self._run)
+        if before == (self._training, self._run):
+            return False
+        self._joined(welcome)
+        return True
 
     def personal(self) -> Weights:
         return load_personal(self._state, self._training, self._run)
 
-    def keep(self, weights: Weights) -> None:
+    def save_personal(self, weights: Weights) -> None:
         save_personal(self._state, self._training, weights, self._run)
 
     def update(self) -> Update | None:
         return load_update(self._state, self._training, self._run)
 
-    def owe(self, update: Update | None) -> None:
-        if update is None:
-            drop_update(self._state, self._training)
-        else:
-            save_update(self._state, self._training, self._run, update)
+    def save_update(self, update: Update) -> None:
+        save_update(self._state, self._training, self._run, update)
+
+    def drop_update(self) -> None:
+        drop_update(self._state, self._training)
 
 
 def open_data(data: str) -> Dataset:

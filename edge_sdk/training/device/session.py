@@ -1,11 +1,11 @@
-"""A device in training: fetch, let the client work, hand in, and go on alone when nobody answers.
+"""A device's session with a trainer: fetch a message, let the client work, hand in its reply.
 
-The timer is the device's own. When no message comes within `no_reply_s` of features that were sent,
-the client finishes the round by its exit head (SuperSFL, Alg. 3), and the update is handed in when
-the trainer is back, which decides whether it still counts.
+The device has its own timer. When no message comes within `no_reply_s` of sending features, the
+client finishes the round by its exit head (SuperSFL, Alg. 3). The update is handed in when the
+trainer is back, which decides whether it still counts.
 
 Differs: SuperSFL gives the server 5 s for a gradient. Here the server waits for all of a step's
-features, so it says at hello how long: its own step deadline and 5 s.
+features, so its welcome says how long: its own step deadline and 5 s.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -23,13 +22,13 @@ from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.device.heartbeat import Heartbeat
 from edge_sdk.training.device.trainer_client import (
     ANSWER_S,
-    NotThereError,
+    NotJoinedError,
     RefusedReplyError,
     TrainingEndedError,
-    Welcome,
 )
 from edge_sdk.training.device.warmup import warm_up
-from edge_sdk.training.device.work_meter import Spent
+from edge_sdk.training.device.work_meter import WorkMeter
+from edge_sdk.training.protocol.http import POLL_S, Welcome
 from edge_sdk.training.protocol.messages import (
     Features,
     NoReply,
@@ -44,19 +43,18 @@ from profiles.energy import EnergyMeter
 
 logger = logging.getLogger(__name__)
 
-POLL_S: Final = 20.0
 RETRY_FIRST_S: Final = 0.1
 RETRY_LAST_S: Final = 2.0
 
 
-class Link(Protocol):
-    """What the driver asks of a `TrainerLink`."""
+class Trainer(Protocol):
+    """What a session asks of a `TrainerClient`."""
 
-    def hello(self, samples: int, input_shape: tuple[int, ...]) -> Welcome:
-        """Say that this device is there."""
+    def join(self, samples: int, input_shape: tuple[int, ...]) -> Welcome:
+        """Tell the trainer that this device is there."""
 
     def alive(self) -> None:
-        """Say so again; called in a thread of its own."""
+        """Send a sign of life; called in a thread of its own."""
 
     def fetch(self, after: str, wait_s: float) -> tuple[str, Request] | None:
         """The next message and its id."""
@@ -65,55 +63,72 @@ class Link(Protocol):
         """Hand over a reply."""
 
     def decline(self, identifier: str, reason: str) -> None:
-        """Say that a message cannot be done."""
+        """Tell the trainer that a message cannot be done."""
+
+
+class Store:
+    """What a device keeps between sessions; this one keeps nothing."""
+
+    def open(self, welcome: Welcome) -> bool:
+        """Turn to the welcome's run; True if it is another one than before."""
+        del welcome
+        return False
+
+    def personal(self) -> Weights:
+        """The personal weights that were saved in this run; empty where there are none."""
+        return {}
+
+    def save_personal(self, weights: Weights) -> None:
+        """Keep the personal weights, in place of those before."""
+
+    def update(self) -> Update | None:
+        """The update that was saved in this run and not handed in yet; None where there is none."""
+
+    def save_update(self, update: Update) -> None:
+        """Keep an update that was made without the server, until it is handed in."""
+
+    def drop_update(self) -> None:
+        """Forget the update: it is handed in, or training is over."""
 
 
 @dataclass(slots=True)
-class Tally:
-    """What a device did: updates made, and those made alone."""
+class SessionCounts:
+    """What a device did: updates made, and those made without the server."""
 
     updates: int = 0
     alone: int = 0
 
 
-class Driver:
-    """Runs one client against one trainer, in one thread; a second one gives signs of life.
+class TrainingSession:
+    """Runs one client against one trainer, in one thread; a second one sends signs of life.
 
     Args:
-        keep: called with the client's personal weights after each round.
-        welcomed: called with each welcome, before the first message; may load what was kept, and
-            gives the update that an earlier process made and did not hand in.
-        meter: tells what the work costs; None for one of this machine.
-        owe: called with an update that was made alone, and with None once it is handed in or
-            nobody wants it any more.
+        store: what is kept on disk; None keeps nothing.
+        meter: tells what the work costs; None for a meter of this machine.
     """
 
     def __init__(
         self,
         client: TrainingClient,
-        link: Link,
+        trainer: Trainer,
         *,
-        keep: Callable[[Weights], None] | None = None,
-        welcomed: Callable[[Welcome], Update | None] | None = None,
-        owe: Callable[[Update | None], None] | None = None,
+        store: Store | None = None,
         meter: EnergyMeter | None = None,
     ) -> None:
         self._client = client
-        self._link = link
-        self._keep = keep
-        self._welcomed = welcomed
-        self._owe = owe
-        self._meter = EnergyMeter() if meter is None else meter
-        self._spent = Spent(self._meter)
-        self._heartbeat = Heartbeat(link.alive)
+        self._trainer = trainer
+        self._store = Store() if store is None else store
+        self._energy = EnergyMeter() if meter is None else meter
+        self._work_meter = WorkMeter(self._energy)
+        self._heartbeat = Heartbeat(trainer.alive)
         self._stopping = threading.Event()
         self._no_reply_s = 0.0
-        self._there = False
+        self._joined = False
         self._last = ""
         self._outbox: tuple[str, Reply] | None = None
         self._waiting: tuple[int, float] | None = None  # round of sent features, since when
         self._failures = 0
-        self.tally = Tally()
+        self.counts = SessionCounts()
 
     def run(self) -> None:
         """Train until the trainer says that it is over, or `stop`.
@@ -121,7 +136,7 @@ class Driver:
         Raises: RefusedReplyError if the trainer does not take this device or its data.
         """
         warm_up()
-        with self._heartbeat, self._meter:
+        with self._heartbeat, self._energy:
             self._run()
 
     def stop(self) -> None:
@@ -134,66 +149,63 @@ class Driver:
                 self._turn()
                 self._failures = 0
             except TrainingEndedError:
-                self._settle()
+                self._store.drop_update()
                 return
-            except NotThereError:
-                self._there = False
+            except NotJoinedError:
+                self._joined = False
             except LinkError as err:
                 logger.debug("client=%s %s", self._client.name, err)
                 self._pause()
             if self._silent_s() <= 0:
-                self._go_on_alone()
+                self._finish_alone()
 
     def _turn(self) -> None:
-        if not self._there:
-            self._say_hello()
+        if not self._joined:
+            self._join()
         if self._outbox is not None:
             self._hand_in(*self._outbox)
-        found = self._link.fetch(self._last, max(0.0, min(POLL_S, self._silent_s())))
+        found = self._trainer.fetch(self._last, max(0.0, min(POLL_S, self._silent_s())))
         if found is not None:
             self._waiting = None
             self._last = found[0]
             self._answer(*found)
 
-    def _say_hello(self) -> None:
+    def _join(self) -> None:
         client = self._client
-        welcome = self._link.hello(client.samples, client.x.shape[1:])
+        welcome = self._trainer.join(client.samples, client.x.shape[1:])
         self._no_reply_s = welcome.no_reply_s
         self._heartbeat.pace(welcome.alive_s)
-        owed = None if self._welcomed is None else self._welcomed(welcome)
-        if owed is not None:
-            self._outbox = "", owed
-        self._there = True
+        if self._store.open(welcome):
+            client.personal = self._store.personal()
+        update = self._store.update()
+        if update is not None:
+            self._outbox = "", update
+        self._joined = True
 
     def _answer(self, identifier: str, message: Request) -> None:
         try:
             reply = self._work(message)
         except SplitedgeError as err:
             logger.warning("%s", err)
-            self._link.decline(identifier, str(err))
+            self._trainer.decline(identifier, str(err))
             return
         self._outbox = identifier, reply
         if isinstance(reply, Features | OutputGradient):
             self._waiting = message.round, time.monotonic()
-        self._made(reply)
+        self._count(reply)
         self._hand_in(identifier, reply)
 
     def _hand_in(self, identifier: str, reply: Reply) -> None:
         try:
             # a silent trainer must not hold the device longer than the silence it is allowed
-            outcome = self._link.reply(identifier, reply, min(ANSWER_S, self._silent_s() + 0.1))
+            outcome = self._trainer.reply(identifier, reply, min(ANSWER_S, self._silent_s() + 0.1))
         except RefusedReplyError as err:
             logger.warning("client=%s round=%d %s", self._client.name, reply.round, err)
         else:
             logger.debug("client=%s round=%d %s", self._client.name, reply.round, outcome)
         self._outbox = None
         if not identifier:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Nothing is owed any more."""
-        if self._owe is not None:
-            self._owe(None)
+            self._store.drop_update()
 
     def _silent_s(self) -> float:
         """How much longer the trainer may be silent."""
@@ -201,7 +213,7 @@ class Driver:
             return ANSWER_S
         return self._waiting[1] + self._no_reply_s - time.monotonic()
 
-    def _go_on_alone(self) -> None:
+    def _finish_alone(self) -> None:
         assert self._waiting is not None
         number, self._waiting, self._outbox = self._waiting[0], None, None
         logger.warning("client=%s round=%d no reply: going on alone", self._client.name, number)
@@ -210,32 +222,31 @@ class Driver:
         except SplitedgeError as err:
             logger.warning("%s", err)
             return
-        self.tally.alone += 1
-        if self._owe is not None and isinstance(update, Update):
-            self._owe(update)
-        self._made(update)
+        self.counts.alone += 1
+        if isinstance(update, Update):
+            self._store.save_update(update)
+        self._count(update)
         self._outbox = "", update
 
     def _work(self, message: Request | NoReply) -> Reply:
-        """What the client makes of a message; a score says what it all has cost."""
-        with self._spent.working():
+        """What the client makes of a message; to scores it adds what all the work has cost."""
+        meter = self._work_meter
+        with meter.working():
             reply = self._client.handle(message)
         if not isinstance(reply, Scores):
             return reply
-        spent = self._spent
         return replace(
             reply,
-            seconds=spent.seconds,
-            cpu_s=spent.cpu_s,
-            energy_j=spent.joules,
-            energy_source=spent.source,
+            seconds=meter.seconds,
+            cpu_s=meter.cpu_s,
+            energy_j=meter.joules,
+            energy_source=meter.source,
         )
 
-    def _made(self, reply: Reply) -> None:
+    def _count(self, reply: Reply) -> None:
         if isinstance(reply, Update):
-            self.tally.updates += 1
-            if self._keep is not None:
-                self._keep(self._client.personal)
+            self.counts.updates += 1
+            self._store.save_personal(self._client.personal)
 
     def _pause(self) -> None:
         bound = min(RETRY_LAST_S, RETRY_FIRST_S * 2**self._failures)

@@ -12,7 +12,7 @@ INVITATION: Final = "train"  # the server's command {"op": "train", "url": ...}
 ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - read from an invitation, not bound
 
 
-def trainer_url(identity: Identity, invited: str) -> str:
+def resolve_trainer_url(identity: Identity, invited: str) -> str:
     """The trainer's address out of an invitation.
 
     The credential goes there, so it has to be the server's own host, and no less protected than

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from profiles.energy import EnergyMeter, EnergySource
 
 
-class Spent:
-    """Sums over pieces of work; waiting for the trainer is none of it.
+class WorkMeter:
+    """Adds up the cost of pieces of work; waiting for the trainer is none of it.
 
     Attributes:
         seconds: of work. cpu_s: of this process on all cores meanwhile.

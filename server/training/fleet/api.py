@@ -1,4 +1,4 @@
-"""The trainer's HTTP side, `/api/v1/training/…`: devices say hello, fetch messages, post replies.
+"""The trainer's HTTP side (edge_sdk.training.protocol.http): devices join, fetch messages, reply.
 
 A device that has nothing to do holds a long poll. Bodies are bounded before they are read, and
 decoded away from the event loop.
@@ -9,13 +9,26 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import Depends, FastAPI, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
+from edge_sdk.training.protocol.http import (
+    ALIVE_PATH,
+    DECLINE_PATH,
+    ID_CHARACTERS,
+    JOIN_PATH,
+    MESSAGE_ID,
+    MESSAGE_TYPE,
+    NEXT_PATH,
+    POLL_S,
+    REASON_CHARACTERS,
+    REPLY_PATH,
+    Join,
+    Welcome,
+)
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Evaluate,
@@ -29,23 +42,15 @@ from server.errors import BadRequestError, EndedError, ForbiddenError, NotJoined
 from server.routes import errors
 from server.routes.authentication import CredentialStore, authenticate
 from server.routes.bodies import BoundedRoute, read_body
-from server.training.fleet.mailbox import Hello, Mailbox
-from server.training.fleet.reply_slots import OneReplyEach
+from server.training.fleet.mailbox import Mailbox
+from server.training.fleet.reply_slots import ReplySlots
 from server.training.rounds.reply_checks import samples_fault
 
 logger = logging.getLogger(__name__)
 
-POLL_S: Final = 20.0
-MESSAGE_ID: Final = "Training-Message"
-CONTENT_TYPE: Final = "application/octet-stream"
 
-
-class HelloBody(BaseModel):
-    """What a device says of its data; the data stay where they are.
-
-    Nothing of its labels, which may be no peer's business: a device refuses a plan of fewer classes
-    than it has, and labels that are sent are checked as they come.
-    """
+class JoinBody(BaseModel):
+    """`Join`, with the bounds of what may come over the network."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,40 +58,20 @@ class HelloBody(BaseModel):
     input_shape: list[Annotated[int, Field(ge=1)]] = Field(min_length=1, max_length=8)
 
 
-class Welcome(BaseModel):
-    """What it takes part in.
-
-    run: one training of that name, from its first round to its last.
-    no_reply_s: silence after which a device goes on by itself.
-    alive_s: how often it says that it is there, whatever it does meanwhile.
-    """
-
-    training: str
-    run: str
-    no_reply_s: float
-    alive_s: float
-
-
-class Declined(BaseModel):
-    """A message that the device cannot do."""
+class DeclineBody(BaseModel):
+    """`Decline`, with the bounds of what may come over the network."""
 
     model_config = ConfigDict(extra="forbid")
 
-    message: str = Field(max_length=64)
-    reason: str = Field(max_length=500)
-
-
-class ReplyOutcome(BaseModel):
-    """What became of a reply."""
-
-    outcome: str
+    message: str = Field(max_length=ID_CHARACTERS)
+    reason: str = Field(max_length=REASON_CHARACTERS)
 
 
 def create_app(  # noqa: C901, PLR0915 - one entry a route
     mailbox: Mailbox,
     keys: CredentialStore,
     welcome: Welcome,
-    expected: Hello,
+    input_shape: tuple[int, ...],
     *,
     reply_bytes_max: int,
     samples_max: int | None = None,
@@ -95,14 +80,14 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
     """The application over a mailbox.
 
     Args:
-        expected: inputs that fit.
+        input_shape: of the recipe's samples; a device with other ones is refused.
         samples_max: most samples that a device may bring; None for any number.
         refused: told of a device whose data do not fit, and why, by a thread of the server's.
     """
     app = FastAPI(title="splitedge trainer", redoc_url=None, docs_url=None, openapi_url=None)
     app.router.route_class = BoundedRoute
     errors.install(app)
-    one_each = OneReplyEach()
+    slots = ReplySlots()
 
     def device(request: Request) -> str:
         found = authenticate(keys, request)
@@ -112,7 +97,7 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
 
     def see_end(name: str) -> None:
         if mailbox.ended:
-            mailbox.told_end(name)
+            mailbox.leave(name)
             raise EndedError("training is over")
 
     def member(name: Annotated[str, Depends(device)]) -> str:
@@ -121,29 +106,28 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
             raise NotJoinedError(f"{name}: say hello first")
         return name
 
-    @app.post("/api/v1/training/hello")
-    def hello(name: Annotated[str, Depends(device)], body: HelloBody) -> Welcome:
+    @app.post(JOIN_PATH)
+    def join(name: Annotated[str, Depends(device)], body: JoinBody) -> Welcome:
         see_end(name)
         shape = tuple(body.input_shape)
         fault = samples_fault(body.samples, samples_max)
-        if shape != expected.input_shape:
+        if shape != input_shape:
             fault = (
-                f"expected inputs {expected.input_shape}, got {shape};"
-                " this is not the data of the recipe"
+                f"expected inputs {input_shape}, got {shape}; this is not the data of the recipe"
             )
         if fault is not None:
             logger.warning("device=%s refused: %s", name, fault)
             refused(name, fault)
             raise BadRequestError(f"{name}: {fault}")
-        mailbox.hello(name, replace(expected, samples=body.samples))
+        mailbox.join(name, Join(body.samples, shape))
         logger.info("device=%s samples=%d there", name, body.samples)
         return welcome
 
-    @app.get("/api/v1/training/next", response_class=Response)
+    @app.get(NEXT_PATH, response_class=Response)
     async def fetch(
         request: Request,
         name: Annotated[str, Depends(member)],
-        after: Annotated[str, Query(max_length=64)] = "",
+        after: Annotated[str, Query(max_length=ID_CHARACTERS)] = "",
         wait_s: Annotated[float, Query(ge=0, le=POLL_S)] = POLL_S,
     ) -> Response:
         loop = asyncio.get_running_loop()
@@ -156,7 +140,7 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
                 message = mailbox.fetch(name, after)
                 if message is not None:
                     raw = await run_in_threadpool(message.raw)
-                    return Response(raw, media_type=CONTENT_TYPE, headers={MESSAGE_ID: message.id})
+                    return Response(raw, media_type=MESSAGE_TYPE, headers={MESSAGE_ID: message.id})
                 left_s = end - loop.time()
                 if left_s <= 0:
                     break
@@ -165,24 +149,24 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
                 changed.clear()
         return Response(status_code=204)
 
-    @app.post("/api/v1/training/reply")
+    @app.post(REPLY_PATH)
     async def reply(
         request: Request,
         name: Annotated[str, Depends(member)],
-        message: Annotated[str, Query(max_length=64)] = "",
-    ) -> ReplyOutcome:
-        async with one_each.turn(name) as arrived:
-            raw = await arrived(read_body(request, reply_bytes_max))
+        message: Annotated[str, Query(max_length=ID_CHARACTERS)] = "",
+    ) -> dict[str, str]:
+        async with slots.acquire(name) as receive:
+            raw = await receive(read_body(request, reply_bytes_max))
             outcome = await run_in_threadpool(lambda: mailbox.reply(name, message, _reply(raw)))
-            return ReplyOutcome(outcome=outcome)
+            return {"outcome": outcome}
 
-    @app.post("/api/v1/training/alive", status_code=204)
+    @app.post(ALIVE_PATH, status_code=204)
     def alive(name: Annotated[str, Depends(device)]) -> None:
         # that training is over is told to who asks for work, and counted then
         mailbox.alive(name)
 
-    @app.post("/api/v1/training/decline", status_code=204)
-    def decline(name: Annotated[str, Depends(member)], body: Declined) -> None:
+    @app.post(DECLINE_PATH, status_code=204)
+    def decline(name: Annotated[str, Depends(member)], body: DeclineBody) -> None:
         logger.warning("device=%s declines: %s", name, body.reason)
         mailbox.decline(name, body.message, body.reason)
 

@@ -66,7 +66,7 @@ class Inviter:
 
     def invite_missing(self, registry: Registry, mailbox: Mailbox) -> None:
         """Tell every device that is not there; one that cannot be told now is told later."""
-        there = set(mailbox.wait_there(0, 0))
+        there = set(mailbox.wait_for_devices(0, 0))
         try:
             devices = [d.id for d in registry.devices() if d.revoked_at is None]
         except ServerError as err:  # the database is busy or away: so it is next time, or not

@@ -17,7 +17,7 @@ from server.errors import OverloadedError
 Arrived = Callable[[Coroutine[Any, Any, bytes]], Awaitable[bytes]]
 
 
-class OneReplyEach:
+class ReplySlots:
     """On one event loop."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class OneReplyEach:
         self._decoding: set[str] = set()
 
     @asynccontextmanager
-    async def turn(self, device: str) -> AsyncIterator[Arrived]:
+    async def acquire(self, device: str) -> AsyncIterator[Arrived]:
         """A reply of that device until the end of the block; await what it gives with the body.
 
         Raises: OverloadedError, there, where another one has arrived or a newer one comes.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edge_sdk.durable import write_atomic
 from edge_sdk.nets.supernet import Supernet
-from server.training.fleet.mailbox import Missed
+from server.training.fleet.box import Missed
 from server.training.fleet.started_rounds import Samples
 from server.training.recipe.privacy import privacy_of
 from server.training.report.cost import answer_latency, training_cost

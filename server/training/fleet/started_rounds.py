@@ -24,7 +24,7 @@ FILE: Final = "begun.jsonl"
 Samples = Mapping[str, int]
 
 
-class BegunRounds:
+class RoundJournal:
     """Those of one training's folder.
 
     Args:

@@ -33,6 +33,7 @@ from edge_sdk.nets.supernet import Supernet
 from edge_sdk.state import StateLock
 from edge_sdk.training.data.load import Dataset
 from edge_sdk.training.device.warmup import warm_up
+from edge_sdk.training.protocol.http import Welcome
 from edge_sdk.training.protocol.noise import NO_SCORES
 from profiles import DeviceProfile, InvalidProfileError
 from profiles.allocation import fit_to_cut, supersfl_depth, supersfl_latency_ms
@@ -40,10 +41,10 @@ from server.http_server import HttpServer, listen
 from server.registry.credentials import secret_sha256
 from server.registry.database import Registry, open_registry, registry_file
 from server.registry.operator import load_operator_secret
-from server.training.fleet.api import Welcome, create_app
+from server.training.fleet.api import create_app
 from server.training.fleet.invite import Inviter
 from server.training.fleet.late_updates import LateUpdates
-from server.training.fleet.mailbox import Hello, HttpTransport, Mailbox
+from server.training.fleet.mailbox import Mailbox
 from server.training.fleet.results import (
     Scored,
     deployed_network,
@@ -51,7 +52,7 @@ from server.training.fleet.results import (
     write_results,
 )
 from server.training.fleet.settings import TrainerSettings
-from server.training.fleet.started_rounds import BegunRounds
+from server.training.fleet.started_rounds import RoundJournal
 from server.training.recipe.recipe import Recipe
 from server.training.report.device_scores import ask_scores
 from server.training.report.evaluate import predicted_labels
@@ -129,10 +130,10 @@ def train(
             _delivered([] if checkpoint is None else checkpoint.rows),
             late={} if run_id is None else late.load(),
             keep=late.keep,
-            together=recipe.round.buffer is None,
+            lockstep=recipe.round.buffer is None,
             silence_s=settings.silence_s,
         )
-        run = _build_run(recipe, dataset, HttpTransport(mailbox), first)
+        run = _build_run(recipe, dataset, mailbox, first)
         warm_up()
         rows = continue_run(folder, run, checkpoint)
         if checkpoint is not None:
@@ -141,7 +142,7 @@ def train(
             run_id = _new_id(settings, late)
         started = None
         if run.method.client.noise is not None:
-            started = BegunRounds(folder, resume=settings.resume)
+            started = RoundJournal(folder, resume=settings.resume)
         trainer = _Trainer(
             run, dataset, mailbox, registry, settings, late=late, started=started, say=say
         )
@@ -176,7 +177,7 @@ class _Trainer:
         settings: TrainerSettings,
         *,
         late: LateUpdates,
-        started: BegunRounds | None,
+        started: RoundJournal | None,
         say: Callable[[str], None],
     ) -> None:
         self._run = run
@@ -201,7 +202,7 @@ class _Trainer:
                 no_reply_s=recipe.round.step_deadline_s + NO_REPLY_S,
                 alive_s=settings.silence_s / BEATS,
             ),
-            Hello(1, tuple(dataset.x_train.shape[1:]), dataset.classes),
+            tuple(dataset.x_train.shape[1:]),
             reply_bytes_max=_size_bytes(self._run.state.net) + REPLY_SLACK_BYTES,
             samples_max=recipe.round.samples_max,
             refused=self._refuse,
@@ -212,7 +213,7 @@ class _Trainer:
 
         Raises: LinkError if fewer than `count` are there in time.
         """
-        joined = self._mailbox.wait_there(count, self._settings.join_s)
+        joined = self._mailbox.wait_for_devices(count, self._settings.join_s)
         if len(joined) < count:
             refused = "".join(
                 f"; {name} was refused: {why}"
@@ -258,7 +259,7 @@ class _Trainer:
             return Scored([], dict.fromkeys(run.plans, why), 0, 0.0)
         profiles = {name: self._profile(name) for name in run.plans}
         traffic, start = TrafficCounter(), time.perf_counter()
-        scores = ask_scores(run, HttpTransport(self._mailbox), profiles, number, traffic)
+        scores = ask_scores(run, self._mailbox, profiles, number, traffic)
         missed = missed_by_device(self._mailbox.take_missed())
         return Scored(scores, missed, traffic.down, time.perf_counter() - start)
 
@@ -268,7 +269,7 @@ class _Trainer:
         self.gather(max(1, math.ceil(recipe.round.quorum * wanted - 1e-9)))
         if self._started is not None:
             self._started.begin(number, run.plans, self._mailbox.samples())
-        run.loop.set_clients(run.plans, HttpTransport(self._mailbox))
+        run.loop.set_clients(run.plans, self._mailbox)
         result = run.loop.run_round(number, recipe.seed, self._mailbox.take_late())
         measured = number % recipe.evaluate.every == 0 or number == recipe.train.rounds
         right = self._accuracy() if measured else None

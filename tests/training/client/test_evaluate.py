@@ -14,7 +14,7 @@ from torch import nn
 from edge_sdk.errors import FrameError
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.data.load import load_dataset
-from edge_sdk.training.device.work_meter import Spent
+from edge_sdk.training.device.work_meter import WorkMeter
 from edge_sdk.training.protocol.messages import Evaluate, Scores, from_bytes, to_bytes
 from edge_sdk.training.protocol.plan import ClientPart, PersonalBack, Plan, network_of
 from edge_sdk.training.protocol.training import Training
@@ -137,7 +137,7 @@ def test_real_devices_scores_are_those_of_the_simulation(make_trainer: Callable[
     for at, device in enumerate(world.clients.values()):
         device.held_out = (X[at::2], Y[at::2])
     world.loop.run_round(1, 0)
-    trainer = make_trainer((1, 8, 8), 10)
+    trainer = make_trainer()
     trainer.join(world.clients)
     profiles = dict.fromkeys(names, load_reference("raspberry-pi-4"))
     ledger = TrafficCounter()
@@ -180,7 +180,7 @@ def test_only_work_is_counted() -> None:
     now = 0.0
     always = PowerModel(2.0, 2.0, "always 2 W")
     with EnergyMeter(declared=always, clock=lambda: now) as meter:
-        spent = Spent(meter)
+        spent = WorkMeter(meter)
         for begin, end in ((5.0, 7.0), (30.0, 31.0)):
             now = begin
             with spent.working():

@@ -22,12 +22,12 @@ from edge_sdk.errors import ConfigurationError, FrameError, LinkError
 from edge_sdk.identity import Identity
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.device.kept_weights import load_personal, save_personal
-from edge_sdk.training.device.session import Driver
-from edge_sdk.training.device.trainer_address import trainer_url
+from edge_sdk.training.device.session import TrainingSession
+from edge_sdk.training.device.trainer_address import resolve_trainer_url
 from edge_sdk.training.device.trainer_client import (
-    NotThereError,
+    NotJoinedError,
     RefusedReplyError,
-    TrainerLink,
+    TrainerClient,
     TrainingEndedError,
 )
 from edge_sdk.training.protocol.messages import (
@@ -102,25 +102,25 @@ class Asking:
 
 @pytest.fixture
 def trainer(make_trainer: Callable[..., Any]) -> Any:
-    return make_trainer(SHAPE, 4, fetch_s=0.5)
+    return make_trainer(SHAPE, fetch_s=0.5)
 
 
 @pytest.fixture
-def pi(trainer: Any) -> TrainerLink:
+def pi(trainer: Any) -> TrainerClient:
     """A device that is there, driven by hand."""
-    link: TrainerLink = trainer.link(trainer.enrol("pi"))
-    link.hello(30, SHAPE)
+    link: TrainerClient = trainer.link(trainer.enrol("pi"))
+    link.join(30, SHAPE)
     return link
 
 
-def fetched(link: TrainerLink, after: str = "") -> str:
+def fetched(link: TrainerClient, after: str = "") -> str:
     """The id of the message that waits."""
     found = link.fetch(after, 5.0)
     assert found is not None
     return found[0]
 
 
-def test_slow_device_misses_this_message_and_gets_the_next(trainer: Any, pi: TrainerLink) -> None:
+def test_slow_device_misses_this_message_and_gets_the_next(trainer: Any, pi: TrainerClient) -> None:
     asking = Asking(trainer, {"pi": start()}, 0.3)
     late = fetched(pi)
     assert asking.replies() == {}
@@ -135,7 +135,7 @@ def test_slow_device_misses_this_message_and_gets_the_next(trainer: Any, pi: Tra
 
 
 def test_device_that_missed_a_deadline_is_not_waited_for_until_it_is_heard_of(
-    trainer: Any, pi: TrainerLink
+    trainer: Any, pi: TrainerClient
 ) -> None:
     assert Asking(trainer, {"pi": start()}, 30).replies() == {}  # nobody fetches: 0.5 s
     began = time.monotonic()
@@ -147,7 +147,7 @@ def test_device_that_missed_a_deadline_is_not_waited_for_until_it_is_heard_of(
     assert tuple(asking.replies()) == ("pi",)
 
 
-def test_message_is_fetched_again_until_it_is_answered(trainer: Any, pi: TrainerLink) -> None:
+def test_message_is_fetched_again_until_it_is_answered(trainer: Any, pi: TrainerClient) -> None:
     asking = Asking(trainer, {"pi": start()}, 10)
     first = fetched(pi)
     assert fetched(pi) == first  # the answer to the poll before was lost on its way, say
@@ -156,7 +156,9 @@ def test_message_is_fetched_again_until_it_is_answered(trainer: Any, pi: Trainer
     assert tuple(asking.replies()) == ("pi",)
 
 
-def test_first_complete_reply_counts_and_others_are_counted(trainer: Any, pi: TrainerLink) -> None:
+def test_first_complete_reply_counts_and_others_are_counted(
+    trainer: Any, pi: TrainerClient
+) -> None:
     asking = Asking(trainer, {"pi": start(), "other": start()}, 1.5)
     now = fetched(pi)
     assert pi.reply(now, Ready(7, 1, 1, ())) == "foreign"  # of another round
@@ -173,10 +175,10 @@ def test_first_complete_reply_counts_and_others_are_counted(trainer: Any, pi: Tr
 def test_hostile_bytes_are_refused_and_leave_the_place_to_a_sound_reply(
     make_trainer: Callable[..., Any],
 ) -> None:
-    trainer = make_trainer(SHAPE, 4, reply_bytes_max=100_000)
+    trainer = make_trainer(SHAPE, reply_bytes_max=100_000)
     identity = trainer.enrol("pi")
     link = trainer.link(identity)
-    link.hello(30, SHAPE)
+    link.join(30, SHAPE)
     asking = Asking(trainer, {"pi": start()}, 20)
     now = fetched(link)
     good = to_bytes(GOOD)
@@ -201,8 +203,8 @@ def test_hostile_bytes_are_refused_and_leave_the_place_to_a_sound_reply(
 
 def test_a_device_has_one_reply_in_the_trainers_memory(trainer: Any) -> None:
     identity = trainer.enrol("pi")
-    pi: TrainerLink = trainer.link(identity)
-    pi.hello(30, SHAPE)
+    pi: TrainerClient = trainer.link(identity)
+    pi.join(30, SHAPE)
     asking = Asking(trainer, {"pi": start()}, 30)
     now = fetched(pi)
     good = to_bytes(GOOD)
@@ -227,7 +229,7 @@ def test_a_device_has_one_reply_in_the_trainers_memory(trainer: Any) -> None:
 
 
 def test_a_reply_is_refused_while_another_is_decoded_and_may_come_again(
-    trainer: Any, pi: TrainerLink, monkeypatch: pytest.MonkeyPatch
+    trainer: Any, pi: TrainerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking = Asking(trainer, {"pi": start()}, 30)
     now = fetched(pi)
@@ -249,21 +251,21 @@ def test_a_reply_is_refused_while_another_is_decoded_and_may_come_again(
     assert pi.reply(now, GOOD) == "duplicate"
 
 
-def test_nobody_answers_for_another(trainer: Any, pi: TrainerLink) -> None:
+def test_nobody_answers_for_another(trainer: Any, pi: TrainerClient) -> None:
     eve = trainer.enrol("eve")
     asking = Asking(trainer, {"pi": start()}, 10)
     now = fetched(pi)
     stranger = trainer.link(Identity("http://x", "pi", "default", "x" * 43))
     with pytest.raises(RefusedReplyError, match="401"):
         stranger.reply(now, GOOD)
-    with pytest.raises(NotThereError):
+    with pytest.raises(NotJoinedError):
         trainer.link(eve).reply(now, GOOD)
     other = trainer.link(eve)
-    other.hello(30, SHAPE)
+    other.join(30, SHAPE)
     assert other.reply(now, Ready(1, 1, 1, ())) == "foreign"
     operator = trainer.link(Identity("http://x", "operator", "default", trainer.operator))
     with pytest.raises(RefusedReplyError, match="403"):
-        operator.hello(30, SHAPE)
+        operator.join(30, SHAPE)
     assert pi.reply(now, GOOD) == "taken"
     assert asking.replies() == {"pi": GOOD}
     trainer.registry.revoke("pi")
@@ -273,27 +275,27 @@ def test_nobody_answers_for_another(trainer: Any, pi: TrainerLink) -> None:
 
 def test_device_with_other_data_is_told_so(trainer: Any) -> None:
     link = trainer.link(trainer.enrol("pi"))
-    with pytest.raises(NotThereError):
+    with pytest.raises(NotJoinedError):
         link.fetch("", 0.0)
     with pytest.raises(RefusedReplyError, match=r"expected inputs \(1, 8, 8\)"):
-        link.hello(30, (3, 8, 8))
+        link.join(30, (3, 8, 8))
 
 
 def test_device_weighs_no_more_than_it_said_when_it_came(
-    trainer: Any, pi: TrainerLink, make_trainer: Callable[..., Any]
+    trainer: Any, pi: TrainerClient, make_trainer: Callable[..., Any]
 ) -> None:
     asking = Asking(trainer, {"pi": start()}, 30)
     now = fetched(pi)
     assert pi.reply(now, Ready(1, 10**9, 2, ())) == "foreign"
     assert asking.replies() == {}
-    assert trainer.mailbox.take_missed()[0].why == "it says it has more samples than when it came"
+    assert trainer.mailbox.take_missed()[0].why == "it reported more samples than when it joined"
     update = alone()
     assert pi.reply("", replace(update, samples=31)) == "foreign"
     assert pi.reply("", update) == "kept"
 
-    small = make_trainer(SHAPE, 4, samples_max=29)
+    small = make_trainer(SHAPE, samples_max=29)
     with pytest.raises(RefusedReplyError, match=r"30 samples: .* at most 29 .*samples_max"):
-        small.link(small.enrol("ada")).hello(30, SHAPE)
+        small.link(small.enrol("ada")).join(30, SHAPE)
 
 
 def test_samples_beyond_the_recipes_most_are_refused_and_named() -> None:
@@ -313,17 +315,32 @@ def test_samples_beyond_the_recipes_most_are_refused_and_named() -> None:
         RoundSettings(samples_max=0)
 
 
-def test_restarted_device_is_not_waited_for(trainer: Any, pi: TrainerLink) -> None:
+def test_a_device_is_welcomed_in_the_words_of_the_protocol(trainer: Any) -> None:
+    identity = trainer.enrol("pi")
+    answer = urllib3.request(
+        "POST",
+        f"{trainer.url}/api/v1/training/hello",
+        body=b'{"samples":30,"input_shape":[1,8,8]}',
+        headers={"Authorization": identity.authorization, "Content-Type": "application/json"},
+        retries=False,
+    )
+    assert (answer.status, answer.data) == (
+        200,
+        b'{"training":"test","run":"first","no_reply_s":10.0,"alive_s":3.75}',
+    )
+
+
+def test_restarted_device_is_not_waited_for(trainer: Any, pi: TrainerClient) -> None:
     asking = Asking(trainer, {"pi": start()}, 30)
     fetched(pi)
-    pi.hello(30, SHAPE)  # a new process: what the old one fetched is lost
+    pi.join(30, SHAPE)  # a new process: what the old one fetched is lost
     began = time.monotonic()
     assert asking.replies() == {}
     assert time.monotonic() - began < 5
-    assert trainer.mailbox.take_missed()[0].why == "it started anew"
+    assert trainer.mailbox.take_missed()[0].why == "it was restarted"
 
 
-def test_end_reaches_those_who_wait(trainer: Any, pi: TrainerLink) -> None:
+def test_end_reaches_those_who_wait(trainer: Any, pi: TrainerClient) -> None:
     ends: list[type[Exception]] = []
 
     def poll() -> None:
@@ -358,12 +375,12 @@ def equal(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
 def test_device_goes_on_alone_and_hands_in_the_round_it_finished(
     make_trainer: Callable[..., Any],
 ) -> None:
-    trainer = make_trainer(SHAPE, 4, no_reply_s=0.3)
+    trainer = make_trainer(SHAPE, no_reply_s=0.3)
     trainer.join({"pi": client()})
     trainer.mailbox.exchange({"pi": start()}, 10)
     trainer.mailbox.exchange({"pi": Step(1, 0)}, 10)
     time.sleep(1.0)  # the server is silent for longer than the device waits
-    assert trainer.drivers["pi"].tally.alone == 1
+    assert trainer.sessions["pi"].counts.alone == 1
     assert trainer.mailbox.exchange({"pi": Step(1, 1)}, 10) == {}
     assert trainer.mailbox.take_missed()[0].why == "it finished the round without the server"
     update = trainer.mailbox.exchange({"pi": EndRound(1)}, 10)["pi"]
@@ -376,7 +393,7 @@ def test_device_goes_on_alone_and_hands_in_the_round_it_finished(
 def test_update_of_a_past_round_counts_within_the_staleness_limit(
     make_trainer: Callable[..., Any],
 ) -> None:
-    trainer = make_trainer(SHAPE, 4, no_reply_s=0.3)
+    trainer = make_trainer(SHAPE, no_reply_s=0.3)
     trainer.join({"pi": client()})
     trainer.mailbox.exchange({"pi": start()}, 10)
     trainer.mailbox.exchange({"pi": Step(1, 0)}, 10)
@@ -412,7 +429,7 @@ def test_without_an_exit_head_a_silent_round_is_given_up() -> None:
     assert isinstance(here.handle(start(2, exit_head=False)), Ready)
 
 
-class Noisy(TrainerLink):
+class Noisy(TrainerClient):
     """A network that brings replies twice, and those of the past again."""
 
     def __init__(self, identity: Identity, url: str) -> None:
@@ -442,10 +459,10 @@ def test_duplicate_and_reordered_replies_leave_no_trace_in_the_weights(trainer: 
     begun.load_state_dict(untouched)
     threads = []
     for name in ("ada", "bob"):
-        driver = Driver(client(name), Noisy(trainer.enrol(name), trainer.url))
-        threads.append(threading.Thread(target=driver.run, daemon=True))
+        session = TrainingSession(client(name), Noisy(trainer.enrol(name), trainer.url))
+        threads.append(threading.Thread(target=session.run, daemon=True))
         threads[-1].start()
-    trainer.mailbox.wait_there(2, 10)
+    trainer.mailbox.wait_for_devices(2, 10)
     got = weights(trainer.transport)
     counts = trainer.mailbox.take_counts()
     trainer.mailbox.end(5)
@@ -457,7 +474,7 @@ def test_duplicate_and_reordered_replies_leave_no_trace_in_the_weights(trainer: 
 
 
 def test_driver_waits_out_a_trainer_that_is_restarted(make_trainer: Callable[..., Any]) -> None:
-    first, second = make_trainer(SHAPE, 4), make_trainer(SHAPE, 4)
+    first, second = make_trainer(SHAPE), make_trainer(SHAPE)
     identity = first.enrol("pi")
 
     class Moving:
@@ -476,14 +493,14 @@ def test_driver_waits_out_a_trainer_that_is_restarted(make_trainer: Callable[...
             return getattr(self._links[0], name)
 
     link = Moving()
-    driver = Driver(client(), link)
-    thread = threading.Thread(target=driver.run, daemon=True)
+    session = TrainingSession(client(), link)
+    thread = threading.Thread(target=session.run, daemon=True)
     thread.start()
-    first.mailbox.wait_there(1, 10)
+    first.mailbox.wait_for_devices(1, 10)
     assert tuple(first.mailbox.exchange({"pi": start()}, 10)) == ("pi",)
     link.gone = 2
     assert first.mailbox.exchange({"pi": Step(1, 0)}, 0.5).keys() <= {"pi"}
-    assert second.mailbox.wait_there(1, 25) == ["pi"]
+    assert second.mailbox.wait_for_devices(1, 25) == ["pi"]
     assert tuple(second.mailbox.exchange({"pi": start()}, 10)) == ("pi",)
     first.mailbox.end(0)
     second.mailbox.end(5)
@@ -508,9 +525,9 @@ def test_personal_weights_survive_a_restart_and_damage_is_named(tmp_path: Path) 
 def test_invitation_is_taken_to_the_servers_own_host_only() -> None:
     plain = Identity("http://10.0.0.5:8000", "pi", "default", "secret")
     safe = Identity("https://hub:8000", "pi", "default", "secret")
-    assert trainer_url(plain, "http://10.0.0.5:8100") == "http://10.0.0.5:8100"
-    assert trainer_url(plain, "http://0.0.0.0:8100") == "http://10.0.0.5:8100"
-    assert trainer_url(safe, "https://[::]:8100/") == "https://hub:8100"
+    assert resolve_trainer_url(plain, "http://10.0.0.5:8100") == "http://10.0.0.5:8100"
+    assert resolve_trainer_url(plain, "http://0.0.0.0:8100") == "http://10.0.0.5:8100"
+    assert resolve_trainer_url(safe, "https://[::]:8100/") == "https://hub:8100"
     for identity, url in (
         (plain, "http://evil:8100"),
         (safe, "http://hub:8100"),
@@ -518,7 +535,7 @@ def test_invitation_is_taken_to_the_servers_own_host_only() -> None:
         (plain, "http://10.0.0.5:8100/elsewhere"),
     ):
         with pytest.raises(ConfigurationError, match="trainer"):
-            trainer_url(identity, url)
+            resolve_trainer_url(identity, url)
 
 
 def test_trainer_does_not_listen_to_the_network_in_the_clear(tmp_path: Path) -> None:

@@ -22,12 +22,13 @@ from edge_sdk.training.device.kept_weights import (
     save_personal,
 )
 from edge_sdk.training.device.kept_weights import save_update as owe
+from edge_sdk.training.protocol.http import Join
 from edge_sdk.training.protocol.messages import EndRound, NoReply, Reply, StartRound, Step, Update
 from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from server.training.core.server_state import ServerState
 from server.training.fleet.late_updates import LateUpdates
-from server.training.fleet.mailbox import Hello, Mailbox
+from server.training.fleet.mailbox import Mailbox
 
 SHAPE = (1, 8, 8)
 SAMPLES = 90
@@ -76,13 +77,13 @@ def test_update_made_alone_is_handed_in_by_the_process_after_a_kill(
         x_test=data.x_test[:10],
         y_test=data.y_test[:10],
     )
-    trainer, state = make_trainer(SHAPE, 10, no_reply_s=0.3), tmp_path / "pi"
+    trainer, state = make_trainer(SHAPE, no_reply_s=0.3), tmp_path / "pi"
     trainer.enrol("pi").save(state)
     mailbox: Mailbox = trainer.mailbox
     device = {"state": str(state), "data": str(tmp_path / "own.npz"), "trainer": trainer.url}
     # it hands in Ready and Features, and is killed as it is about to hand in the update
     killed = fork_server.start("device", kill=("hand_in", 3), **device)
-    assert mailbox.wait_there(1, 20) == ["pi"]
+    assert mailbox.wait_for_devices(1, 20) == ["pi"]
     assert list(mailbox.exchange({"pi": start(1)}, 10)) == ["pi"]
     assert list(mailbox.exchange({"pi": Step(1, 0)}, 10)) == ["pi"]
     assert killed.wait() == 9
@@ -190,7 +191,7 @@ def test_an_update_that_the_disk_did_not_take_may_come_again() -> None:
 def test_an_update_asked_for_as_it_is_written_answers() -> None:
     disk = SlowDisk()
     mailbox = Mailbox([("pi", 2)], keep=disk.keep)
-    mailbox.hello("pi", Hello(SAMPLES, SHAPE, 10))
+    mailbox.join("pi", Join(SAMPLES, SHAPE))
     assert mailbox.exchange({"pi": start(3)}, 0.0) == {}
     told: list[str] = []
     thread = handing_in(mailbox, update_of(3), told)

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from edge_sdk.training.data.load import load_dataset
+from edge_sdk.training.protocol.http import Join
 from edge_sdk.training.protocol.messages import EndRound, Ready, Request, StartRound
 from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from server.training.core.server_state import ServerState
-from server.training.fleet.mailbox import Hello, Mailbox
+from server.training.fleet.mailbox import Mailbox
 
 pytestmark = pytest.mark.deadline
 
@@ -52,7 +53,7 @@ def asked(mailbox: Mailbox, request: Request) -> tuple[threading.Thread, list[An
 
 def test_device_is_waited_for_as_long_as_it_says_that_it_is_alive() -> None:
     mailbox = Mailbox(silence_s=SILENCE_S)
-    mailbox.hello("pi", Hello(30, SHAPE, 10))
+    mailbox.join("pi", Join(30, SHAPE))
     waiting, replies = asked(mailbox, EndRound(1))
     while mailbox.fetch("pi", "") is None:
         time.sleep(0.01)
@@ -60,36 +61,36 @@ def test_device_is_waited_for_as_long_as_it_says_that_it_is_alive() -> None:
         time.sleep(SILENCE_S / 4)
         mailbox.alive("pi")
     assert waiting.is_alive()
-    assert mailbox.wait_there(1, 0) == ["pi"]
+    assert mailbox.wait_for_devices(1, 0) == ["pi"]
     silent = time.monotonic()
     waiting.join(20)
     assert SILENCE_S / 2 < time.monotonic() - silent < 5 * SILENCE_S
     assert replies == [{}]
-    assert mailbox.wait_there(1, 0) == []
+    assert mailbox.wait_for_devices(1, 0) == []
     assert [missed.why for missed in mailbox.take_missed()] == ["it is away"]
     mailbox.end(0.2)  # has nobody to tell, and says so at once
 
 
 def test_sign_of_life_does_not_call_back_a_device_that_missed_a_deadline() -> None:
     mailbox = Mailbox(silence_s=60)
-    mailbox.hello("pi", Hello(30, SHAPE, 10))
+    mailbox.join("pi", Join(30, SHAPE))
     assert mailbox.exchange({"pi": start(1)}, 0.05) == {}
     mailbox.alive("pi")  # still at work on what it missed
-    assert mailbox.wait_there(1, 0) == []
+    assert mailbox.wait_for_devices(1, 0) == []
     mailbox.alive("stranger")
     mailbox.fetch("pi", "")
-    assert mailbox.wait_there(1, 0) == ["pi"]
+    assert mailbox.wait_for_devices(1, 0) == ["pi"]
 
 
 def test_end_waits_for_a_device_that_is_behind_and_alive() -> None:
     mailbox = Mailbox(silence_s=60)
-    mailbox.hello("pi", Hello(30, SHAPE, 10))
+    mailbox.join("pi", Join(30, SHAPE))
     assert mailbox.exchange({"pi": start(1)}, 0.05) == {}
     ending = threading.Thread(target=mailbox.end, args=(20,), daemon=True)
     ending.start()
     ending.join(0.3)
     assert ending.is_alive()  # it is still at work on what it missed, and will ask
-    mailbox.told_end("pi")
+    mailbox.leave("pi")
     ending.join(5)
     assert not ending.is_alive()
 
@@ -98,7 +99,7 @@ def test_frozen_device_costs_seconds_of_a_long_deadline(
     make_trainer: Callable[..., Any], fork_server: Any, tmp_path: Path
 ) -> None:
     """A process trains for longer than it may be silent, and is frozen (SIGSTOP) while it does."""
-    trainer = make_trainer(SHAPE, 10, silence_s=SILENCE_S)
+    trainer = make_trainer(SHAPE, silence_s=SILENCE_S)
     state, data = tmp_path / "pi", load_dataset("digits")
     trainer.enrol("pi").save(state)
     np.savez(
@@ -112,7 +113,7 @@ def test_frozen_device_costs_seconds_of_a_long_deadline(
         "device", state=str(state), data=str(tmp_path / "own.npz"), trainer=trainer.url
     )
     mailbox: Mailbox = trainer.mailbox
-    assert mailbox.wait_there(1, 20) == ["pi"]
+    assert mailbox.wait_for_devices(1, 20) == ["pi"]
     ready, replies = asked(mailbox, start(epochs=100_000))
     ready.join(20)
     (reply,) = replies

@@ -12,15 +12,15 @@ import pytest
 from edge_sdk.errors import StorageError
 from edge_sdk.identity import Identity
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.device.session import Driver
-from edge_sdk.training.device.trainer_client import TrainerLink
+from edge_sdk.training.device.session import TrainingSession
+from edge_sdk.training.device.trainer_client import TrainerClient
 from edge_sdk.training.protocol.noise import NO_SCORES
 from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
 from server.settings import Address
 from server.training.fleet import trainer
 from server.training.fleet.settings import TrainerSettings
-from server.training.fleet.started_rounds import BegunRounds
+from server.training.fleet.started_rounds import RoundJournal
 from server.training.recipe.recipe import read_recipe
 from server.training.run.build import load_data
 from server.training.run.checkpoint import save_checkpoint
@@ -70,15 +70,17 @@ def training(tmp_path: Path, free_port: int) -> Iterator[Any]:
     load_or_create_operator_secret(tmp_path)
     data = load_data(RECIPE)
     held_out = data.x_test[:10], data.y_test[:10]
-    drivers, threads = [], []
+    sessions, threads = [], []
     with_devices = open_registry(tmp_path)
     for at, name in enumerate(NAMES):
         mine = slice(at * SAMPLES, (at + 1) * SAMPLES)
         client = TrainingClient(name, data.x_train[mine], data.y_train[mine], held_out=held_out)
         device, secret = with_devices.redeem_token(with_devices.create_token(), name, PROFILE)
         identity = Identity("http://127.0.0.1:1", device.id, device.fleet, secret)
-        drivers.append(Driver(client, TrainerLink(identity, f"http://127.0.0.1:{free_port}")))
-        threads.append(threading.Thread(target=drivers[-1].run, daemon=True))
+        sessions.append(
+            TrainingSession(client, TrainerClient(identity, f"http://127.0.0.1:{free_port}"))
+        )
+        threads.append(threading.Thread(target=sessions[-1].run, daemon=True))
         threads[-1].start()
     with_devices.close()
 
@@ -88,8 +90,8 @@ def training(tmp_path: Path, free_port: int) -> Iterator[Any]:
         return trainer.train(RECIPE, settings, say=print, on_round=print)
 
     yield run
-    for driver, thread in zip(drivers, threads, strict=True):
-        driver.stop()
+    for session, thread in zip(sessions, threads, strict=True):
+        session.stop()
         thread.join(10)
 
 
@@ -133,16 +135,16 @@ def test_what_a_killed_round_gave_away_counts(
 
 
 def test_rounds_in_no_row_are_those_interrupted(tmp_path: Path) -> None:
-    first = BegunRounds(tmp_path, resume=False)
+    first = RoundJournal(tmp_path, resume=False)
     first.begin(1, ["a", "b"], {"a": 3, "b": 4})
     first.begin(2, ["a", "b"], {"a": 3, "b": 4})
-    again = BegunRounds(tmp_path, resume=True)
+    again = RoundJournal(tmp_path, resume=True)
     again.begin(2, ["a", "b"], {"a": 5})  # b is away, and may come back meanwhile
     again.begin(3, ["a"], {"a": 5})
     rows = [{"round": number} for number in (1, 2)]
     assert again.interrupted(rows) == [{"a": 3, "b": 4}, {"a": 5}]
-    assert BegunRounds(tmp_path, resume=True).interrupted(rows) == again.interrupted(rows)
-    assert BegunRounds(tmp_path, resume=False).interrupted(rows) == []
+    assert RoundJournal(tmp_path, resume=True).interrupted(rows) == again.interrupted(rows)
+    assert RoundJournal(tmp_path, resume=False).interrupted(rows) == []
     (tmp_path / "begun.jsonl").write_bytes(b"{}\n")
     with pytest.raises(StorageError, match="not known any more"):
-        BegunRounds(tmp_path, resume=True)
+        RoundJournal(tmp_path, resume=True)

@@ -195,7 +195,7 @@ def test_a_method_trains_on_though_an_agent_and_the_trainer_are_killed(
     assert [row["participants"] for row in rows] == [[*NAMES], ["pi-0"], [*NAMES]]
     assert not any(row["refused"] for row in rows)
     assert [[*row["missed"]] for row in rows] == [[], ["pi-1"], []]
-    assert rows[1]["missed"]["pi-1"][0]["why"] == "it started anew"
+    assert rows[1]["missed"]["pi-1"][0]["why"] == "it was restarted"
     assert {device["client"] for device in report["each_client"]} == set(NAMES)
 
     alone = first_round(read_recipe(tomllib.loads(case.recipe)))

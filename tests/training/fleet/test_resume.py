@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from edge_sdk.errors import ConfigurationError, LinkError, SplitedgeError
 from edge_sdk.identity import Identity
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.device.session import Driver
-from edge_sdk.training.device.trainer_client import TrainerLink
+from edge_sdk.training.device.session import TrainingSession
+from edge_sdk.training.device.trainer_client import TrainerClient
 from edge_sdk.training.protocol.plan import network_of
 from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
@@ -88,8 +88,8 @@ def join(recipe: Recipe, state: Path, port: int) -> list[threading.Thread]:
     for name, client in clients_of(recipe).items():
         device, secret = registry.redeem_token(registry.create_token(), name, PROFILE)
         identity = Identity("http://127.0.0.1:1", device.id, device.fleet, secret)
-        driver = Driver(client, TrainerLink(identity, f"http://127.0.0.1:{port}"))
-        threads.append(threading.Thread(target=driver.run, daemon=True))
+        session = TrainingSession(client, TrainerClient(identity, f"http://127.0.0.1:{port}"))
+        threads.append(threading.Thread(target=session.run, daemon=True))
         threads[-1].start()
     registry.close()
     return threads
@@ -178,14 +178,14 @@ def test_trainer_says_whom_it_refused_and_why(tmp_path: Path, free_port: int) ->
     device, secret = registry.redeem_token(registry.create_token(), "pi-0", PROFILE)
     registry.close()
     identity = Identity("http://127.0.0.1:1", device.id, device.fleet, secret)
-    link = TrainerLink(identity, f"http://127.0.0.1:{free_port}")
+    link = TrainerClient(identity, f"http://127.0.0.1:{free_port}")
     said: list[str] = []
     answers: list[str] = []
 
     def ask() -> None:
         for _ in range(2):
             with pytest.raises(SplitedgeError) as caught:
-                link.hello(30, (3, 4, 4))
+                link.join(30, (3, 4, 4))
             answers.append(str(caught.value))
 
     threads: list[threading.Thread] = []

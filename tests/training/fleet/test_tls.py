@@ -91,7 +91,7 @@ def test_two_devices_train_a_round_over_https(
     identity = trainer.enrol("eve")
     for ca in (other.ca, None):  # None: the system's authorities, none of which is ours
         with pytest.raises(LinkError, match="certificate verify failed"):
-            trainer.link(replace(identity, ca=ca)).hello(30, (1, 8, 8))
+            trainer.link(replace(identity, ca=ca)).join(30, (1, 8, 8))
     missing = tmp_path / "no.pem"
     with pytest.raises(ConfigurationError, match=r"no\.pem: cannot be used to verify the server"):
         trainer.link(replace(identity, ca=missing))

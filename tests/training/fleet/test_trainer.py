@@ -108,7 +108,7 @@ def test_training_ends_though_one_device_is_killed_and_one_frozen(
         "it is away",
         "no reply within 1.5 s",
         "no reply within 6 s",
-        "it started anew",
+        "it was restarted",
     }
     assert "pi-1" in rows[1]["missing"]
     assert rows[2]["missed"]["pi-2"]

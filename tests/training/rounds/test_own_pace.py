@@ -34,7 +34,7 @@ from edge_sdk.training.protocol.messages import (
 from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
 from server.settings import Address
-from server.training.fleet.mailbox import HttpTransport, Mailbox
+from server.training.fleet.mailbox import Mailbox
 from server.training.fleet.settings import TrainerSettings
 from server.training.fleet.trainer import train
 from server.training.recipe.recipe import read_recipe
@@ -119,13 +119,13 @@ def start(make_trainer: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         def make(
             here: Simulation, clients: Mapping[str, TrainingClient], **more: Any
         ) -> tuple[BufferedLoop, Any]:
-            trainer = make_trainer(SHAPE, 10, together=False, **more)
+            trainer = make_trainer(SHAPE, lockstep=False, **more)
             trainer.join(clients)
             engine = BufferedLoop(
                 here.method,
                 dict(zip(NAMES, here.plans.values(), strict=True)),
                 here.state,
-                HttpTransport(trainer.mailbox),
+                trainer.mailbox,
                 here.recipe.round,
                 workers=ThreadedWorkers(),
                 clients=len(NAMES),
@@ -240,10 +240,10 @@ def test_a_device_that_joins_begins_with_the_next_merge(start: Callable[..., Any
     clients = paced(here, waiting=NAMES)
     engine, trainer = start(here, clients)
     plans = dict(zip(NAMES, here.plans.values(), strict=True))
-    engine.set_clients({name: plans[name] for name in NAMES[:2]}, HttpTransport(trainer.mailbox))
+    engine.set_clients({name: plans[name] for name in NAMES[:2]}, trainer.mailbox)
     clients["pi-0"].go()
     engine.run_round(1, 0)
-    engine.set_clients(plans, HttpTransport(trainer.mailbox))
+    engine.set_clients(plans, trainer.mailbox)
     clients["pi-2"].go()
     second = engine.run_round(2, 0)
     assert second.participants == ("pi-2",)
@@ -266,7 +266,7 @@ def test_merges_go_on_beside_a_slow_device_and_a_frozen_one(start: Callable[...,
     slow = Slow("pi-1", likes.x, likes.y, secret=likes.secret)
     engine, trainer = start(here, {"pi-0": clients["pi-0"], "pi-1": slow}, silence_s=1.0)
     frozen = trainer.link(trainer.enrol("pi-2"))
-    frozen.hello(24, SHAPE)
+    frozen.join(24, SHAPE)
     asking: list[tuple[str, Request]] = []
     fetching = threading.Thread(target=lambda: asking.append(frozen.fetch("", 20.0)))
     fetching.start()
@@ -296,7 +296,7 @@ def test_merges_go_on_beside_a_slow_device_and_a_frozen_one(start: Callable[...,
     assert engine.run_round(number, 0, trainer.mailbox.take_late()).merged
     result = engine.run_round(number + 1, 0, trainer.mailbox.take_late())
     assert result.refused["pi-2"] == f"an update {number} rounds late: expected at most 3"
-    trainer.mailbox.told_end("pi-2")
+    trainer.mailbox.leave("pi-2")
 
 
 def test_what_comes_after_everybody_left_counts_by_its_change_after_a_restart_too() -> None:
@@ -377,18 +377,18 @@ def test_at_the_end_those_at_work_are_left_and_judge_what_was_learnt(
 
 def test_an_update_made_alone_is_of_a_round_under_way_whatever_round_others_are_at() -> None:
     update = Update(1, {"a": torch.ones(1)}, 3, 0.5, 1, 0)
-    for together in (True, False):
-        mailbox = Mailbox(together=together, fetch_s=0.05)
+    for lockstep in (True, False):
+        mailbox = Mailbox(lockstep=lockstep, fetch_s=0.05)
         begin = StartRound(1, next(iter(world_of().plans.values())), {})
         mailbox.exchange({"pi-0": begin}, 0.01)
         mailbox.exchange({"pi-1": replace(begin, round=2)}, 0.01)
         assert mailbox.reply("pi-0", "", update) == "kept"
         assert mailbox.kept() == {("pi-0", 1)}
         late = mailbox.take_late()
-        assert list(late) == (["pi-0"] if together else [])
+        assert list(late) == (["pi-0"] if lockstep else [])
         # it is what its own round ends with, where that is not over
         ended = mailbox.exchange({"pi-0": EndRound(1)}, 0.01)
-        assert list(ended) == ([] if together else ["pi-0"])
+        assert list(ended) == ([] if lockstep else ["pi-0"])
 
 
 # what cannot

@@ -1,0 +1,100 @@
+"""The training protocol over HTTP, for both ends: paths, headers, JSON bodies and statuses.
+
+    POST {prefix}/hello            Join           -> Welcome
+    GET  {prefix}/next?after=ID&wait_s=S          -> the next message, its id in a header; or 204
+    POST {prefix}/reply?message=ID a message      -> {"outcome": a ReplyOutcome}
+    POST {prefix}/decline          Decline        -> 204
+    POST {prefix}/alive                           -> 204
+
+with the prefix `/api/v1/training`. Messages travel as bytes (messages.py), all else as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from edge_sdk.errors import FrameError
+
+JOIN_PATH: Final = "/api/v1/training/hello"
+NEXT_PATH: Final = "/api/v1/training/next"
+REPLY_PATH: Final = "/api/v1/training/reply"
+DECLINE_PATH: Final = "/api/v1/training/decline"
+ALIVE_PATH: Final = "/api/v1/training/alive"
+
+MESSAGE_ID: Final = "Training-Message"
+MESSAGE_TYPE: Final = "application/octet-stream"
+
+# How long the trainer holds a poll that has nothing to bring.
+POLL_S: Final = 20.0
+ID_CHARACTERS: Final = 64
+REASON_CHARACTERS: Final = 500
+
+NOT_JOINED: Final = 409  # the trainer does not know this device: join first
+ENDED: Final = 410  # training is over
+BUSY: Final = 429  # send it again
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """What a device says of its data when it joins; the data stay where they are.
+
+    Nothing depends on its labels, which may be no peer's business: a device refuses a plan of fewer
+    classes than it has, and labels that are sent are checked when they come.
+
+    Attributes:
+        samples: how many it trains on.
+        input_shape: of one sample.
+    """
+
+    samples: int
+    input_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What the trainer answers to a device that joins.
+
+    Attributes:
+        training: its name.
+        run: one training of that name, from its first round to its last; a resumed one is the same.
+        no_reply_s: silence of the trainer after which a device finishes the round alone.
+        alive_s: how often a device says that it is alive, whatever it does meanwhile.
+    """
+
+    training: str
+    run: str
+    no_reply_s: float
+    alive_s: float
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Welcome:
+        """Read the trainer's answer.
+
+        Raises: FrameError if a field is missing or not of its type.
+        """
+        try:
+            times = (float(fields[name]) for name in ("no_reply_s", "alive_s"))
+            return cls(str(fields["training"]), str(fields["run"]), *times)
+        except (KeyError, TypeError, ValueError) as err:
+            raise FrameError(f"expected a trainer's welcome, got another answer ({err!r})") from err
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """A message that the device cannot do: its id, and why."""
+
+    message: str
+    reason: str
+
+
+class ReplyOutcome(StrEnum):
+    """What became of a reply."""
+
+    TAKEN = "taken"
+    KEPT = "kept"  # an update that no round waits for yet
+    LATE = "late"
+    DUPLICATE = "duplicate"
+    UNEXPECTED = "foreign"  # to no message of this trainer, or of another kind, round or step
