@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from edge_sdk.bundles.namespaces import AUXILIARY
 from edge_sdk.bundles.runner import BundleRunner
 from edge_sdk.gate.gate import vacuity
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.nets import Supernet
 from edge_sdk.session import Session
 from edge_sdk.settings import AgentSettings
-from edge_sdk.training.client.auxiliary import MARK, Auxiliary, auxiliary_of
+from edge_sdk.training.client.auxiliary import Auxiliary, build_auxiliary
 from edge_sdk.training.data.load import Dataset
 from edge_sdk.training.formulas.evidence import evidential_losses
 from edge_sdk.training.protocol.plan import ClientPart, Distillation, Plan
@@ -36,7 +37,7 @@ def taught(data: Dataset, seed: int) -> Auxiliary:
         part=ClientPart(distil=Distillation(head="exit")),
         seed=seed,
     )
-    model = auxiliary_of(plan)
+    model = build_auxiliary(plan)
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(60):
@@ -109,7 +110,7 @@ def test_an_offload_sends_the_prefix_s_features(
 def test_another_client_s_own_weights_fit_the_same_bundle(bundle: Path, digits: Dataset) -> None:
     manifest = BundleManifest.load(bundle)
     other = taught(digits, 1)
-    kept = {name.removeprefix(MARK): tensor.numpy() for name, tensor in other.read().items()}
+    kept = {k: tensor.numpy() for k, tensor in AUXILIARY.select(other.read()).items()}
     assert set(manifest.graphs["exit"].overridable) == set(kept)
     session = Session(bundle / manifest.graphs["exit"].file)
     x = digits.x_test[:1]

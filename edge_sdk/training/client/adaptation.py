@@ -1,196 +1,177 @@
-"""A client that learns to be personalised: a few steps ahead in two directions, and back again.
+"""An adaptation: a client runs a few steps ahead in two directions before it learns.
 
 One batch of HARMONY's local step (3.3-3.5), with B1 = (x1, y1) and B2 = (x2, y2):
 
     adapt      (f1, h1) = M plain SGD steps on Lc from (f, h) on B1;  (f2, h2) on B2      Eq. 3
     views      z1 = first K stages of f1 on x2, K drawn;  z2 = f2(x1)                     Eq. 4
-    losses     Lc = CE(h2(z2), y1);  Ls = CE(server(z2), y1), judged here: labels stay
+    losses     Lc = CE(h2(z2), y1);  Ls = CE(server(z2), y1), computed here: labels stay
     outer      (f, h) -= lr * (g * dLc + (1 - g) * dLs), the gradients taken at (f2, h2)
 
 The last line is the first-order approximation: the gradient of the adapted weights is applied to
-those before the adaptation. z1 only shows the server another extractor; nothing comes back for it.
+those before the adaptation. z1 only shows the server another extractor; no gradient comes back for
+it.
 """
 
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from edge_sdk.errors import FrameError
-from edge_sdk.training.client.client_round import Half, Open, apply_step, sgd
-from edge_sdk.training.client.personal_head import BACK, back_of
+from edge_sdk.bundles.namespaces import BACK
+from edge_sdk.training.client.batches import EndlessSampler
+from edge_sdk.training.client.companion import OpenBatch
+from edge_sdk.training.client.exit_head import ExitHead
+from edge_sdk.training.client.personal_head import personal_classifier
+from edge_sdk.training.client.prefix import Prefix
 from edge_sdk.training.client.second_view import SecondView
+from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.formulas.gradient_noise import isotropic
-from edge_sdk.training.protocol.messages import (
-    EndRound,
-    Features,
-    Feedback,
-    OutputGradient,
-    Outputs,
-    StartRound,
-    Step,
-    Update,
-)
-from edge_sdk.training.protocol.plan import network_of
+from edge_sdk.training.protocol.messages import Weights
+from edge_sdk.training.protocol.noise import Key
+from edge_sdk.training.protocol.plan import Plan, network_of, optimiser_of
 from edge_sdk.training.protocol.weights import read_weights
-
-if TYPE_CHECKING:
-    from edge_sdk.training.client import TrainingClient
 
 # apart from every other stream of training
 _NOISE: Final = 0x6E6F6973
 
 
-class MetaHalf(Half):
-    """A round of a client that adapts before it learns."""
+class Adaptation:
+    """Another way forward: through copies of the prefix and exit head that adapted first.
 
-    def __init__(self, client: TrainingClient, start: StartRound) -> None:
-        super().__init__(client, start)
-        plan, part = self.plan, start.plan.part.meta
-        assert part is not None, "a plan with adaptation makes this half"
-        assert self.head is not None, "such a plan has an exit head"
-        self.meta = part
-        self.heads = list(self.head.parameters())
-        self.first = Branch(self.prefix, self.head)
-        self.second = Branch(self.prefix, self.head)
-        network = network_of(plan)
-        self.depths = [depth for depth in network.cuts if depth <= plan.depth]
-        self.classifier: nn.Linear | None = None
-        if part.head == "client":
-            self.classifier = back_of(plan, client.personal).to(client.device)
-            self.back_optimiser = sgd(list(self.classifier.parameters()), plan)
-        self.labels = torch.empty(0)
-        self.answered = True
-        self.server_loss = 0.0
-        self.head_gradients: list[Tensor] = []
-        self.other: SecondView | None = None
+    It answers the server's outputs: by logits or, where the last layer is on the client, by
+    embeddings.
 
-    def step(self, message: Step) -> Features:
-        """Close the batch before, and both views of the next.
+    Args:
+        second: where second batches B2 are drawn from.
+        noise_key: what the noise on the answers is drawn from.
+    """
 
-        Without the loss of the exit head: the server has that head, and of a batch of one the loss
-        is the label.
+    def __init__(
+        self,
+        state: ClientState,
+        plan: Plan,
+        prefix: Prefix,
+        head: ExitHead,
+        *,
+        second: EndlessSampler,
+        noise_key: Key,
+    ) -> None:
+        assert plan.part.meta is not None, "the plan asks for adaptation"
+        self._state, self._plan, self._meta = state, plan, plan.part.meta
+        self._prefix, self._head, self._second_rows = prefix, head, second
+        self._noise_key = noise_key
+        self._first = ScratchCopy(prefix.module, head.module)
+        self._second = ScratchCopy(prefix.module, head.module)
+        self._depths = [depth for depth in network_of(plan).cuts if depth <= plan.depth]
+        self._classifier: nn.Linear | None = None
+        if self._meta.head == "client":
+            self._classifier = personal_classifier(plan, state.personal).to(state.device)
+            self._back_optimiser = optimiser_of(plan, self._classifier.parameters())
+        self._head_gradients: list[Tensor] = []
+
+    @property
+    def width(self) -> int:
+        """Numbers that the server's outputs have for each sample."""
+        return self._plan.classes if self._classifier is None else self._classifier.in_features
+
+    def forward(self, x: Tensor, y: Tensor) -> OpenBatch:
+        """Both adaptations and both views; of the second the gradients of Lc are kept."""
+        x2, y2 = self._state.at(self._second_rows.take(len(y)))
+        view = None
+        if self._plan.part.views:
+            self._adapt(self._first, x, y)
+            view = self._early_view(x2, y == y2)
+        adapted = self._second
+        self._adapt(adapted, x2, y2)
+        z = self._prefix.run(x, adapted.prefix)
+        _copy_buffers(adapted.prefix, self._prefix.module)  # BatchNorm's statistics
+        loss = self._head.loss(adapted.head(z), y)
+        own, *self._head_gradients = torch.autograd.grad(loss, [z, *adapted.head_parameters])
+        # the way back is the adapted prefix's; the step is taken by the one before it adapted
+        return OpenBatch(x, y, z, adapted.prefix_parameters, own, float(loss.detach()), view)
+
+    def answer(self, batch: OpenBatch, step: int, outputs: Tensor) -> tuple[Tensor, float]:
+        """dLs by the server's outputs, with noise; the last layer learns where it is here.
+
+        The loss sent is 0: Ls itself would say the label of a batch of one through any noise.
         """
-        features = replace(super().step(message), loss=None)
-        return features if self.other is None else self.other.beside(features)
-
-    def answer(self, message: Outputs) -> OutputGradient:
-        """dLs by the server's logits or, where the head is here, by its embeddings.
-
-        Without Ls itself, which would say the label of a batch of one through any noise.
-
-        Raises: FrameError for outputs that do not belong to the open batch.
-        """
-        outputs = message.outputs.to(self.client.device).detach().requires_grad_()
-        width = self.plan.classes if self.classifier is None else self.classifier.in_features
-        shape = (len(self.labels), width)
-        wrong = self.answered or message.step != self.opened - 1 or outputs.shape != shape
-        # of the sum: as good, and faster than looking at each
-        if wrong or not bool(torch.isfinite(outputs.sum())):
-            raise FrameError(
-                f"client {self.client.name}: outputs of step {message.step}: expected finite ones"
-                f" of the open batch, of shape {shape}, got shape {tuple(outputs.shape)}"
-            )
-        self.answered = True
-        if self.classifier is None:
-            loss = nn.functional.cross_entropy(outputs, self.labels)
+        if self._classifier is None:
+            logits = outputs
+            loss = nn.functional.cross_entropy(logits, batch.y)
             (gradient,) = torch.autograd.grad(loss, [outputs])
         else:
-            loss = nn.functional.cross_entropy(self.classifier(outputs), self.labels)
-            own = list(self.classifier.parameters())
-            gradient, *backs = torch.autograd.grad(loss, [outputs, *own])
+            logits = self._classifier(outputs)
+            loss = nn.functional.cross_entropy(logits, batch.y)
+            parameters = list(self._classifier.parameters())
+            gradient, *backs = torch.autograd.grad(loss, [outputs, *parameters])
             # as the server steps its trunk: on (1 - g) * Ls
-            share = 1 - self.plan.part.exit_share
-            apply_step(self.back_optimiser, own, [share * back for back in backs])
-        self.server_loss = float(loss.detach())
-        # of what the server cannot know: with the plan's seed alone it would take it off again
-        drawn = np.random.default_rng([*self.noise_key, _NOISE, message.step])
-        gradient = isotropic(gradient, self.meta.noise, drawn)
-        return OutputGradient(self.number, message.step, gradient.contiguous(), loss=0.0)
+            share = 1 - self._plan.part.exit_share
+            self._back_optimiser.step([share * back for back in backs])
+        batch.logits, batch.server_loss = logits.detach(), float(loss.detach())
+        # from a key that the server does not know: from the plan's seed it could subtract the noise
+        generator = np.random.default_rng([*self._noise_key, _NOISE, step])
+        return isotropic(gradient, self._meta.noise, generator), 0.0
 
-    def end(self, message: EndRound) -> Update:
-        """As every half; a head that is kept here is kept for the next round."""
-        update = super().end(message)
-        if self.classifier is not None:
-            kept = read_weights(self.classifier)
-            self._keep({BACK + name: tensor for name, tensor in kept.items()})
-        return update
+    def step_head(self, share: float) -> None:
+        """The outer step of the exit head.
 
-    def _forward(self, x: Tensor, y: Tensor) -> Open:
-        """Both adaptations and both views; of the second the gradients of Lc are kept."""
-        x2, y2 = self._at(self.others.rows(len(y)))
-        self.labels, self.answered = y, False
-        self.other = None
-        if self.plan.part.views:
-            self._adapt(self.first, x, y)
-            self.other = self._early_view(x2, y == y2)
-        self._adapt(self.second, x2, y2)
-        z = self._run(x, self.second.prefix)
-        _copy_buffers(self.second.prefix, self.prefix)  # BatchNorm's statistics
-        loss = self._exit_loss(self.second.head(z), y)
-        own, *self.head_gradients = torch.autograd.grad(loss, [z, *self.second.heads])
-        return Open(z, own, float(loss.detach()), len(y))
+        Args:
+            share: g, or 1 without the server's feedback.
+        """
+        self._head.optimiser.step([share * gradient for gradient in self._head_gradients])
 
-    def _close(self, feedback: Feedback | None) -> None:
-        """The outer step: of the head here, of the prefix as in every half."""
-        batch = self.open
-        if feedback is not None:
-            feedback = replace(feedback, loss=self.server_loss)
-        if batch is not None:
-            share = 1.0 if feedback is None else self._own_weight(batch, feedback)
-            assert self.head_optimiser is not None
-            gradients = [share * gradient for gradient in self.head_gradients]
-            apply_step(self.head_optimiser, self.heads, gradients)
-        super()._close(feedback)
+    def kept(self) -> Weights:
+        """The last layer, where it is on the client."""
+        return {} if self._classifier is None else BACK.prefixed(read_weights(self._classifier))
 
-    def _pull(self, z: Tensor, gradient: Tensor, *, keep: bool = False) -> list[Tensor]:
-        """Back to the adapted prefix's parameters; they are applied to those before it adapted."""
-        return list(torch.autograd.grad(z, self.second.prefixes, gradient, retain_graph=keep))
-
-    def _adapt(self, branch: Branch, x: Tensor, y: Tensor) -> None:
+    def _adapt(self, scratch: ScratchCopy, x: Tensor, y: Tensor) -> None:
         """M steps on Lc from where the client stands."""
-        branch.start(self.prefix, self.parameters, self.heads)
-        for _ in range(self.meta.steps):
-            loss = self._exit_loss(branch.head(self._run(x, branch.prefix)), y)
-            branch.descend(loss, self.meta.rate)
-
-    def _second_view(self, y: Tensor) -> SecondView | None:  # noqa: ARG002 - `_forward` makes it
-        return None
+        scratch.reset(self._prefix.module, self._prefix.parameters, self._head.parameters)
+        for _ in range(self._meta.steps):
+            logits = scratch.head(self._prefix.run(x, scratch.prefix))
+            scratch.descend(self._head.loss(logits, y), self._meta.rate)
 
     def _early_view(self, x2: Tensor, same: Tensor) -> SecondView:
-        depth = self.plan.depth
-        if self.meta.early:
-            depth = self.depths[int(self.others.generator.integers(len(self.depths)))]
+        depth = self._plan.depth
+        if self._meta.early:
+            depth = self._depths[int(self._second_rows.generator.integers(len(self._depths)))]
         with torch.no_grad():
             z1 = x2
-            for part in list(self.first.prefix.children())[: depth + 1]:  # `normalise` is the first
+            # `normalise` is the first part
+            for part in list(self._first.prefix.children())[: depth + 1]:
                 z1 = part(z1)
-        return SecondView.of(z1, depth, same, self.plan)
+        return SecondView.encode(z1, depth, same, self._plan)
 
 
-class Branch:
+class ScratchCopy:
     """Copies of a client's prefix and exit head that run ahead and are thrown away."""
 
     def __init__(self, prefix: nn.Module, head: nn.Module) -> None:
         self.prefix, self.head = deepcopy(prefix), deepcopy(head)
-        self.prefixes, self.heads = list(self.prefix.parameters()), list(self.head.parameters())
+        self.prefix_parameters = list(self.prefix.parameters())
+        self.head_parameters = list(self.head.parameters())
 
-    def start(self, prefix: nn.Module, prefixes: list[Parameter], heads: list[Parameter]) -> None:
-        """Go back to where the client stands: to its prefix, and the parameters of both."""
+    def reset(
+        self,
+        prefix: nn.Module,
+        prefix_parameters: list[Parameter],
+        head_parameters: list[Parameter],
+    ) -> None:
+        """Go back to the client's own weights, and to its prefix's buffers."""
+        own = self.prefix_parameters + self.head_parameters
         with torch.no_grad():
-            for own, its in zip(self.prefixes + self.heads, prefixes + heads, strict=True):
-                own.copy_(its)
+            for copy, source in zip(own, prefix_parameters + head_parameters, strict=True):
+                copy.copy_(source)
         _copy_buffers(prefix, self.prefix)
 
     def descend(self, loss: Tensor, rate: float) -> None:
         """One step of plain SGD."""
-        parameters = self.prefixes + self.heads
+        parameters = self.prefix_parameters + self.head_parameters
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):

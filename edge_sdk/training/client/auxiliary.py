@@ -1,4 +1,4 @@
-"""A client that also teaches a small model of its own: BESplit's half.    BESplit, 4.3
+"""The auxiliary model: a small model that the client trains for itself.    BESplit, 4.3
 
 The auxiliary model W_A answers on the device. It is an extractor built as the client's prefix W_C
 is, and a head; personal, never averaged, and never sent. Each batch teaches it once the server's
@@ -10,25 +10,20 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
 
+from edge_sdk.bundles.namespaces import AUXILIARY, Namespace
 from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.nets.supernet import Supernet
-from edge_sdk.training.client.client_round import Half, Open, apply_step, sgd
+from edge_sdk.training.client.companion import Companion, OpenBatch
+from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.formulas.distillation import kd_client, kd_global
 from edge_sdk.training.formulas.evidence import evidential_losses, kl_weight_at
-from edge_sdk.training.protocol.messages import EndRound, Feedback, StartRound, Update, Weights
-from edge_sdk.training.protocol.plan import Distillation, Plan, network_of
+from edge_sdk.training.protocol.messages import Weights
+from edge_sdk.training.protocol.plan import Distillation, Plan, network_of, optimiser_of
 from edge_sdk.training.protocol.weights import load_weights, read_weights
-
-if TYPE_CHECKING:
-    from edge_sdk.training.client import TrainingClient
-
-# names under which its weights are kept: auxiliary.extractor.stage1.…, auxiliary.head.…
-MARK: Final = "auxiliary."
 
 
 class Auxiliary(nn.Module):
@@ -51,27 +46,27 @@ class Auxiliary(nn.Module):
 
     def read(self) -> Weights:
         """Copies of its weights, by the names under which they are kept."""
-        parts = {"extractor": self.extractor, "head": self.head}
-        return {
-            f"{MARK}{part}.{name}": tensor
-            for part, module in parts.items()
-            for name, tensor in read_weights(module).items()
-        }
+        return AUXILIARY.prefixed(
+            {
+                Namespace(part).key(name): tensor
+                for part, module in self.named_children()
+                for name, tensor in read_weights(module).items()
+            }
+        )
 
     def load(self, personal: Weights) -> bool:
         """Take the weights kept among a client's personal ones, if they are there.
 
         Raises: FrameError where they do not fit: they were kept for another cut or network.
         """
-        found = {k.removeprefix(MARK): t for k, t in personal.items() if k.startswith(MARK)}
-        for part, module in (("extractor.", self.extractor), ("head.", self.head)):
-            own = {k.removeprefix(part): t for k, t in found.items() if k.startswith(part)}
-            if found:
-                load_weights(module, own)
-        return bool(found)
+        kept = AUXILIARY.select(personal)
+        if kept:
+            for part, module in self.named_children():
+                load_weights(module, Namespace(part).select(kept))
+        return bool(kept)
 
 
-def auxiliary_of(plan: Plan) -> Auxiliary:
+def build_auxiliary(plan: Plan) -> Auxiliary:
     """A new W_A with the weights of the plan's seed: those of the network, and a fresh linear.
 
     Raises: ConfigurationError for a plan without one, or a head its features do not allow.
@@ -79,66 +74,50 @@ def auxiliary_of(plan: Plan) -> Auxiliary:
     return deepcopy(_template(plan))
 
 
-class DistillingHalf(Half):
-    """SplitFed's half with W_A beside it; the server's loss is its own affair."""
+class AuxiliaryTrainer(Companion):
+    """Trains W_A with every batch of the round; the prefix does not notice.
 
-    def __init__(self, client: TrainingClient, start: StartRound) -> None:
-        super().__init__(client, start)
-        self.how = _distillation(self.plan)
-        self.auxiliary = auxiliary_of(self.plan).to(client.device)
-        self.auxiliary.load(client.personal)
-        self.auxiliary.train()
-        self.student = list(self.auxiliary.parameters())
-        self.student_optimiser = sgd(self.student, self.plan)
-        self.kl_weight = kl_weight_at(self.number, self.how.anneal_rounds)
-        self.lesson: tuple[Tensor, Tensor] | None = None  # x and y of the open batch
+    KD_G is learnt from the whole network's logits: those that the server returns or, where the last
+    layer or the loss is on the client, those that the client sees itself.
+    """
 
-    def end(self, message: EndRound) -> Update:
-        """As every half, and W_A is kept."""
-        update = super().end(message)
-        self._keep(self.auxiliary.read())
-        return update
+    learns_alone = True
 
-    def alone(self) -> Update:
-        """The open batch and those left teach W_A; the prefix has nothing to learn by."""
-        self._close(None)
-        for step in range(self.opened, self.samples.steps):
-            self.open = self._forward(*self._batch(step))
-            self._close(None)
-        return self.end(EndRound(self.number))
+    def __init__(self, state: ClientState, plan: Plan, number: int) -> None:
+        self._distil = _distillation(plan)
+        self._client = state.name
+        self.model = build_auxiliary(plan).to(state.device)
+        self.model.load(state.personal)
+        self.model.train()
+        self._parameters = list(self.model.parameters())
+        self._optimiser = optimiser_of(plan, self._parameters)
+        self._kl_weight = kl_weight_at(number, self._distil.anneal_rounds)
 
-    def _forward(self, x: Tensor, y: Tensor) -> Open:
-        self.lesson = x, y
-        return super()._forward(x, y)
-
-    def _close(self, feedback: Feedback | None) -> None:
-        batch, lesson = self.open, self.lesson
-        super()._close(feedback)
-        if batch is not None and lesson is not None:
-            outputs = None if feedback is None else feedback.outputs
-            self._teach(*lesson, batch.z.detach(), outputs)
-
-    def _teach(self, x: Tensor, y: Tensor, z: Tensor, outputs: Tensor | None) -> None:
+    def close(self, batch: OpenBatch) -> None:
         """One step of W_A on L_evid + lam_C * KD_C + lam_G * KD_G    Eq. 18
 
-        Args:
-            z: W_C's features of x. outputs: the server's logits for z, None while it is silent.
+        KD_G is left out while nobody has said what the whole network answers.
         """
-        features = self.auxiliary.extractor(x)
-        logits = self.auxiliary.head(features)
-        loss = evidential_losses(logits, y, self.kl_weight).mean()
-        if self.how.client_share:
-            loss = loss + self.how.client_share * kd_client(features, z, self.how.tau)
-        if self.how.server_share and outputs is not None:
-            if outputs.shape != logits.shape or not math.isfinite(float(outputs.sum())):
+        how, answers = self._distil, batch.logits
+        features = self.model.extractor(batch.x)
+        logits = self.model.head(features)
+        loss = evidential_losses(logits, batch.y, self._kl_weight).mean()
+        if how.client_share:
+            loss = loss + how.client_share * kd_client(features, batch.z.detach(), how.tau)
+        if how.server_share and answers is not None:
+            if answers.shape != logits.shape or not math.isfinite(float(answers.sum())):
                 raise FrameError(
-                    f"client {self.client.name}: feedback: expected finite outputs of shape"
-                    f" {tuple(logits.shape)}, got shape {tuple(outputs.shape)}"
+                    f"client {self._client}: feedback: expected finite outputs of shape"
+                    f" {tuple(logits.shape)}, got shape {tuple(answers.shape)}"
                 )
-            loss = loss + self.how.server_share * kd_global(logits, outputs, self.how.tau)
-        gradients = torch.autograd.grad(loss, self.student)
+            loss = loss + how.server_share * kd_global(logits, answers, how.tau)
+        gradients = torch.autograd.grad(loss, self._parameters)
         if math.isfinite(float(loss.detach())):  # a batch that is not must not spoil what is kept
-            apply_step(self.student_optimiser, self.student, gradients)
+            self._optimiser.step(gradients)
+
+    def kept(self) -> Weights:
+        """W_A."""
+        return self.model.read()
 
 
 @lru_cache(maxsize=8)

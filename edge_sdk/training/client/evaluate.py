@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
-from edge_sdk.training.client.auxiliary import auxiliary_of
-from edge_sdk.training.client.client_round import start_of
-from edge_sdk.training.client.personal_head import back_of
+from edge_sdk.training.client.auxiliary import build_auxiliary
+from edge_sdk.training.client.personal_head import personal_classifier
+from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.protocol.messages import Evaluate, Scores
 from edge_sdk.training.protocol.plan import network_of
 from edge_sdk.training.protocol.weights import load_weights, parted
 
-if TYPE_CHECKING:
-    from edge_sdk.training.client import TrainingClient
-
 BATCH: Final = 128
 
 
-def judge(client: TrainingClient, message: Evaluate) -> Scores:
+def evaluate_locally(client: ClientState, message: Evaluate) -> Scores:
     """Right answers of the whole network, with what is personal in it, and of the device's exit.
 
     Returns: no samples where the device has none that are held out.
@@ -53,21 +50,21 @@ def judge(client: TrainingClient, message: Evaluate) -> Scores:
     return Scores(message.round, len(y), right, None if alone is None else right_alone)
 
 
-def _models(client: TrainingClient, message: Evaluate) -> tuple[nn.Module, nn.Module | None]:
+def _models(client: ClientState, message: Evaluate) -> tuple[nn.Module, nn.Module | None]:
     """The whole network as this client uses it, and what answers without the server, if any."""
     plan, part, personal = message.plan, message.plan.part, client.personal
     net = deepcopy(network_of(plan))
-    stages, head = parted(start_of(plan, message.weights, personal), plan.depth)
+    stages, head = parted(client.start_weights(plan, message.weights), plan.depth)
     load_weights(net.segment(0, None), stages)
     if part.whole:
         return net, None
     prefix = net.prefix(plan.depth)
     suffix: nn.Module = net.suffix(plan.depth)
     if part.own_back:
-        suffix = nn.Sequential(net.suffix(plan.depth).neck, back_of(plan, personal))
+        suffix = nn.Sequential(net.suffix(plan.depth).neck, personal_classifier(plan, personal))
     whole = nn.Sequential(prefix, suffix)
     if part.distil is not None:
-        auxiliary = auxiliary_of(plan)
+        auxiliary = build_auxiliary(plan)
         return whole, auxiliary if auxiliary.load(personal) else None
     if not part.exit_head or not head:
         return whole, None

@@ -1,41 +1,31 @@
-"""The client's two ends of a U: the front goes to the server, the back never leaves. SplitLPF, 3.1
+"""The personal head: the network's last layer stays on the client.    SplitLPF, 3.1
 
     front      z = f(x)                                          as everywhere: averaged, sent out
     server     e = middle(z)
     back       L = CE(b(dropout(e)), y);  b -= lr_k * dL/db;  dL/de goes up
     front      f -= lr * J_f^T dL/dz, once the server has taken dL/de through the middle
 
-Labels stay here, but whoever sees dL/de over many steps can tell them apart: they are derivable.
+Labels stay here, but a receiver of dL/de over many steps can tell them apart: they are derivable.
 """
 
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge_sdk.errors import FrameError
-from edge_sdk.training.client.client_round import Half, Open
-from edge_sdk.training.protocol.messages import (
-    EndRound,
-    OutputGradient,
-    Outputs,
-    StartRound,
-    Update,
-    Weights,
-)
-from edge_sdk.training.protocol.plan import Plan, network_of
+from edge_sdk.bundles.namespaces import BACK
+from edge_sdk.training.client.companion import Companion, OpenBatch
+from edge_sdk.training.client.state import ClientState
+from edge_sdk.training.protocol.messages import Weights
+from edge_sdk.training.protocol.plan import Plan, network_of, optimiser_of
 from edge_sdk.training.protocol.weights import load_weights, read_weights
 
-if TYPE_CHECKING:
-    from edge_sdk.training.client import TrainingClient
-
-# names under which a client keeps its back and how good it last was
-BACK: Final = "back."
+# the name in the namespace `back` of the share of right answers in the last round
 ACCURACY: Final = "accuracy"
 LEAST_RATE: Final = 0.1  # of the plan's: a client that is always right still learns
 
@@ -53,87 +43,67 @@ def personal_rate(rate: float, accuracy: float) -> float:
     return rate * min(1.0, max(LEAST_RATE, 1 - accuracy))
 
 
-def back_of(plan: Plan, personal: Weights) -> nn.Linear:
-    """The last layer as its client last left it; as the plan's seed makes it before the first time.
+def personal_classifier(plan: Plan, personal: Weights) -> nn.Linear:
+    """The last layer as its client last left it; before the first time, as the plan's seed has it.
 
     Args:
-        personal: what the client keeps to itself.
-    Raises: FrameError where that is of another network.
+        personal: the client's personal weights.
+    Raises: FrameError where they are of another network.
     """
-    back = deepcopy(network_of(plan).suffix(plan.depth).classifier)
-    kept = {name: personal[BACK + name] for name in read_weights(back) if BACK + name in personal}
-    if kept:
-        load_weights(back, kept)
-    return back
+    classifier = deepcopy(network_of(plan).suffix(plan.depth).classifier)
+    names, kept = read_weights(classifier), BACK.select(personal)
+    own = {name: kept[name] for name in names if name in kept}
+    if own:
+        load_weights(classifier, own)
+    return classifier
 
 
-class PersonalHalf(Half):
-    """A round of a client that has the last layer to itself."""
+class PersonalHead(Companion):
+    """Trains the last layer, and answers the server's embeddings with their gradient."""
 
-    def __init__(self, client: TrainingClient, start: StartRound) -> None:
-        super().__init__(client, start)
-        plan, part = self.plan, start.plan.part.back
-        assert part is not None, "a plan with a back makes this half"
-        self.dropout = part.dropout
-        self.back = back_of(plan, client.personal).to(client.device)
-        accuracy = float(client.personal.get(BACK + ACCURACY, 0.0))
-        numbers = plan.training
-        rate = numbers.learning_rate if part.learning_rate is None else part.learning_rate
-        self.back_parameters = list(self.back.parameters())
-        self.back_optimiser = torch.optim.SGD(
-            self.back_parameters,
-            personal_rate(rate, accuracy) if part.follow_accuracy else rate,
-            momentum=numbers.momentum,
-            weight_decay=numbers.weight_decay,
-        )
-        self.labels: Tensor | None = None
-        self.right = self.judged = 0
+    def __init__(self, state: ClientState, plan: Plan, number: int) -> None:
+        part = plan.part.back
+        assert part is not None, "the plan asks for a personal head"
+        self._dropout = part.dropout
+        self._key = [plan.seed, _DROPOUT, number, crc32(state.name.encode())]
+        self._classifier = personal_classifier(plan, state.personal).to(state.device)
+        rate = plan.training.learning_rate if part.learning_rate is None else part.learning_rate
+        if part.follow_accuracy:
+            accuracy = state.personal.get(BACK.key(ACCURACY), 0.0)
+            rate = personal_rate(rate, float(accuracy))
+        self._parameters = list(self._classifier.parameters())
+        self.optimiser = optimiser_of(plan, self._parameters, rate)
+        self._right = self._seen = 0
 
-    def answer(self, message: Outputs) -> OutputGradient:
-        """One step of the back on the server's embeddings, and their gradient before it."""
-        if self.open is None or self.labels is None or message.step != self.opened - 1:
-            raise FrameError(f"client {self.client.name}: no step {message.step} is open here")
-        labels, self.labels = self.labels, None
-        shape = (len(labels), self.back.in_features)
-        embeddings = message.outputs.to(self.client.device).detach().requires_grad_()
-        # of the sum: as good, and faster than looking at each
-        if embeddings.shape != shape or not bool(torch.isfinite(embeddings.sum())):
-            raise FrameError(
-                f"client {self.client.name}: outputs: expected finite embeddings of shape {shape},"
-                f" got shape {tuple(embeddings.shape)}"
-            )
+    @property
+    def width(self) -> int:
+        """Numbers in one sample's embedding."""
+        return self._classifier.in_features
+
+    def answer(self, batch: OpenBatch, step: int, outputs: Tensor) -> tuple[Tensor, float]:
+        """One step of the last layer on the embeddings, and their gradient before it."""
         with torch.no_grad():
-            self.right += int((self.back(embeddings).argmax(1) == labels).sum())
-        self.judged += len(labels)
-        logits = self.back(embeddings * self._mask(message.step, shape))
-        loss = nn.functional.cross_entropy(logits, labels)
-        gradient, *own = torch.autograd.grad(loss, [embeddings, *self.back_parameters])
-        for parameter, its in zip(self.back_parameters, own, strict=True):
-            parameter.grad = its
-        self.back_optimiser.step()
-        return OutputGradient(
-            self.number, message.step, gradient.contiguous(), float(loss.detach())
-        )
+            batch.logits = self._classifier(outputs)
+            self._right += int((batch.logits.argmax(1) == batch.y).sum())
+        self._seen += len(batch.y)
+        logits = self._classifier(outputs * self._mask(step, outputs))
+        loss = nn.functional.cross_entropy(logits, batch.y)
+        gradient, *own = torch.autograd.grad(loss, [outputs, *self._parameters])
+        self.optimiser.step(own)
+        batch.server_loss = float(loss.detach())
+        return gradient, batch.server_loss
 
-    def end(self, message: EndRound) -> Update:
-        """As every half, and the back is kept for the next round."""
-        update = super().end(message)
-        kept = read_weights(self.back)
-        if self.judged:
-            kept[ACCURACY] = torch.tensor(self.right / self.judged)
-        self._keep({BACK + name: tensor for name, tensor in kept.items()})
-        return update
+    def kept(self) -> Weights:
+        """The last layer and, if the round had an answer, the share of right ones."""
+        kept = read_weights(self._classifier)
+        if self._seen:
+            kept[ACCURACY] = torch.tensor(self._right / self._seen)
+        return BACK.prefixed(kept)
 
-    def _forward(self, x: Tensor, y: Tensor) -> Open:
-        self.labels = y
-        return super()._forward(x, y)
-
-    def _mask(self, step: int, shape: tuple[int, ...]) -> Tensor:
-        """What dropout multiplies the embeddings by; keyed, so that every transport draws alike."""
-        if not self.dropout:
-            return torch.ones((), device=self.client.device)
-        name = crc32(self.client.name.encode())
-        key = [self.plan.seed, _DROPOUT, self.number, name, step]
-        drawn = np.random.default_rng(key).random(shape, np.float32)
-        mask: Tensor = torch.from_numpy(drawn >= self.dropout).to(self.client.device, torch.float32)
-        return mask / (1 - self.dropout)
+    def _mask(self, step: int, outputs: Tensor) -> Tensor:
+        """Dropout's factors; drawn from a key, so that every transport draws the same."""
+        if not self._dropout:
+            return torch.ones((), device=outputs.device)
+        drawn = np.random.default_rng([*self._key, step]).random(outputs.shape, np.float32)
+        mask: Tensor = torch.from_numpy(drawn >= self._dropout).to(outputs.device, torch.float32)
+        return mask / (1 - self._dropout)

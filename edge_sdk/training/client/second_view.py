@@ -1,8 +1,8 @@
-"""The second view of a batch: other samples of the client's at a cut, and a bit for each that says
-whether its label is that of the first view. The server aligns by it    HARMONY, Eq. 4, 7
+"""The second view of a batch: other samples of the same client at a cut, and for each sample a bit
+that says whether the labels of both views are equal. The server aligns by it    HARMONY, Eq. 4, 7
 
-How a view is made is a half's own affair: by a prefix that ran ahead (`meta`) or, in every other
-half, by the prefix as it stands.
+An adaptation makes the view with a copy of the prefix that ran ahead; without one, the prefix makes
+it as it is.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from edge_sdk.training.client.batches import EndlessSampler
 from edge_sdk.training.protocol.feature_codec import encode_batch
 from edge_sdk.training.protocol.messages import Features
 from edge_sdk.training.protocol.plan import Plan
@@ -33,8 +33,8 @@ class SecondView:
     same: Tensor
 
     @classmethod
-    def of(cls, z: Tensor, depth: int, same: Tensor, plan: Plan) -> SecondView:
-        """Coded as the plan's features are.
+    def encode(cls, z: Tensor, depth: int, same: Tensor, plan: Plan) -> SecondView:
+        """A view in the codec of the plan's features.
 
         Args:
             z: (B, ...) without a graph. same: (B,) bool.
@@ -42,8 +42,8 @@ class SecondView:
         values, ranges = encode_batch(z, plan.training.codec)
         return cls(values, ranges, depth, same.to(torch.uint8))
 
-    def beside(self, features: Features) -> Features:
-        """The first view's features, with this one."""
+    def added_to(self, features: Features) -> Features:
+        """The first view's features, with this view."""
         return replace(
             features,
             view=self.values,
@@ -53,19 +53,11 @@ class SecondView:
         )
 
 
-class SecondBatches:
-    """B2 of each batch: as many as B1, of an endless stream of own samples."""
+def second_sampler(client: str, samples: int, plan: Plan, number: int) -> EndlessSampler:
+    """The stream of samples that second batches B2 are drawn from, one B2 for each B1.
 
-    def __init__(self, client: str, samples: int, plan: Plan, number: int) -> None:
-        key = [plan.seed, _SECOND, number, crc32(client.encode())]
-        self.generator = np.random.default_rng(key)
-        self._samples = samples
-        self._left = np.empty(0, np.int64)
-
-    def rows(self, size: int) -> NDArray[np.int64]:
-        """Of the next one."""
-        while len(self._left) < size:
-            more = self.generator.permutation(self._samples)
-            self._left = np.concatenate([self._left, more])
-        rows, self._left = self._left[:size], self._left[size:]
-        return rows
+    Args:
+        number: of the round.
+    """
+    key = [plan.seed, _SECOND, number, crc32(client.encode())]
+    return EndlessSampler(np.random.default_rng(key), samples)

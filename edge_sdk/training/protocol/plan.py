@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Literal, get_args
 
+from torch import nn
+
 from edge_sdk.checks import check_fields, need
+from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets import build
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.records import inline, read_record, table_of
+from edge_sdk.training.formulas.sgd import Sgd
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCoding
 from profiles.checks import flag, is_number, is_whole, whole
 
 Fusion = Literal["server", "tpgf", "no_loss", "no_depth", "equal", "fixed"]
 FUSIONS: Final = get_args(Fusion)
-Judged = Literal["logits", "embeddings"]
+OutputKind = Literal["logits", "embeddings"]
+
+_UNCUT: Final = "nothing is cut: the client trains the whole network"
+_ADAPTS: Final = "the client adapts (meta)"
+# (part, excluded by, where and why). All other parts of a client combine.
+EXCLUSIONS: Final = (
+    ("exit_head", "whole", "the client trains the whole network"),
+    ("distil", "whole", "the client trains the whole network"),
+    ("back", "whole", "the client trains the whole network"),
+    ("bottleneck", "whole", _UNCUT),
+    ("inversion", "whole", _UNCUT),
+    ("views", "whole", _UNCUT),
+    ("inversion", "meta", f"{_ADAPTS}: features come from adapted copies of the prefix"),
+    ("back", "meta", f"{_ADAPTS}: the adaptation answers the server's outputs"),
+    ("back", "exit_head", 'there is an exit head: expected meta with head = "client" for both'),
+    ("noise", "views", "a second view leaves the client too, which noise does not cover"),
+    ("noise", "meta", f"{_ADAPTS}: noise does not cover its answers to the server"),
+    ("noise", "inversion", "a guard against inversion trains, which noise does not cover"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +223,8 @@ class ClientPart:
     evidence_rounds: int | None = None
 
     @property
-    def judges(self) -> Judged | None:
-        """Which of the server's outputs the client can judge by its labels, if any."""
+    def answers(self) -> OutputKind | None:
+        """Which outputs of the server the client answers with their gradient, if any."""
         if self.own_back:
             return "embeddings"
         return None if self.meta is None else "logits"
@@ -234,33 +256,8 @@ class ClientPart:
             "server where there is no exit head",
             self.fusion,
         )
-        need(
-            not (self.whole and self.exit_head),
-            "exit_head",
-            "none where the client trains the whole network",
-            self.exit_head,
-        )
-        need(
-            self.back is None or not (self.whole or self.exit_head),
-            "back",
-            "none where the client trains the whole network or an exit head",
-            self.back,
-        )
-        need(
-            self.noise is None or (self.meta is None and self.inversion is None and not self.views),
-            "noise",
-            "none where a second view or a guard against inversion leaves the client too",
-            "noise",
-        )
         narrow = self.bottleneck
         need(narrow is None or (is_whole(narrow) and narrow >= 1), "bottleneck", "channels", narrow)
-        uncut = self.whole and (narrow is not None or self.inversion is not None or self.views)
-        need(
-            not uncut,
-            "bottleneck, inversion, views",
-            "none where nothing is cut: the client trains the whole network",
-            (narrow, self.inversion, self.views),
-        )
         rounds = self.evidence_rounds
         need(
             rounds is None or (self.exit_head and is_whole(rounds) and rounds >= 1),
@@ -269,20 +266,14 @@ class ClientPart:
             rounds,
         )
         need(
-            not (self.whole and self.distil),
-            "distil",
-            "none where the client trains the whole network",
-            self.distil,
-        )
-        need(
             self.meta is None or (self.exit_head and self.fusion == "fixed"),
             "meta",
             "an exit head and fusion fixed beside it",
             (self.exit_head, self.fusion),
         )
-        several = ("distil", "inversion", "back", "meta")
-        halves = [name for name in several if getattr(self, name) is not None]
-        need(len(halves) <= 1, "part", f"at most one of {', '.join(several)}", halves)
+        for part, other, where in EXCLUSIONS:
+            if getattr(self, part) and getattr(self, other):
+                raise ConfigurationError(f"{part}: expected none where {where}")
 
 
 # the keys of a plan's JSON, in the order in which they are written
@@ -365,6 +356,19 @@ def network_of(plan: Plan) -> Supernet:
         mean=plan.mean,
         std=plan.std,
     )
+
+
+def optimiser_of(
+    plan: Plan, parameters: Iterable[nn.Parameter], learning_rate: float | None = None
+) -> Sgd:
+    """SGD over `parameters` by the plan's numbers.
+
+    Args:
+        learning_rate: in place of the plan's.
+    """
+    numbers = plan.training
+    rate = numbers.learning_rate if learning_rate is None else learning_rate
+    return Sgd(parameters, rate, numbers.momentum, numbers.weight_decay)
 
 
 @lru_cache(maxsize=8)

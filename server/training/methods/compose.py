@@ -105,8 +105,8 @@ def _of_steps(of: _Sources) -> Iterator[str]:
             f" (labels = {client.labels!r}): expected a server part that asks its clients, or a"
             " client part that sends labels"
         )
-    if step is not None and not needs_labels(step) and half.judges not in server.asks:
-        can = "nothing of the server's" if half.judges is None else f"its {half.judges}"
+    if step is not None and not needs_labels(step) and half.answers not in server.asks:
+        can = "nothing of the server's" if half.answers is None else f"its {half.answers}"
         yield (
             f"{server.name}'s server asks its clients to judge its {' or '.join(server.asks)},"
             f" {client.name}'s clients can judge {can}: expected a client part that can, as"

@@ -197,7 +197,7 @@ def _forward(
         statistics.restore()
         logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
         return None
-    embeddings = now.plans[client].part.judges == "embeddings"
+    embeddings = now.plans[client].part.answers == "embeddings"
     outputs = second if embeddings else trunk.classifier(second)
     if not bool(torch.isfinite(outputs.detach().sum())):
         statistics.restore()

@@ -12,7 +12,7 @@ from typing import Literal
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import GatePolicy
-from edge_sdk.training.protocol.plan import ClientPart, Judged
+from edge_sdk.training.protocol.plan import ClientPart, OutputKind
 from server.training.core.server_state import Trunk
 from server.training.core.weighted_mean import WeightRule, by_samples
 from server.training.methods.formulas.contrastive import Alignment
@@ -66,7 +66,7 @@ class Method:
     reads_records: bool = False
     align: Alignment | None = None
     evidence_rounds: int | None = None
-    asks: tuple[Judged, ...] = ()
+    asks: tuple[OutputKind, ...] = ()
 
     @property
     def gate(self) -> GatePolicy:

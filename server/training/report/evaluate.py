@@ -25,9 +25,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from edge_sdk.training.client.auxiliary import Auxiliary, auxiliary_of
-from edge_sdk.training.client.client_round import exit_loss, start_of
-from edge_sdk.training.client.personal_head import back_of
+from edge_sdk.training.client.auxiliary import Auxiliary, build_auxiliary
+from edge_sdk.training.client.exit_head import exit_loss
+from edge_sdk.training.client.personal_head import personal_classifier
 from edge_sdk.training.data.load import Array
 from edge_sdk.training.protocol.weights import load_weights, parted
 from server.training.recipe.partition import RhoTest, rho_tests
@@ -234,7 +234,7 @@ class Evaluator:
         run, right = self._run, {}
         for depth in sorted({plan.depth for plan in run.plans.values()}):
             backs: dict[str, nn.Module] = {
-                name: back_of(plan, run.clients[name].personal).to(run.device)
+                name: personal_classifier(plan, run.clients[name].personal).to(run.device)
                 for name, plan in run.plans.items()
                 if plan.depth == depth
             }
@@ -270,7 +270,7 @@ class Evaluator:
         for name, client in run.clients.items():
             plan = run.plans[name]
             if plan.part.distil is not None:
-                model = auxiliary_of(plan).to(run.device)
+                model = build_auxiliary(plan).to(run.device)
                 if model.load(client.personal):
                     yield name, model
 
@@ -316,7 +316,7 @@ class Evaluator:
         suffix = run.state.trunk.suffix(plan.depth)
         if not self._run.method.client.own_back:
             return suffix
-        back = back_of(plan, run.clients[name].personal).to(run.device)
+        back = personal_classifier(plan, run.clients[name].personal).to(run.device)
         return nn.Sequential(suffix.neck, back)
 
     def _personalised(self, name: str) -> tuple[nn.Module, nn.Module]:
@@ -348,7 +348,7 @@ class Evaluator:
         client, plan, net = run.clients[name], run.plans[name], run.state.net
         prefix, head = deepcopy(net.prefix(plan.depth)), deepcopy(net.exit_head(plan.depth))
         sent = run.state.weights(plan.depth, whole=False, exit_head=run.method.share_exits)
-        stages, own = parted(start_of(plan, sent, client.personal), plan.depth)
+        stages, own = parted(client.start_weights(plan, sent), plan.depth)
         load_weights(prefix, stages)
         if own:
             load_weights(head, own)

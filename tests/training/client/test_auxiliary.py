@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from edge_sdk.bundles.namespaces import AUXILIARY
 from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.client.auxiliary import MARK, Auxiliary, DistillingHalf, auxiliary_of
+from edge_sdk.training.client.auxiliary import Auxiliary, build_auxiliary
+from edge_sdk.training.client.client_round import ClientRound
 from edge_sdk.training.formulas.distillation import kd_client, kd_global
 from edge_sdk.training.formulas.evidence import evidential_losses
 from edge_sdk.training.protocol.messages import (
@@ -71,7 +73,7 @@ def feedback_for(features: Features, seed: int = 0, *, outputs: bool = True) -> 
 
 
 def kept(client: TrainingClient) -> dict[str, Tensor]:
-    return {k: t for k, t in client.personal.items() if k.startswith(MARK)}
+    return {k: t for k, t in client.personal.items() if AUXILIARY.holds(k)}
 
 
 def count(module: nn.Module) -> int:
@@ -92,11 +94,11 @@ def count(module: nn.Module) -> int:
 def test_it_is_an_extractor_of_the_prefix_s_make_pooling_and_a_linear(
     backbone: str, shape: tuple[int, ...], depth: int, classes: int, expected: int
 ) -> None:
-    assert count(auxiliary_of(plan_of(backbone, shape, depth, classes))) == expected
+    assert count(build_auxiliary(plan_of(backbone, shape, depth, classes))) == expected
 
 
 def test_with_the_exit_head_it_is_the_network_s_own_pair() -> None:
-    auxiliary = auxiliary_of(plan_of(head="exit", classes=10))
+    auxiliary = build_auxiliary(plan_of(head="exit", classes=10))
     assert count(auxiliary.head) == 650  # pools to 2x2, which a global pool on tiny does not
     net = network_of(plan_of(head="exit", classes=10))
     x = torch.randn(2, 1, 8, 8)
@@ -105,7 +107,7 @@ def test_with_the_exit_head_it_is_the_network_s_own_pair() -> None:
 
 def test_its_weights_are_those_of_the_plan_s_seed() -> None:
     state = torch.get_rng_state()
-    one, other = auxiliary_of(plan_of()), auxiliary_of(plan_of())
+    one, other = build_auxiliary(plan_of()), build_auxiliary(plan_of())
     for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
         assert a.data_ptr() != b.data_ptr()
@@ -115,8 +117,8 @@ def test_its_weights_are_those_of_the_plan_s_seed() -> None:
 def test_tokens_are_not_pooled_over() -> None:
     plan = plan_of("vit_s", (3, 32, 32), 1)
     with pytest.raises(ConfigurationError, match="expected distil head exit"):
-        auxiliary_of(plan)
-    assert auxiliary_of(plan_of("vit_s", (3, 32, 32), 1, head="exit")).head is not None
+        build_auxiliary(plan)
+    assert build_auxiliary(plan_of("vit_s", (3, 32, 32), 1, head="exit")).head is not None
 
 
 def test_a_batch_is_one_sgd_step_on_the_three_losses() -> None:
@@ -128,8 +130,8 @@ def test_a_batch_is_one_sgd_step_on_the_three_losses() -> None:
     feedback = feedback_for(features)
     client.handle(EndRound(1, feedback))
 
-    twin = auxiliary_of(plan)
-    rows = DistillingHalf(client_of(4), start_of(plan)).samples.rows(0, None)
+    twin = build_auxiliary(plan)
+    rows = ClientRound(client_of(4), start_of(plan)).batches.rows(0, None)
     x, y = torch.from_numpy(client.x[rows]), torch.from_numpy(client.y[rows])
     assert torch.equal(y, features.labels)
     z = twin.extractor(x)
@@ -175,21 +177,21 @@ def test_it_goes_on_from_round_to_round_and_is_never_sent() -> None:
         assert isinstance(features, Features)
         update = client.handle(EndRound(number, feedback_for(features, number)))
         assert isinstance(update, Update)
-        assert not any(name.startswith(MARK) for name in update.weights)
+        assert not any(AUXILIARY.holds(name) for name in update.weights)
         after.append(kept(client))
     fresh = client_of()
     fresh.handle(start_of(plan, 2))
     features = fresh.handle(Step(2, 0))
     assert isinstance(features, Features)
     fresh.handle(EndRound(2, feedback_for(features, 2)))
-    name = f"{MARK}head.2.weight"
+    name = AUXILIARY.key("head.2.weight")
     assert not torch.equal(after[0][name], after[1][name])
     assert not torch.equal(kept(fresh)[name], after[1][name])
     assert not any("normalise" in key for key in after[1])
-    model = auxiliary_of(plan)
+    model = build_auxiliary(plan)
     assert model.load(client.personal)
     assert torch.equal(model.read()[name], after[1][name])
-    assert not Auxiliary.load(auxiliary_of(plan), {})
+    assert not Auxiliary.load(build_auxiliary(plan), {})
 
 
 def test_a_silent_server_leaves_the_other_teacher() -> None:
@@ -206,8 +208,8 @@ def test_a_silent_server_leaves_the_other_teacher() -> None:
     assert (update.steps, update.supervised) == (0, 0)
     sent = read_weights(network_of(plan).prefix(2))
     assert all(torch.equal(update.weights[name], tensor) for name, tensor in sent.items())
-    name = f"{MARK}head.2.weight"
-    assert not torch.equal(kept(silent)[name], auxiliary_of(plan).read()[name])
+    name = AUXILIARY.key("head.2.weight")
+    assert not torch.equal(kept(silent)[name], build_auxiliary(plan).read()[name])
 
 
 def test_batches_that_cannot_be_learnt_from_leave_it_as_it_was() -> None:
@@ -216,7 +218,7 @@ def test_batches_that_cannot_be_learnt_from_leave_it_as_it_was() -> None:
     client.handle(start_of(plan))
     update = client.handle(NoReply(1))
     assert isinstance(update, Update)
-    for name, tensor in auxiliary_of(plan).read().items():
+    for name, tensor in build_auxiliary(plan).read().items():
         assert torch.equal(kept(client)[name], tensor)
 
 
@@ -228,8 +230,8 @@ def test_a_single_sample_teaches() -> None:
     update = client.handle(EndRound(1, feedback_for(features)))
     assert isinstance(update, Update)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in kept(client).values())
-    name = f"{MARK}head.2.weight"
-    assert not torch.equal(kept(client)[name], auxiliary_of(plan).read()[name])
+    name = AUXILIARY.key("head.2.weight")
+    assert not torch.equal(kept(client)[name], build_auxiliary(plan).read()[name])
 
 
 @pytest.mark.parametrize("outputs", [torch.zeros(4, 2), torch.full((4, 3), torch.nan)])

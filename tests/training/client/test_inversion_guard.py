@@ -1,4 +1,4 @@
-"""SCALA's privacy-enhanced half: a decoder in training, a prefix that turns away from it."""
+"""SCALA's privacy-enhanced round_: a decoder in training, a prefix that turns away from it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from torch import Tensor
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.client.inversion_guard import GuardedHalf
+from edge_sdk.training.client.client_round import ClientRound
+from edge_sdk.training.client.inversion_guard import InversionGuard
 from edge_sdk.training.data.load import Dataset, load_dataset
+from edge_sdk.training.formulas.decoder import Decoder
 from edge_sdk.training.formulas.image_similarity import ssim
 from edge_sdk.training.protocol.messages import (
     EndRound,
@@ -79,6 +81,12 @@ def play(client: TrainingClient, plan: Plan, pull: float = 0.01, number: int = 1
     return update
 
 
+def decoder_of(round_: ClientRound) -> Decoder:
+    (guard,) = round_.companions
+    assert isinstance(guard, InversionGuard)
+    return guard.decoder
+
+
 def differ(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return any(not torch.equal(tensor, other[name]) for name, tensor in one.items())
 
@@ -95,9 +103,9 @@ def test_a_guard_of_no_weight_and_one_that_minds_nothing_change_no_bit(digits: D
 def test_the_prefix_steps_by_the_joint_loss(digits: Dataset) -> None:
     guard = Inversion(weight=0.7, threshold=0.0)
     plan, client = plan_of(digits, guard), client_of(digits, samples=8)
-    half = GuardedHalf(client, start_of(plan))
-    reply = half.step(Step(1, 0, None, 8))
-    decoder = deepcopy(half._decoder)
+    round_ = ClientRound(client, start_of(plan))
+    reply = round_.step(Step(1, 0, None, 8))
+    decoder = deepcopy(decoder_of(round_))
     rows = np.random.default_rng([0, 1, crc32(b"ada")]).permutation(8)
     x = torch.from_numpy(client.x[rows])
     prefix = deepcopy(network_of(plan).prefix(2))
@@ -109,7 +117,7 @@ def test_the_prefix_steps_by_the_joint_loss(digits: Dataset) -> None:
     assert (client.x.min(), client.x.max()) == (0, 16)
     loss = (gradient * z).sum() + 0.7 * ssim(decoder(z), x / 16).mean()
     expected = torch.autograd.grad(loss, list(prefix.parameters()))
-    update = half.end(EndRound(1, Feedback(gradient, 1.0)))
+    update = round_.end(EndRound(1, Feedback(gradient, 1.0)))
     for (name, start), step in zip(prefix.named_parameters(), expected, strict=True):
         torch.testing.assert_close(
             update.weights[name], start.detach() - RATE * step, rtol=1e-4, atol=1e-6
@@ -118,10 +126,10 @@ def test_the_prefix_steps_by_the_joint_loss(digits: Dataset) -> None:
 
 def test_without_the_servers_answer_a_batch_is_not_learnt_from(digits: Dataset) -> None:
     plan = plan_of(digits, Inversion(threshold=0.0))
-    half = GuardedHalf(client_of(digits), start_of(plan))
-    before = read_weights(half.prefix)
-    half.step(Step(1, 0, None, 8))
-    update = half.end(EndRound(1, None))
+    round_ = ClientRound(client_of(digits), start_of(plan))
+    before = read_weights(round_.prefix.module)
+    round_.step(Step(1, 0, None, 8))
+    update = round_.end(EndRound(1, None))
     assert update.steps == 0
     assert not differ(update.weights, before)
 
@@ -132,11 +140,11 @@ def test_beside_an_exit_head_the_guard_pulls_in_full_and_alone_too(digits: Datas
     plain = play(client_of(digits), plan_of(digits, None, **more)).weights
     guarded = play(client_of(digits), plan_of(digits, Inversion(threshold=0.0), **more)).weights
     assert differ({k: t for k, t in guarded.items() if not k.startswith("exit")}, plain)
-    half = GuardedHalf(
+    round_ = ClientRound(
         client_of(digits), start_of(plan_of(digits, Inversion(threshold=0.0), **more))
     )
-    half.step(Step(1, 0, None, 8))
-    assert half.alone().steps == 3
+    round_.step(Step(1, 0, None, 8))
+    assert round_.alone().steps == 3
 
 
 def test_the_decoder_is_kept_and_never_sent(digits: Dataset) -> None:
@@ -157,15 +165,15 @@ def test_a_decoder_in_training_comes_to_draw_its_inputs(digits: Dataset) -> None
     client = client_of(digits, samples=64)
     plan = plan_of(digits, Inversion(weight=0.0, learning_rate=5e-3), depth=1)
 
-    def likeness(half: GuardedHalf) -> float:
-        z = half.prefix(torch.from_numpy(client.x))
+    def likeness(round_: ClientRound) -> float:
+        z = round_.prefix.run(torch.from_numpy(client.x))
         x = torch.from_numpy(client.x) / 16
-        return float(ssim(half._decoder(z), x).mean().detach())
+        return float(ssim(decoder_of(round_)(z), x).mean().detach())
 
-    before = likeness(GuardedHalf(client, start_of(plan)))
+    before = likeness(ClientRound(client, start_of(plan)))
     for number in range(1, 21):
         play(client, plan, pull=0.0, number=number)
-    after = likeness(GuardedHalf(client, start_of(plan)))
+    after = likeness(ClientRound(client, start_of(plan)))
     assert before < 0.3
     assert after > 0.6
 
@@ -187,9 +195,11 @@ def test_a_guarded_prefix_is_harder_to_draw_from_for_its_own_decoder(digits: Dat
             update = client.handle(EndRound(number, feedback))
             assert isinstance(update, Update)
             weights = update.weights
-        half = GuardedHalf(client, StartRound(16, plan, weights))
+        round_ = ClientRound(client, StartRound(16, plan, weights))
         x = torch.from_numpy(client.x)
-        scores[weight] = float(ssim(half._decoder(half.prefix(x)), x / 16).mean().detach())
+        scores[weight] = float(
+            ssim(decoder_of(round_)(round_.prefix.run(x)), x / 16).mean().detach()
+        )
     assert scores[5.0] < scores[0.0] - 0.1
 
 

@@ -315,10 +315,10 @@ def test_accuracy_of_the_last_round_is_kept_and_lowers_the_rate() -> None:
     client, plan = client_of("a"), plan_for(splitlpf())
     start = StartRound(1, plan, read_weights(build("tiny", classes=CLASSES, seed=0).prefix(DEPTH)))
     client.handle(start)
-    assert client._round.back_optimiser.defaults["lr"] == RATE  # type: ignore[union-attr]  # under way
+    assert client._round.responder.optimiser.learning_rate == RATE  # type: ignore[union-attr]  # under way
     client.personal["back.accuracy"] = torch.tensor(0.4)
     client.handle(start)
-    rate = client._round.back_optimiser.defaults["lr"]  # type: ignore[union-attr]  # under way
+    rate = client._round.responder.optimiser.learning_rate  # type: ignore[union-attr]  # under way
     assert rate == pytest.approx(0.6 * RATE)
 
 

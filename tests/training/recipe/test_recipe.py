@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.training.client.auxiliary import auxiliary_of
+from edge_sdk.training.client.auxiliary import build_auxiliary
 from edge_sdk.training.protocol.plan import ClientPart, Distillation, Plan
 from edge_sdk.training.protocol.training import Training
 from profiles.energy import PowerModel
@@ -235,7 +235,7 @@ def test_global_pools_over_tokens_are_refused_when_the_recipe_is_read(
     numbers = (0.0,) * shape[0], (1.0,) * shape[0]
     plan = Plan(backbone, shape, 10, *numbers, 1, Training(0.1, 8), part=part, seed=1)
     try:
-        auxiliary_of(plan)
+        build_auxiliary(plan)
     except ConfigurationError:
         with pytest.raises(ConfigurationError, match=f'{backbone}.*auxiliary_head = "exit"'):
             read_recipe(said)

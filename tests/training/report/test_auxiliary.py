@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.training.client.auxiliary import auxiliary_of
+from edge_sdk.training.client.auxiliary import build_auxiliary
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import Evaluator
 from server.training.report.metrics import benign_rate
@@ -58,7 +58,7 @@ def test_auxiliary_models_are_judged_each_by_itself() -> None:
     x = torch.from_numpy(world.x_test)
     rates = []
     for name, client in world.clients.items():
-        model = auxiliary_of(world.plans[name]).eval()
+        model = build_auxiliary(world.plans[name]).eval()
         model.load(client.personal)
         with torch.no_grad():
             said = model(x).argmax(1).numpy()

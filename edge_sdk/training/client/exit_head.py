@@ -1,0 +1,52 @@
+"""The exit head that a client trains in a round, and its loss."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from edge_sdk.nets.copying import copied
+from edge_sdk.training.client.state import ClientState
+from edge_sdk.training.formulas.evidence import evidential_losses, kl_weight_at
+from edge_sdk.training.protocol.messages import Weights
+from edge_sdk.training.protocol.plan import Plan, network_of, optimiser_of
+from edge_sdk.training.protocol.weights import load_weights
+
+
+class ExitHead:
+    """A copy of the exit head at the plan's depth, with an optimiser.
+
+    Args:
+        number: of the round.
+        weights: as the round starts; empty in the first round, which takes those of the plan's
+            seed.
+
+    Attributes:
+        module: smashed data to logits (B, N), in train mode.
+    """
+
+    def __init__(self, state: ClientState, plan: Plan, number: int, weights: Weights) -> None:
+        self.module: nn.Module = copied(network_of(plan).exit_head(plan.depth)).to(state.device)
+        if weights:
+            load_weights(self.module, weights)
+        self.module.train()
+        self.parameters = list(self.module.parameters())
+        self.optimiser = optimiser_of(plan, self.parameters)
+        self._plan, self._number = plan, number
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Lc, (): the mean over the batch."""
+        return exit_loss(self._plan, self._number, logits, y)
+
+
+def exit_loss(plan: Plan, number: int, logits: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy; BESplit's Eq. 5 where the plan has exit heads learn evidence.
+
+    Args:
+        number: of the round. logits: (B, N). y: (B,).
+    Returns: (), the mean over B.
+    """
+    rounds = plan.part.evidence_rounds
+    if rounds is None:
+        return nn.functional.cross_entropy(logits, y)
+    losses = evidential_losses(logits, y, kl_weight_at(number, rounds))
+    return losses.mean().to(logits.dtype)

@@ -1,0 +1,66 @@
+"""The stages that a client trains in a round: everything up to the cut, or the whole network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from edge_sdk.errors import FrameError
+from edge_sdk.nets.copying import copied
+from edge_sdk.training.client.state import ClientState
+from edge_sdk.training.protocol.messages import Weights
+from edge_sdk.training.protocol.noise import clip_samples
+from edge_sdk.training.protocol.plan import Plan, network_of, optimiser_of
+from edge_sdk.training.protocol.weights import load_weights
+
+
+class Prefix:
+    """A copy of the plan's stages, with an optimiser.
+
+    Args:
+        weights: of the stages, as the round starts.
+
+    Attributes:
+        module: raw input (B, ...) to smashed data, in train mode.
+    """
+
+    def __init__(self, state: ClientState, plan: Plan, weights: Weights) -> None:
+        net, part = network_of(plan), plan.part
+        stages = net.segment(0, None) if part.whole else net.prefix(plan.depth)
+        self.module: nn.Module = copied(stages).to(state.device)
+        load_weights(self.module, weights)
+        self.module.train()
+        self.parameters = list(self.module.parameters())
+        self._optimiser = optimiser_of(plan, self.parameters)
+        self._client = state.name
+        self._clip = None if part.whole or part.noise is None else part.noise.feature_clip
+        self._prox_mu = part.prox_mu
+        self._start = [p.detach().clone() for p in self.parameters] if part.prox_mu else None
+
+    def run(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
+        """Smashed data of a batch; each sample is clipped where the plan limits its norm.
+
+        Args:
+            module: a copy of the prefix to use in its place.
+        Raises: FrameError for a batch that BatchNorm cannot train on.
+        """
+        try:
+            z: Tensor = (self.module if module is None else module)(x)
+        except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
+            raise FrameError(
+                f"client {self._client}: a batch of {len(x)} cannot be trained: {err};"
+                ' give it more samples or build the network with norm = "group"'
+            ) from err
+        return z if self._clip is None else clip_samples(z, self._clip)
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """One optimiser step; with FedProx, the gradient of mu/2 * |w - w_start|^2 is added."""
+        if self._start is not None:
+            gradients = [
+                gradient + self._prox_mu * (parameter.detach() - start)
+                for gradient, parameter, start in zip(
+                    gradients, self.parameters, self._start, strict=True
+                )
+            ]
+        self._optimiser.step(gradients)
