@@ -8,6 +8,12 @@
              with the server where nothing is said
     weigh    how much each client counts in aggregation, and the server's own vote
 
+Two more parts join the client's half, whichever method that is from:
+
+    auxiliary   a model of the client's own, which answers on the device (BESplit); brings its gate
+                where nothing is said
+    guard       training of the prefix against inversion (SCALA)
+
 What contradicts is refused with a sentence, before anything is trained.
 """
 
@@ -29,6 +35,9 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "align": ("align",),
     "weigh": ("weigh", "server_weight", "reads_records"),
 }
+# the parts that join the client's half, by the field of `ClientPart` that holds them
+COMPANIONS: Final[Mapping[str, str]] = {"auxiliary": "distil", "guard": "inversion"}
+PARTS: Final = (*FIELDS, *COMPANIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,8 @@ class _Sources:
     """Which method each part is of; `named` are those that a recipe names."""
 
     client: Method
+    auxiliary: Method
+    guard: Method
     gate: Method
     server: Method
     align: Method
@@ -48,41 +59,71 @@ def combine(base: Method, parts: Mapping[str, Method]) -> Method:
 
     Raises: ConfigurationError saying which parts do not go together, and why.
     """
-    unknown = sorted(parts.keys() - FIELDS.keys())
+    unknown = sorted(parts.keys() - set(PARTS))
     if unknown:
         raise ConfigurationError(
-            f"parts: expected some of {', '.join(FIELDS)}, got {', '.join(unknown)}"
+            f"parts: expected some of {', '.join(PARTS)}, got {', '.join(unknown)}"
         )
     client, server = parts.get("client", base), parts.get("server", base)
+    auxiliary = parts.get("auxiliary", client)
     sources = _Sources(
         client,
-        parts.get("gate", client),
+        auxiliary,
+        parts.get("guard", client),
+        parts.get("gate", auxiliary),
         server,
         parts.get("align", server),
         parts.get("weigh", base),
         frozenset(parts),
     )
-    for faults in (_of_steps, _of_gates, _of_alignment, _of_weights):
+    for faults in (_of_companions, _of_steps, _of_gates, _of_alignment, _of_weights):
         for fault in faults(sources):
             raise ConfigurationError(f"parts: {fault}")
-    taken: dict[str, Any] = {
-        name: getattr(getattr(sources, part), name)
-        for part, names in FIELDS.items()
-        for name in names
-    }
-    taken["client"] = _client_half(sources)
-    others = [f"{parts[part].name} {part}" for part in FIELDS if part in parts]
+    taken: dict[str, Any] = {}
+    for part in FIELDS:
+        taken |= taken_from(part, getattr(sources, part))
+    taken["client"] = _client_part(sources)
+    others = [f"{parts[part].name} {part}" for part in PARTS if part in parts]
     return replace(base, name=" + ".join([base.name, *others]), **taken)
 
 
-def _client_half(of: _Sources) -> ClientPart:
-    """The client's half, told what the other parts ask of it."""
+def taken_from(part: str, method: Method) -> dict[str, Any]:
+    """What is taken from a method as that part, by the names of the fields."""
+    if part in COMPANIONS:
+        return {COMPANIONS[part]: getattr(method.client, COMPANIONS[part])}
+    return {name: getattr(method, name) for name in FIELDS.get(part, ())}
+
+
+def _client_part(of: _Sources) -> ClientPart:
+    """The client's half, with what joins it, told what the other parts ask of it.
+
+    Raises: ConfigurationError for parts that exclude each other.
+    """
     half, align = of.client.client, of.align.align
-    return replace(
-        half,
-        views=align is not None and align.weight > 0,
-        evidence_rounds=of.gate.evidence_rounds if half.exit_head else None,
-    )
+    taken = taken_from("auxiliary", of.auxiliary) | taken_from("guard", of.guard)
+    try:
+        return replace(
+            half,
+            views=align is not None and align.weight > 0,
+            evidence_rounds=of.gate.evidence_rounds if half.exit_head else None,
+            **taken,
+        )
+    except ConfigurationError as err:
+        raise ConfigurationError(f"parts: {err}") from err
+
+
+def _of_companions(of: _Sources) -> Iterator[str]:
+    """Whether there is something to join the client's half where it was asked for."""
+    if "auxiliary" in of.named and of.auxiliary.client.distil is None:
+        yield (
+            f"{of.auxiliary.name}'s clients have no auxiliary model: expected besplit's auxiliary"
+            " part, or none"
+        )
+    if "guard" in of.named and of.guard.client.inversion is None:
+        yield (
+            f"{of.guard.name}'s clients have no guard against inversion: expected scala's guard"
+            " part with inversion above 0, or none"
+        )
 
 
 def _of_steps(of: _Sources) -> Iterator[str]:
@@ -112,10 +153,13 @@ def _of_steps(of: _Sources) -> Iterator[str]:
             f" {client.name}'s clients can judge {can}: expected a client part that can, as"
             f" {server.name}'s own"
         )
-    if half.distil is not None and not server.gives_outputs:
+    distil = of.auxiliary.client.distil
+    # a client that answers the server's outputs knows the whole network's logits from them
+    knows_logits = server.gives_outputs or half.answers is not None
+    if distil is not None and distil.server_share and not knows_logits:
         yield (
-            f"{client.name}'s clients learn from the server's logits, {server.name}'s server"
-            " returns none: expected the server part of the same method"
+            f"{of.auxiliary.name}'s clients learn from the server's logits, {server.name}'s server"
+            " returns none: expected the server part of the same method, or server_share = 0"
         )
 
 
@@ -124,12 +168,13 @@ def _of_gates(of: _Sources) -> Iterator[str]:
     half = of.client.client
     if "gate" not in of.named:
         return
-    if half.distil is not None and of.gate.gate != of.client.gate:
+    distil = of.auxiliary.client.distil
+    if distil is not None and of.gate.gate != of.auxiliary.gate:
         yield (
-            f"{of.client.name}'s auxiliary model learns evidence, {of.gate.name}'s gate goes by"
-            f" {of.gate.gate}: expected {of.client.name}'s gate with it"
+            f"{of.auxiliary.name}'s auxiliary model learns evidence, {of.gate.name}'s gate goes by"
+            f" {of.gate.gate}: expected {of.auxiliary.name}'s gate with it"
         )
-    elif half.distil is None and not half.exit_head:
+    elif distil is None and not half.exit_head:
         yield (
             f"{of.client.name}'s clients have no exit that {of.gate.name}'s gate could open:"
             " expected a client part with exits, as supersfl's, or no gate part"

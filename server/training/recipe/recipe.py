@@ -38,7 +38,7 @@ from profiles.checks import number, optional, whole
 from profiles.energy import PowerModel
 from profiles.errors import InvalidProfileError
 from server.training.methods import besplit, fedavg, harmony, scala, splitfed, splitlpf, supersfl
-from server.training.methods.compose import FIELDS, combine
+from server.training.methods.compose import combine, taken_from
 from server.training.methods.method import Method
 from server.training.recipe.privacy import PrivacySettings, guarded
 from server.training.rounds.round import RoundSettings
@@ -288,7 +288,7 @@ def _idle(part: str, method: str, numbers: Mapping[str, Any]) -> Iterator[str]:
 
     def taken(given: Mapping[str, Any]) -> list[Any]:
         built = METHODS[method](**given)
-        return [getattr(built, name) for name in FIELDS.get(part, ())]
+        return list(taken_from(part, built).values())
 
     all_numbers = taken(numbers)
     if any(map(callable, all_numbers)):

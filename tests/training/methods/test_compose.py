@@ -32,6 +32,10 @@ def recipe_of(method: str, **more: Any) -> Recipe:
     )
 
 
+GUARD = {"method": "scala", "numbers": {"inversion": 0.3}}
+ALONE = {"method": "besplit", "numbers": {"server_share": 0.0}}
+
+
 def test_a_part_is_taken_whole_and_the_rest_stays() -> None:
     method = recipe_of("supersfl", parts={"server": "minibatch-sfl"}).build_method()
     supersfl, minibatch = METHODS["supersfl"](), METHODS["minibatch-sfl"]()
@@ -173,6 +177,37 @@ def test_clients_that_judge_go_with_any_server_that_asks_it(base: str, parts: An
     assert world.method.labels == "derivable"
 
 
+@pytest.mark.parametrize(
+    ("base", "parts"),
+    [
+        ("splitlpf", {"auxiliary": "besplit"}),
+        ("splitlpf", {"auxiliary": "besplit", "guard": GUARD}),
+        ("besplit", {"guard": GUARD}),
+        ("harmony", {"auxiliary": "besplit"}),
+        ("supersfl", {"auxiliary": ALONE}),
+    ],
+)
+def test_what_joins_the_clients_half_trains_with_it_and_stays_at_home(
+    base: str, parts: Any
+) -> None:
+    depth = {} if base == "supersfl" else {"depth": 2}
+    world = build_simulation(recipe_of(base, train={**TRAIN, **depth}, parts=parts))
+    own, joined = METHODS[base]().client, world.method.client
+    assert replace(joined, distil=None, inversion=None, evidence_rounds=None) == replace(
+        own, distil=None, inversion=None
+    )
+    rows: list[dict[str, Any]] = []
+    list(run_rounds(world, rows))
+    report = report_of(world, rows)
+    assert rows[-1]["participants"] == list(world.clients)
+    assert not rows[-1]["missed_steps"]
+    assert report["final"]["accuracy_id"] > 0
+    kept = {"auxiliary": "auxiliary", "guard": "inversion"}
+    for client in world.clients.values():
+        spaces = {key.split(".")[0] for key in client.personal}
+        assert {kept[part] for part in parts} <= spaces
+
+
 TRAIN = {"backbone": "tiny", "rounds": 2, "learning_rate": 0.05, "batch": 20, "iterations": 6}
 
 
@@ -208,6 +243,17 @@ def test_a_combination_trains() -> None:
         ("fedavg", {"gate": "besplit"}, "fedavg's clients have no exit that besplit's gate"),
         ("besplit", {"gate": "supersfl"}, "besplit's auxiliary model.*supersfl's gate goes by ent"),
         ("splitgp", {"align": "supersfl"}, "supersfl aligns nothing"),
+        ("splitlpf", {"auxiliary": "supersfl"}, "supersfl's clients have no auxiliary model"),
+        ("splitfed-v1", {"auxiliary": "besplit"}, "learn from the server's logits.*share = 0"),
+        (
+            "splitlpf",
+            {"auxiliary": "besplit", "gate": "supersfl"},
+            "besplit's auxiliary model.*supersfl's gate goes by ent",
+        ),
+        ("fedavg", {"auxiliary": ALONE}, "distil: expected none where the client trains the"),
+        ("splitlpf", {"guard": "scala"}, "scala's clients have no guard.*inversion above 0"),
+        ("fedavg", {"guard": GUARD}, "inversion: expected none where nothing is cut"),
+        ("harmony", {"guard": GUARD}, "inversion: expected none where the client adapts"),
         ("fedavg", {"align": "harmony"}, "harmony's alignment.*fedavg's server has none"),
         ("splitfed-v1", {"server": "nobody"}, "expected one of"),
         ("splitfed-v1", {"server": 3}, "a method's name, or method and numbers"),
@@ -227,7 +273,9 @@ def test_what_does_not_go_together_is_refused(base: Any, parts: Any, said: str) 
         recipe_of(**named, parts=parts)
 
 
-@pytest.mark.parametrize("part", ["client", "gate", "server", "align", "weigh"])
+@pytest.mark.parametrize(
+    "part", ["client", "gate", "server", "align", "weigh", "auxiliary", "guard"]
+)
 @pytest.mark.parametrize("base", METHODS)
 def test_every_pair_of_parts_is_built_or_refused_with_a_sentence(base: str, part: str) -> None:
     for other in METHODS:

@@ -29,6 +29,7 @@ from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from server.training.core.server_state import ServerState
 from server.training.methods.besplit import besplit
+from server.training.methods.compose import combine
 from server.training.methods.harmony import harmony
 from server.training.methods.method import Method
 from server.training.methods.scala import scala
@@ -166,6 +167,16 @@ def test_client_that_does_not_exist_is_left_out(
     assert tuple(fleet.transport.exchange(requests, 30)) == ("ada",)
 
 
+def auxiliary_and_personal_head() -> Method:
+    """BESplit's auxiliary model with SplitLPF's personal head, on every client."""
+    return combine(splitlpf(), {"auxiliary": besplit()})
+
+
+def all_companions() -> Method:
+    """The same, and SCALA's guard against inversion."""
+    return combine(auxiliary_and_personal_head(), {"guard": scala(inversion=0.3)})
+
+
 def weights_after(
     transport: Transport, data: Dataset, method: Method, codec: str
 ) -> tuple[dict[str, torch.Tensor], list[Any]]:
@@ -184,7 +195,19 @@ def weights_after(
     return state.read(), results
 
 
-@pytest.mark.parametrize("method", [supersfl, splitfed_v1, splitlpf, scala, besplit, harmony])
+@pytest.mark.parametrize(
+    "method",
+    [
+        supersfl,
+        splitfed_v1,
+        splitlpf,
+        scala,
+        besplit,
+        harmony,
+        auxiliary_and_personal_head,
+        all_companions,
+    ],
+)
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_http_trains_to_the_same_bits_as_local(
     make_trainer: Callable[..., Any],
