@@ -10,7 +10,7 @@ from torch import Tensor, nn
 M = TypeVar("M", bound=nn.Module)
 
 
-def copied(module: M) -> M:
+def copy_module(module: M) -> M:
     """A copy that shares no tensor with `module`; what two of its parts share, two of the copy do.
 
     What copy.deepcopy makes of modules whose attributes beside parameters, buffers and parts are

@@ -37,7 +37,7 @@ class _Backbone:
 
 
 # Held while first weights are drawn: torch takes them from one generator, which threads share.
-DRAWING: Final = RLock()
+INIT_LOCK: Final = RLock()
 _BATCH_OR_GROUP: Final[tuple[Norm, ...]] = ("batch", "group")
 _BACKBONES: Final = {
     "alexnet": _Backbone(alexnet, (3, 32, 32), 10),
@@ -93,7 +93,7 @@ def build(
         raise ConfigurationError(f"{name}: expected at least 2 classes, got {classes}")
     shape = _shape(name, backbone.input_shape, input_shape)
     spec = NetSpec(shape, classes, _normalise(name, shape[0], mean, std), norm or "batch")
-    with DRAWING, nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
+    with INIT_LOCK, nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             # Not torch.manual_seed: that would seed the accelerators too, which are not forked.
             torch.default_generator.manual_seed(seed)

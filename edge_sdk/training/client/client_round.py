@@ -26,12 +26,13 @@ from edge_sdk.training.client.auxiliary import AuxiliaryTrainer
 from edge_sdk.training.client.batches import RoundBatches
 from edge_sdk.training.client.companion import Companion, OpenBatch, Responder
 from edge_sdk.training.client.exit_head import ExitHead
-from edge_sdk.training.client.fusion import clip_l2, fuse, own_weight
+from edge_sdk.training.client.fusion import client_weight, fuse
 from edge_sdk.training.client.inversion_guard import InversionGuard
 from edge_sdk.training.client.personal_head import PersonalHead
 from edge_sdk.training.client.prefix import Prefix
 from edge_sdk.training.client.second_view import SecondView, second_sampler
 from edge_sdk.training.client.state import ClientState
+from edge_sdk.training.formulas.sgd import clip_l2
 from edge_sdk.training.protocol.feature_codec import encode_batch
 from edge_sdk.training.protocol.messages import (
     EndRound,
@@ -72,8 +73,9 @@ class ClientRound:
         weights, head = parted(state.start_weights(plan, start.weights), plan.depth)
         self.prefix = Prefix(state, plan, weights)
         self.exit_head = ExitHead(state, plan, number, head) if part.exit_head else None
+        self._stages = network_of(plan).L
         self.batches = RoundBatches(state.name, state.samples, plan, number)
-        self.second = second_sampler(state.name, state.samples, plan, number)
+        self._second = second_sampler(state.name, state.samples, plan, number)
         self.responder: Responder | None = None
         self.adaptation: Adaptation | None = None
         if part.meta is not None:
@@ -83,7 +85,7 @@ class ClientRound:
                 plan,
                 self.prefix,
                 self.exit_head,
-                second=self.second,
+                second=self._second,
                 noise_key=noise_key,
             )
         companions: list[Companion] = []
@@ -244,7 +246,7 @@ class ClientRound:
         """
         if self.adaptation is not None or not self.plan.part.views:
             return None
-        x2, y2 = self.state.at(self.second.take(len(y)))
+        x2, y2 = self.state.at(self._second.take(len(y)))
         statistics = [(buffer, buffer.clone()) for buffer in self.prefix.module.buffers()]
         with torch.no_grad():
             z = self.prefix.run(x2)
@@ -266,7 +268,7 @@ class ClientRound:
                 feedback = replace(feedback, loss=batch.server_loss)
             if feedback.outputs is not None:
                 batch.logits = feedback.outputs
-            share = self._own_weight(batch, feedback)
+            share = self._client_weight(batch, feedback)
         if self.adaptation is not None:
             self.adaptation.step_head(share)
         if feedback is not None or batch.own is not None:
@@ -279,10 +281,10 @@ class ClientRound:
         for companion in self.companions:
             companion.close(batch)
 
-    def _own_weight(self, batch: OpenBatch, feedback: Feedback) -> float:
+    def _client_weight(self, batch: OpenBatch, feedback: Feedback) -> float:
         if batch.own is None:
             return 0.0
-        return own_weight(self.plan, network_of(self.plan).L, batch.loss, feedback.loss)
+        return client_weight(self.plan, self._stages, batch.loss, feedback.loss)
 
     def _gradient(self, batch: OpenBatch, feedback: Feedback | None, share: float) -> list[Tensor]:
         """The prefix's: of the client and the server, and each companion's in full."""

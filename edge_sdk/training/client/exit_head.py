@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from edge_sdk.nets.copying import copied
+from edge_sdk.nets.copying import copy_module
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.formulas.evidence import evidential_losses, kl_weight_at
 from edge_sdk.training.protocol.messages import Weights
@@ -25,7 +25,9 @@ class ExitHead:
     """
 
     def __init__(self, state: ClientState, plan: Plan, number: int, weights: Weights) -> None:
-        self.module: nn.Module = copied(network_of(plan).exit_head(plan.depth)).to(state.device)
+        self.module: nn.Module = copy_module(network_of(plan).exit_head(plan.depth)).to(
+            state.device
+        )
         if weights:
             load_weights(self.module, weights)
         self.module.train()

@@ -12,7 +12,7 @@ from edge_sdk.training.protocol.plan import Plan
 EPS = 1e-8
 
 
-def own_weight(plan: Plan, stages: int, own_loss: float, server_loss: float) -> float:
+def client_weight(plan: Plan, stages: int, own_loss: float, server_loss: float) -> float:
     """w_c, the weight of the client's own gradient; the server's is 1 - w_c.
 
     tpgf      d/L * (Lc+eps)^-1 / ((Lc+eps)^-1 + (Ls+eps)^-1)    SuperSFL, Eq. 3
@@ -43,19 +43,6 @@ def own_weight(plan: Plan, stages: int, own_loss: float, server_loss: float) -> 
             return plan.part.exit_share
         case "server":
             return 0.0
-
-
-def clip_l2(gradients: Sequence[Tensor], limit: float | None) -> list[Tensor]:
-    """The gradients scaled so that their joint L2 norm is at most `limit`; None leaves them.
-
-    Args:
-        gradients: of every parameter named, flattened together for the norm.
-    """
-    if limit is None:
-        return list(gradients)
-    norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients]))
-    scale = torch.clamp(limit / (norm + EPS), max=1.0)
-    return [gradient * scale for gradient in gradients]
 
 
 def fuse(own: Sequence[Tensor], servers: Sequence[Tensor], own_share: float) -> list[Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from edge_sdk.bundles.namespaces import INVERSION
 from edge_sdk.errors import ConfigurationError, FrameError
-from edge_sdk.nets.registry import DRAWING
+from edge_sdk.nets.registry import INIT_LOCK
 from edge_sdk.training.client.companion import Companion, OpenBatch
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.formulas.decoder import Decoder, Pixels
@@ -63,7 +63,7 @@ class InversionGuard(Companion):
 def _last_decoder(state: ClientState, plan: Plan, width: int) -> Decoder:
     """The decoder of the last round, or one with the weights of the plan's seed."""
     features = network_of(plan).shape_at(plan.depth)
-    with DRAWING, torch.random.fork_rng(devices=[]):
+    with INIT_LOCK, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(plan.seed)
         try:
             decoder = Decoder(features, plan.input_shape, width)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
-from edge_sdk.nets.copying import copied
+from edge_sdk.nets.copying import copy_module
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.noise import clip_samples
@@ -28,7 +28,7 @@ class Prefix:
     def __init__(self, state: ClientState, plan: Plan, weights: Weights) -> None:
         net, part = network_of(plan), plan.part
         stages = net.segment(0, None) if part.whole else net.prefix(plan.depth)
-        self.module: nn.Module = copied(stages).to(state.device)
+        self.module: nn.Module = copy_module(stages).to(state.device)
         load_weights(self.module, weights)
         self.module.train()
         self.parameters = list(self.module.parameters())

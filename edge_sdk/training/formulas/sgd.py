@@ -8,9 +8,12 @@ the first of torch's optimisers does: 2.4 s of a process's start.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor, nn
+
+EPS: Final = 1e-8
 
 
 class Sgd:
@@ -62,3 +65,16 @@ class Sgd:
         else:
             velocity.mul_(self.momentum).add_(gradient)
         return velocity
+
+
+def clip_l2(gradients: Sequence[Tensor], limit: float | None) -> list[Tensor]:
+    """The gradients scaled so that their joint L2 norm is at most `limit`; None leaves them.
+
+    Args:
+        gradients: of every parameter named, flattened together for the norm.
+    """
+    if limit is None:
+        return list(gradients)
+    norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients]))
+    scale = torch.clamp(limit / (norm + EPS), max=1.0)
+    return [gradient * scale for gradient in gradients]

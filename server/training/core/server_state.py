@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
-from edge_sdk.nets.copying import copied
+from edge_sdk.nets.copying import copy_module
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.formulas.sgd import Sgd
 from edge_sdk.training.protocol.messages import Weights
@@ -171,7 +171,7 @@ class ServerState:
     def copy_for(self, client: str, depth: int) -> Suffix:
         """This client's own copy of the suffix, made when first asked for in a round."""
         if client not in self.copies:
-            module = copied(self.trunk.suffix(depth))
+            module = copy_module(self.trunk.suffix(depth))
             if client in self.copy_sources:
                 for name, tensor in self._of_server(own_weights(module)).items():
                     tensor.copy_(self.copy_sources[client][name])

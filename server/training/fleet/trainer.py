@@ -28,7 +28,7 @@ from fastapi import FastAPI
 
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError, LinkError
-from edge_sdk.nets.copying import copied
+from edge_sdk.nets.copying import copy_module
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.state import StateLock
 from edge_sdk.training.data.load import Dataset
@@ -284,7 +284,7 @@ class _Trainer:
         """Accuracy of a copy, because devices may be training the network now."""
         run = self._run
         with run.loop.paused():
-            net = copied(deployed_network(run))
+            net = copy_module(deployed_network(run))
         labels = predicted_labels(net, run.x_test, run.device, TEST_BATCH)
         return score(labels, run.y_test).accuracy
 

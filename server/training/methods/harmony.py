@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.nets.supernet import View
-from edge_sdk.training.client.fusion import clip_l2
+from edge_sdk.training.formulas.sgd import clip_l2
 from edge_sdk.training.protocol.messages import Feedback
 from edge_sdk.training.protocol.plan import ClientPart, MetaAdaptation
 from server.training.core.round_view import RoundView

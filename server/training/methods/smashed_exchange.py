@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_sdk.training.client.fusion import clip_l2
 from edge_sdk.training.formulas.evidence import evidential_losses
+from edge_sdk.training.formulas.sgd import clip_l2
 from server.training.core.server_state import BatchNormSnapshot, ServerState, Suffix
 from server.training.methods.formulas.contrastive import added
 from server.training.methods.steps import ClientBatch, ClientBatches, Pairs, neck_of

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
 from edge_sdk.nets.supernet import Supernet, View
-from edge_sdk.training.client.fusion import clip_l2
+from edge_sdk.training.formulas.sgd import clip_l2
 from edge_sdk.training.protocol.messages import Features, Feedback, OutputGradient
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import BatchNormSnapshot, ServerState, Suffix

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from torch import Tensor, nn
 
-from edge_sdk.training.client.fusion import clip_l2, fuse, own_weight
+from edge_sdk.training.client.fusion import client_weight, fuse
 from edge_sdk.training.protocol.plan import ClientPart, Fusion, Plan
 from edge_sdk.training.protocol.training import Training
 
@@ -43,7 +40,7 @@ def plan(fusion: Fusion, depth: int = 3, exit_share: float = 0.5) -> Plan:
     ],
 )
 def test_the_clients_weight_is_that_of_equation_3(own: float, server: float, weight: float) -> None:
-    assert own_weight(plan("tpgf"), L, own, server) == pytest.approx(weight, rel=1e-7, abs=3e-9)
+    assert client_weight(plan("tpgf"), L, own, server) == pytest.approx(weight, rel=1e-7, abs=3e-9)
 
 
 def test_at_every_depth_the_weight_is_the_literal_formula() -> None:
@@ -52,7 +49,7 @@ def test_at_every_depth_the_weight_is_the_literal_formula() -> None:
         for own, server in ((0.7, 2.3), (2.3, 0.7), (1e-4, 5.0)):
             inverse_own, inverse_server = 1 / (own + eps), 1 / (server + eps)
             literal = depth / (depth + (L - depth)) * inverse_own / (inverse_own + inverse_server)
-            assert own_weight(plan("tpgf", depth), L, own, server) == pytest.approx(literal)
+            assert client_weight(plan("tpgf", depth), L, own, server) == pytest.approx(literal)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +58,7 @@ def test_at_every_depth_the_weight_is_the_literal_formula() -> None:
 )
 def test_ablations_leave_out_their_term(fusion: Fusion, weight: float) -> None:
     # Lc = 1, Ls = 3: no_depth is 3 / (1 + 3)
-    assert own_weight(plan(fusion, exit_share=0.3), L, 1.0, 3.0) == pytest.approx(weight)
+    assert client_weight(plan(fusion, exit_share=0.3), L, 1.0, 3.0) == pytest.approx(weight)
 
 
 def test_gradients_are_joined_parameter_by_parameter() -> None:
@@ -78,40 +75,3 @@ def test_a_weight_of_0_or_1_takes_one_side_to_the_last_bit(share: float, index: 
     generator = torch.Generator().manual_seed(0)
     sides = [[torch.randn(100, generator=generator) * 1e3] for _ in range(2)]
     assert torch.equal(fuse(sides[0], sides[1], share)[0], sides[index][0])
-
-
-def gradients(scale: float) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [scale * torch.randn(shape, generator=generator) for shape in ((4, 3), (7,), (2, 2, 2))]
-
-
-@pytest.mark.parametrize("scale", [1e-3, 0.05, 0.1, 1.0, 1e3])
-def test_the_clip_is_over_all_parameters_together_as_torch_clips(scale: float) -> None:
-    parameters = [nn.Parameter(torch.zeros_like(g)) for g in gradients(scale)]
-    for parameter, gradient in zip(parameters, gradients(scale), strict=True):
-        parameter.grad = gradient.clone()
-    nn.utils.clip_grad_norm_(parameters, 0.5)
-
-    clipped = clip_l2(gradients(scale), 0.5)
-
-    # torch adds 1e-6 to the norm, we add 1e-8: 1e-6 / 0.5 apart at most
-    for got, parameter in zip(clipped, parameters, strict=True):
-        assert parameter.grad is not None
-        torch.testing.assert_close(got, parameter.grad, rtol=3e-6, atol=0)
-
-
-def test_the_clip_keeps_the_direction_by_hand() -> None:
-    # norm of (3, 4) is 5: scaled by 0.5 / 5
-    clipped = clip_l2([torch.tensor([3.0]), torch.tensor([[4.0]])], 0.5)
-    torch.testing.assert_close(clipped[0], torch.tensor([0.3]))
-    torch.testing.assert_close(clipped[1], torch.tensor([[0.4]]))
-
-
-@pytest.mark.parametrize("limit", [None, math.inf, 1e9])
-def test_no_limit_or_one_above_the_norm_changes_no_bit(limit: float | None) -> None:
-    given = gradients(1.0)
-    assert all(torch.equal(a, b) for a, b in zip(clip_l2(given, limit), given, strict=True))
-
-
-def test_a_gradient_of_zeros_stays_so() -> None:
-    assert clip_l2([torch.zeros(3)], 0.5)[0].tolist() == [0.0, 0.0, 0.0]
