@@ -331,7 +331,7 @@ def _build_run(recipe: Recipe, dataset: Dataset, transport: Transport, devices: 
     Args:
         devices: expected for the first round.
     """
-    method, settings = recipe.build_method(), recipe.round
+    method, settings = recipe.built_method, recipe.round
     state = server_state(recipe, method, build_network(recipe, dataset))
     loop: RoundLoop | BufferedLoop
     if settings.buffer is None:

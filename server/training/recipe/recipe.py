@@ -25,6 +25,7 @@ import inspect
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, get_type_hints
 
@@ -195,7 +196,7 @@ class EnergySettings:
         return PowerModel(self.idle_w, self.busy_w, "the recipe")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, so that it can keep its method
 class Recipe:
     """A whole recipe, checked.
 
@@ -232,8 +233,9 @@ class Recipe:
         folder = self.data.folder
         return table | {"data": table["data"] | {"folder": None if folder is None else str(folder)}}
 
-    def build_method(self) -> Method:
-        """The method with this recipe's numbers.
+    @cached_property
+    def built_method(self) -> Method:
+        """The method with this recipe's numbers; built once, so that all who ask get the same.
 
         Raises: ConfigurationError naming what is known.
         """
@@ -323,7 +325,7 @@ def read_recipe(data: Mapping[str, Any]) -> Recipe:
     Raises: ConfigurationError.
     """
     recipe = read_record(Recipe, _with_staleness(data), "recipe")
-    method, backbone = recipe.build_method(), recipe.train.backbone
+    method, backbone = recipe.built_method, recipe.train.backbone
     distil = method.client.distil
     if distil is not None and distil.head == "global" and backbone in TOKENS:
         raise ConfigurationError(

@@ -38,7 +38,7 @@ def build_network(recipe: Recipe, dataset: Dataset) -> Supernet:
     """
     norm = recipe.train.training.norm
     more: dict[str, Any] = {} if norm is None else {"norm": norm}
-    channels, depth = recipe.build_method().client.bottleneck, recipe.train.depth
+    channels, depth = recipe.built_method.client.bottleneck, recipe.train.depth
     if channels is not None:
         if depth is None:
             raise ConfigurationError(

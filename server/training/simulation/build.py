@@ -44,7 +44,7 @@ def build_simulation(recipe: Recipe, device: str = "cpu", folder: Path | None = 
     Raises: ConfigurationError, InputError or ProfileError saying what does not go together.
     """
     place = _device(device)
-    method = recipe.build_method()
+    method = recipe.built_method
     dataset = load_data(recipe)
     net = build_network(recipe, dataset)
     dataset, parts, tests = _split_data(recipe, dataset)

@@ -128,7 +128,7 @@ def fleet(lasting_commands: Any) -> Fleet:
 
 def first_round(recipe: Recipe) -> ServerState:
     """The server after one round with the same devices in this process."""
-    data, method = load_data(recipe), recipe.build_method()
+    data, method = load_data(recipe), recipe.built_method
     x, y = load_dataset("digits").x_train, load_dataset("digits").y_train
     clients = {
         name: TrainingClient(name, x[place::2][:SAMPLES], y[place::2][:SAMPLES])

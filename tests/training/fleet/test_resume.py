@@ -69,7 +69,7 @@ def clients_of(recipe: Recipe) -> dict[str, TrainingClient]:
 
 
 def undisturbed(recipe: Recipe) -> dict[str, torch.Tensor]:
-    data, method = load_data(recipe), recipe.build_method()
+    data, method = load_data(recipe), recipe.built_method
     plans = {name: plan_of(recipe, method, data, 1) for name in NAMES}
     network_of(plans[NAMES[0]])  # before devices in threads want it
     state = server_state(recipe, method, build_network(recipe, data))
@@ -99,7 +99,7 @@ def test_depths_stay_as_they_were_when_training_began(tmp_path: Path, free_port:
     """Eq. 1 with a = 0.5 a GB: 4 GB earn 2 stages, and 16 GB would earn 4 of 5."""
     recipe = read_recipe(tomllib.loads(RECIPE.replace("depth = 1", "")))
     assert recipe.train.depth is None
-    network_of(plan_of(recipe, recipe.build_method(), load_data(recipe), 1))
+    network_of(plan_of(recipe, recipe.built_method, load_data(recipe), 1))
     threads = join(recipe, tmp_path, free_port)
     settings = TrainerSettings(tmp_path, "run", Address("127.0.0.1", free_port), join_s=30)
 
@@ -160,7 +160,7 @@ def test_weights_have_the_exit_heads_that_were_trained_and_shared(
 ) -> None:
     text = RECIPE.replace("splitfed-v1", "multi-exit").replace("rounds = 3", "rounds = 1")
     recipe = read_recipe(tomllib.loads(text))
-    network_of(plan_of(recipe, recipe.build_method(), load_data(recipe), 1))
+    network_of(plan_of(recipe, recipe.built_method, load_data(recipe), 1))
     threads = join(recipe, tmp_path, free_port)
     settings = TrainerSettings(tmp_path, "run", Address("127.0.0.1", free_port), join_s=30)
     report = train(recipe, settings, say=print, on_round=print)

@@ -74,7 +74,7 @@ def test_two_devices_train_a_round_over_https(
     other = certify(tmp_path / "other", "IP:127.0.0.1")
     recipe = read_recipe(RECIPE)
     data = load_data(recipe)
-    plan = plan_of(recipe, recipe.build_method(), data, 1)
+    plan = plan_of(recipe, recipe.built_method, data, 1)
     state = ServerState(network_of(plan), Training(0.05, 8))  # built before threads want it
     trainer = make_trainer(tls=(hub.cert, hub.key))
     assert trainer.url.startswith("https://127.0.0.1:")

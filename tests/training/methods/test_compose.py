@@ -37,7 +37,7 @@ ALONE = {"method": "besplit", "numbers": {"server_share": 0.0}}
 
 
 def test_a_part_is_taken_whole_and_the_rest_stays() -> None:
-    method = recipe_of("supersfl", parts={"server": "minibatch-sfl"}).build_method()
+    method = recipe_of("supersfl", parts={"server": "minibatch-sfl"}).built_method
     supersfl, minibatch = METHODS["supersfl"](), METHODS["minibatch-sfl"]()
     assert method.server_step is minibatch.server_step
     assert (method.client, method.weigh) == (supersfl.client, supersfl.weigh)
@@ -47,7 +47,7 @@ def test_a_part_is_taken_whole_and_the_rest_stays() -> None:
 
 def test_a_part_may_have_numbers() -> None:
     parts = {"weigh": {"method": "supersfl", "numbers": {"server_weight": 0.3}}}
-    assert recipe_of("splitfed-v2", parts=parts).build_method().server_weight == 0.3
+    assert recipe_of("splitfed-v2", parts=parts).built_method.server_weight == 0.3
 
 
 def test_a_method_with_all_its_parts_from_itself_is_itself() -> None:
@@ -71,11 +71,11 @@ def test_alignment_of_weight_0_is_none_to_the_last_bit(base: str) -> None:
 
 
 def test_alignment_comes_with_harmonys_server_and_goes_without_it() -> None:
-    both = recipe_of("supersfl", parts={"client": "harmony", "server": "harmony"}).build_method()
+    both = recipe_of("supersfl", parts={"client": "harmony", "server": "harmony"}).built_method
     assert both.align == METHODS["harmony"]().align
     assert both.client.views
     off = {"method": "harmony", "numbers": {"align_weight": 0.0}}
-    assert not recipe_of("harmony", parts={"align": off}).build_method().client.views
+    assert not recipe_of("harmony", parts={"align": off}).built_method.client.views
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_the_combination_that_was_asked_for_trains_and_answers(adjust: str) -> N
 
 
 def test_exits_behind_an_evidential_gate_learn_evidence() -> None:
-    plain = recipe_of("splitgp").build_method()
-    gated = recipe_of("splitgp", parts={"gate": "besplit"}).build_method()
+    plain = recipe_of("splitgp").built_method
+    gated = recipe_of("splitgp", parts={"gate": "besplit"}).built_method
     assert (plain.gate, gated.gate) == ("entropy", "vacuity")
     assert gated.client == replace(plain.client, evidence_rounds=10)
 
@@ -280,7 +280,7 @@ def test_what_does_not_go_together_is_refused(base: Any, parts: Any, said: str) 
 def test_every_pair_of_parts_is_built_or_refused_with_a_sentence(base: str, part: str) -> None:
     for other in METHODS:
         try:
-            method = recipe_of(base, parts={part: other}).build_method()
+            method = recipe_of(base, parts={part: other}).built_method
         except ConfigurationError as err:
             said = str(err)
             matched = said.startswith("parts: ") and ": expected" in said

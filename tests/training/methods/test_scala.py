@@ -515,7 +515,7 @@ def recipe(**numbers: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["scala-guarded", "scala-two-classes"])
 def test_recipes_of_its_own_are_sound(name: str) -> None:
     checked = load_recipe(Path(__file__).parents[3] / "examples" / "recipes" / f"{name}.toml")
-    method = checked.build_method()
+    method = checked.built_method
     assert (method.name, checked.train.depth) == ("scala", 2)
     assert method.batch_share is not None
     assert checked.train.training.iterations == 10

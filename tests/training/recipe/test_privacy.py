@@ -334,7 +334,7 @@ def test_weights_by_loss_are_refused_under_noise_whoever_has_them(normalise: boo
 def test_refusal_names_the_methods_that_can_be_noised(method: str) -> None:
     data = recipe(method, {"update_clip": 1.0, "update_sigma": 1.0}, iterations=2)
     if method in NOISED.replace(" and", ",").split(", "):
-        assert read_recipe(data).build_method().client.noise is not None
+        assert read_recipe(data).built_method.client.noise is not None
         return
     with pytest.raises(ConfigurationError, match=f"{method} .*Take one of fedavg, ") as refused:
         read_recipe(data)

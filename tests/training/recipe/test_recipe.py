@@ -38,7 +38,7 @@ KEPT = {"fedavg", "fedprox", "harmony", "splitlpf"}
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_built_by_its_name_and_defaults(name: str) -> None:
-    method = built(name).build_method()
+    method = built(name).built_method
     assert method.name == name
     assert method.labels == ("sent" if name not in KEPT else "derivable")
 
@@ -57,14 +57,14 @@ def test_every_method_is_built_by_its_name_and_defaults(name: str) -> None:
     ],
 )
 def test_methods_differ_in_the_seams_their_papers_differ_in(name: str, step: object) -> None:
-    method = built(name).build_method()
+    method = built(name).built_method
     assert method.server_step is step
     assert method.client.whole is (step is None)
     assert (method.weigh is by_samples) is (name != "supersfl")
 
 
 def test_supersfl_s_numbers_are_the_paper_s() -> None:
-    method = built("supersfl").build_method()
+    method = built("supersfl").built_method
     assert (method.client.fusion, method.client.clip, method.server_weight) == ("tpgf", 0.5, 0.01)
     assert method.weigh is by_depth_and_loss
     assert not method.share_exits
@@ -72,15 +72,15 @@ def test_supersfl_s_numbers_are_the_paper_s() -> None:
 
 @pytest.mark.parametrize("fusion", ["tpgf", "no_loss", "no_depth", "equal"])
 def test_its_ablations_are_one_word_of_the_recipe(fusion: str) -> None:
-    assert built("supersfl", fusion=fusion).build_method().client.fusion == fusion
+    assert built("supersfl", fusion=fusion).built_method.client.fusion == fusion
 
 
 def test_the_numbers_of_a_method_reach_its_record() -> None:
-    assert built("fedprox", mu=0.3).build_method().client.prox_mu == 0.3
-    splitgp = built("splitgp", personal_share=0.9, exit_share=0.1, finetune_steps=4).build_method()
+    assert built("fedprox", mu=0.3).built_method.client.prox_mu == 0.3
+    splitgp = built("splitgp", personal_share=0.9, exit_share=0.1, finetune_steps=4).built_method
     assert (splitgp.client.personal_share, splitgp.client.exit_share) == (0.9, 0.1)
     assert splitgp.finetune_steps == 4
-    weigh = built("supersfl", normalise_weights=True).build_method().weigh
+    weigh = built("supersfl", normalise_weights=True).built_method.weigh
     assert weigh is not by_depth_and_loss
     empty: dict[str, Contribution] = {}
     assert weigh(empty, RoundView(1)) == {}
