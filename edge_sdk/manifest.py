@@ -6,16 +6,18 @@ A bundle is a folder of one manifest and the files it names. Its place among a s
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 import orjson
 
-from edge_sdk.errors import ManifestError, shown
+from edge_sdk.checks import check_value, need
+from edge_sdk.errors import ManifestError
+from profiles.checks import number, one_of
 
 FORMAT: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
@@ -31,6 +33,9 @@ Codec = Literal["fp32", "fp16", "int8"]
 GatePolicy = Literal["entropy", "margin", "vacuity"]
 T = TypeVar("T")
 
+_need = partial(need, error=ManifestError)
+_check = partial(check_value, error=ManifestError)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -40,7 +45,7 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        _need(self.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}", self.dtype)
+        _check("dtype", self.dtype, one_of(DTYPES))
         _check_shape(self.shape)
 
 
@@ -59,7 +64,7 @@ class GraphSpec:
 
     def __post_init__(self) -> None:
         check_file_name(self.file)
-        _need(self.precision in ("fp32", "int8"), "precision", "fp32 or int8", self.precision)
+        _check("precision", self.precision, one_of(("fp32", "int8")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class SmashedSpec:
     codec: Codec
 
     def __post_init__(self) -> None:
-        _need(self.codec in CODECS, "codec", f"one of {', '.join(CODECS)}", self.codec)
+        _check("codec", self.codec, one_of(CODECS))
         _check_shape(self.shape)
 
 
@@ -100,9 +105,8 @@ class GateSpec:
     curve: tuple[GatePoint, ...] = ()
 
     def __post_init__(self) -> None:
-        policies = get_args(GatePolicy)
-        _need(self.policy in policies, "gate policy", f"one of {', '.join(policies)}", self.policy)
-        _need(math.isfinite(self.threshold), "gate threshold", "a finite number", self.threshold)
+        _check("gate policy", self.policy, one_of(get_args(GatePolicy)))
+        _check("gate threshold", self.threshold, number())
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,11 +313,6 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as err:
         raise ManifestError(f"{path}: cannot be read ({err.strerror})") from err
-
-
-def _need(condition: bool, field: str, expected: str, got: object) -> None:
-    if not condition:
-        raise ManifestError(f"{field:.100}: expected {expected}, got {shown(got)}")
 
 
 def _check_shape(shape: tuple[int, ...]) -> None:

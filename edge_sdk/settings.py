@@ -6,11 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.gate.controllers import check_agreement, check_budget
 from edge_sdk.manifest import CODECS, Codec
+from profiles.checks import number, one_of, optional, whole
 
 GRID_SIZE: Final = 10
+SECONDS: Final = number(above=0, most=600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +94,16 @@ class AgentSettings:
     personal: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("deadline_s", "probe_interval_s", "heartbeat_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and 0 < value <= 600):
-                raise ConfigurationError(f"{name}: expected more than 0, at most 600, got {value}")
-        for name, most in (("threads", 256), ("max_in_flight", 200)):
-            value = getattr(self, name)
-            if not 1 <= value <= most:
-                raise ConfigurationError(f"{name}: expected 1 to {most}, got {value}")
-        if self.threshold is not None and not math.isfinite(self.threshold):
-            raise ConfigurationError(f"threshold: expected a finite number, got {self.threshold}")
-        if self.codec is not None and self.codec not in CODECS:
-            raise ConfigurationError(f"codec: expected one of {CODECS}, got {self.codec!r}")
+        check_fields(
+            self,
+            deadline_s=SECONDS,
+            threshold=optional(number()),
+            codec=optional(one_of(CODECS)),
+            threads=whole(1, 256),
+            probe_interval_s=SECONDS,
+            heartbeat_s=SECONDS,
+            max_in_flight=whole(1, 200),
+        )
         if self.threshold is not None and self.controller is not None:
             raise ConfigurationError("threshold and controller: expected one of them, got both")
         for name in ("late_answers", "controller"):

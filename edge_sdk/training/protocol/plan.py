@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,11 +17,23 @@ from edge_sdk.records import inline, read_record, table_of
 from edge_sdk.training.formulas.sgd import Sgd
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCoding
-from profiles.checks import flag, is_number, is_whole, whole
+from profiles.checks import (
+    Check,
+    flag,
+    is_number,
+    is_whole,
+    number,
+    one_of,
+    optional,
+    share,
+    whole,
+)
 
 Fusion = Literal["server", "tpgf", "no_loss", "no_depth", "equal", "fixed"]
 FUSIONS: Final = get_args(Fusion)
 OutputKind = Literal["logits", "embeddings"]
+AuxiliaryHead = Literal["global", "exit"]
+LastLayer = Literal["server", "client"]
 
 _UNCUT: Final = "nothing is cut: the client trains the whole network"
 _ADAPTS: Final = "the client adapts (meta)"
@@ -42,6 +53,11 @@ EXCLUSIONS: Final = (
     ("noise", "inversion", "a guard against inversion trains, which noise does not cover"),
 )
 
+_EIGHTS: Final = Check(
+    "a multiple of 8 from 8 to 512",
+    lambda value: is_whole(value) and value % 8 == 0 and 8 <= value <= 512,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
@@ -56,20 +72,22 @@ class Distillation:
         anneal_rounds: T, rounds until evidence for wrong classes counts in full.
     """
 
-    head: Literal["global", "exit"] = "global"
+    head: AuxiliaryHead = "global"
     client_share: float = 0.2
     server_share: float = 0.3
     tau: float = 5.0
     anneal_rounds: int = 10
 
     def __post_init__(self) -> None:
-        need(self.head in ("global", "exit"), "distil head", "global or exit", self.head)
-        for name in ("client_share", "server_share"):
-            value = getattr(self, name)
-            need(is_number(value) and value >= 0, name, "at least 0", value)
-        need(is_number(self.tau) and self.tau > 0, "tau", "more than 0", self.tau)
-        rounds = self.anneal_rounds
-        need(is_whole(rounds) and rounds >= 1, "anneal_rounds", "a whole number from 1 up", rounds)
+        check_fields(
+            self,
+            "distil",
+            head=one_of(get_args(AuxiliaryHead)),
+            client_share=number(least=0),
+            server_share=number(least=0),
+            tau=number(above=0),
+            anneal_rounds=whole(1),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +108,14 @@ class Inversion:
     learning_rate: float = 1e-3
 
     def __post_init__(self) -> None:
-        weight, rate, width = self.weight, self.learning_rate, self.width
-        need(is_number(weight) and weight >= 0, "inversion: weight", "at least 0", weight)
-        threshold = self.threshold
-        within = is_number(threshold) and 0 <= threshold <= 1
-        need(within, "inversion: threshold", "0 to 1", threshold)
-        eights = is_whole(width) and 8 <= width <= 512 and width % 8 == 0
-        need(eights, "inversion: width", "a multiple of 8 up to 512", width)
-        need(is_number(rate) and rate > 0, "inversion: learning_rate", "more than 0", rate)
+        check_fields(
+            self,
+            "inversion",
+            weight=number(least=0),
+            threshold=share,
+            width=_EIGHTS,
+            learning_rate=number(above=0),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +134,13 @@ class PersonalBack:
     follow_accuracy: bool = True
 
     def __post_init__(self) -> None:
-        drop, rate, follow = self.dropout, self.learning_rate, self.follow_accuracy
-        need(is_number(drop) and 0 <= drop < 1, "dropout", "from 0 to below 1", drop)
-        need(rate is None or (is_number(rate) and rate > 0), "back_rate", "above 0", rate)
-        need(isinstance(follow, bool), "follow_accuracy", "true or false", follow)
+        check_fields(
+            self,
+            "back",
+            dropout=number(least=0, below=1),
+            learning_rate=optional(number(above=0)),
+            follow_accuracy=flag,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +160,19 @@ class MetaAdaptation:
     steps: int = 3
     rate: float = 0.01
     early: bool = True
-    head: Literal["server", "client"] = "server"
+    head: LastLayer = "server"
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        steps, rate, noise = self.steps, self.rate, self.noise
-        need(is_whole(steps) and steps >= 0, "meta: steps", "a whole number from 0 up", steps)
-        need(is_number(rate) and rate > 0, "meta: rate", "more than 0", rate)
-        early = self.early
-        need(isinstance(early, bool), "meta: early", "true or false", early)
-        need(self.head in ("server", "client"), "meta: head", "server or client", self.head)
-        need(is_number(noise) and noise >= 0, "meta: noise", "at least 0", noise)
+        check_fields(
+            self,
+            "meta",
+            steps=whole(0),
+            rate=number(above=0),
+            early=flag,
+            head=one_of(get_args(LastLayer)),
+            noise=number(least=0),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +191,12 @@ class Noise:
     update_sigma: float = 0.0
 
     def __post_init__(self) -> None:
-        for what in ("feature", "update"):
-            clip, sigma = getattr(self, f"{what}_clip"), getattr(self, f"{what}_sigma")
-            bounded = clip is None or (is_number(clip) and clip > 0)
-            need(bounded, f"{what}_clip", "above 0", clip)
-            need(is_number(sigma) and sigma >= 0, f"{what}_sigma", "at least 0", sigma)
-            need(
-                clip is not None or not sigma, f"{what}_clip", "a limit where there is noise", clip
-            )
+        limit, multiple = optional(number(above=0)), number(least=0)
+        check_fields(self, feature_clip=limit, feature_sigma=multiple)
+        check_fields(self, update_clip=limit, update_sigma=multiple)
+        for clip, sigma in (("feature_clip", "feature_sigma"), ("update_clip", "update_sigma")):
+            limited = getattr(self, clip) is not None or not getattr(self, sigma)
+            need(limited, clip, "a limit where there is noise", getattr(self, clip))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,40 +256,35 @@ class ClientPart:
         return self.back is not None or (self.meta is not None and self.meta.head == "client")
 
     def __post_init__(self) -> None:
-        for name in ("whole", "exit_head", "views"):
-            value = getattr(self, name)
-            need(isinstance(value, bool), name, "true or false", value)
-        for name in ("exit_share", "personal_share"):
-            value = getattr(self, name)
-            need(is_number(value) and 0 <= value <= 1, name, "0 to 1", value)
-        mu, clip = self.prox_mu, self.clip
-        need(is_number(mu) and mu >= 0, "prox_mu", "at least 0", mu)
-        need(
-            clip is None or clip == math.inf or (is_number(clip) and clip > 0),
-            "clip",
-            "above 0",
-            clip,
+        check_fields(
+            self,
+            whole=flag,
+            exit_head=flag,
+            fusion=one_of(FUSIONS),
+            exit_share=share,
+            clip=optional(number(above=0, infinite=True)),
+            personal_share=share,
+            prox_mu=number(least=0),
+            bottleneck=optional(whole(1)),
+            views=flag,
+            evidence_rounds=optional(whole(1)),
         )
-        need(self.fusion in FUSIONS, "fusion", f"one of {', '.join(FUSIONS)}", self.fusion)
         need(
             self.exit_head or self.fusion == "server",
             "fusion",
             "server where there is no exit head",
             self.fusion,
         )
-        narrow = self.bottleneck
-        need(narrow is None or (is_whole(narrow) and narrow >= 1), "bottleneck", "channels", narrow)
-        rounds = self.evidence_rounds
         need(
-            rounds is None or (self.exit_head and is_whole(rounds) and rounds >= 1),
+            self.exit_head or self.evidence_rounds is None,
             "evidence_rounds",
-            "a whole number from 1 up, and an exit head that learns evidence",
-            rounds,
+            "none where no exit head learns evidence",
+            self.evidence_rounds,
         )
         need(
             self.meta is None or (self.exit_head and self.fusion == "fixed"),
             "meta",
-            "an exit head and fusion fixed beside it",
+            "an exit head and fusion fixed with it",
             (self.exit_head, self.fusion),
         )
         for part, other, where in EXCLUSIONS:

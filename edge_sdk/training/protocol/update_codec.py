@@ -21,10 +21,12 @@ from typing import Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from edge_sdk.errors import ConfigurationError, FrameError, InputError
+from edge_sdk.checks import check_value
+from edge_sdk.errors import FrameError, InputError
 from edge_sdk.training.protocol.synthetic import Replay, Synthetic, replayed, synthesise
 from edge_sdk.training.protocol.weights import is_statistic
 from edge_sdk.wire.codecs import decode, encode
+from profiles.checks import number, one_of, whole
 
 UpdateCodec = Literal["fp32", "fp16", "int8", "top-k", "synthetic"]
 UPDATE_CODECS: Final = get_args(UpdateCodec)
@@ -52,19 +54,10 @@ class UpdateCoding:
     steps: int = 60
 
     def __post_init__(self) -> None:
-        if self.codec not in UPDATE_CODECS:
-            known = ", ".join(UPDATE_CODECS)
-            raise ConfigurationError(f"update_codec: expected one of {known}, got {self.codec!r}")
-        if not isinstance(self.share, int | float) or not 0 < self.share <= 1:
-            raise ConfigurationError(
-                f"update_share: expected above 0 and at most 1, got {self.share!r}"
-            )
-        for name in ("samples", "steps"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigurationError(
-                    f"update_{name}: expected a whole number of at least 1, got {value!r}"
-                )
+        check_value("update_codec", self.codec, one_of(UPDATE_CODECS))
+        check_value("update_share", self.share, number(above=0, most=1))
+        check_value("update_samples", self.samples, whole(1))
+        check_value("update_steps", self.steps, whole(1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.checks import check_value
 from edge_sdk.errors import ConfigurationError
+from profiles.checks import number, whole
 
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
@@ -82,8 +84,8 @@ def shards(y: Labels, clients: int, seed: int, *, per_client: int = 2, total: in
     all samples are dealt out only when the two are equal.
     """
     _check("shards", y, clients)
-    _whole("shards", "per_client", per_client, 1)
-    _whole("shards", "total", total, 1)
+    check_value("partition shards: per_client", per_client, whole(1))
+    check_value("partition shards: total", total, whole(1))
     if total > len(y):
         raise ConfigurationError(
             f"partition shards: expected at most {len(y)} shards, one a sample, got {total}"
@@ -110,7 +112,7 @@ def dirichlet(
     (docs/methods.md: 10).
     """
     _check("dirichlet", y, clients)
-    _positive("dirichlet", concentration)
+    check_value("partition dirichlet: concentration", concentration, number(above=0))
     pools = _classes(y)
 
     def draw(rng: np.random.Generator) -> NDArray[np.float64]:
@@ -128,7 +130,7 @@ def dirichlet_client(
     all samples are dealt out. Redrawn until every client has `least` samples.
     """
     _check("dirichlet-client", y, clients)
-    _positive("dirichlet-client", concentration)
+    check_value("partition dirichlet-client: concentration", concentration, number(above=0))
     pools = _classes(y)
 
     def draw(rng: np.random.Generator) -> NDArray[np.float64]:
@@ -148,7 +150,7 @@ def dirichlet_equal(y: Labels, clients: int, seed: int, *, concentration: float 
     asks again among the classes that still have some. The n mod clients samples left are nobody's.
     """
     _check("dirichlet-equal", y, clients)
-    _positive("dirichlet-equal", concentration)
+    check_value("partition dirichlet-equal: concentration", concentration, number(above=0))
     rng, pools = _stream(seed), _classes(y)
     wish = rng.dirichlet(np.full(len(pools), concentration), clients)
     left = np.array([len(pool) for pool in pools])
@@ -171,7 +173,7 @@ def quantity(y: Labels, clients: int, seed: int, *, per_client: int = 2) -> Part
     SCALA's quantity-based skew, V-A; s is `per_client`. A client has at most s classes.
     """
     _check("quantity", y, clients)
-    _whole("quantity", "per_client", per_client, 1)
+    check_value("partition quantity: per_client", per_client, whole(1))
     rng, pools = _stream(seed), _classes(y)
     pieces, rest = divmod(per_client * clients, len(pools))
     if rest:
@@ -225,7 +227,7 @@ def uds(y: Labels, clients: int, seed: int, *, smallest: int = 500) -> Parts:
     first.
     """
     _check("uds", y, clients)
-    _whole("uds", "smallest", smallest, 1)
+    check_value("partition uds: smallest", smallest, whole(1))
     place = (np.arange(clients) + 0.5) / clients
     sizes = smallest * np.select([place < 0.4, place < 0.7, place < 0.9], [1, 2, 4], 8)
     if sizes.sum() > len(y):
@@ -311,8 +313,7 @@ def rho_tests(
         y_test: (m,) labels of the common test set.
     Raises: ConfigurationError naming a client whose other classes have too few samples.
     """
-    if not 0 <= rho < math.inf:
-        raise ConfigurationError(f"rho: expected a number of at least 0, got {rho}")
+    check_value("rho", rho, number(least=0))
     tests = []
     for client, part in enumerate(parts):
         known = np.isin(y_test, np.unique(y_train[part]))
@@ -389,7 +390,7 @@ def _by_shares(
     draw: Callable[[np.random.Generator], NDArray[np.float64]],
 ) -> Parts:
     """Split each class by shares, (clients, classes) with columns that sum to 1, drawn anew."""
-    _whole(rule, "least", least, 0)
+    check_value(f"partition {rule}: least", least, whole(0))
     samples = sum(map(len, pools))
     if clients * least > samples:
         raise ConfigurationError(
@@ -433,8 +434,7 @@ def _classes(y: Labels) -> list[Indices]:
 
 
 def _stream(seed: int, *key: int) -> np.random.Generator:
-    if seed < 0:
-        raise ConfigurationError(f"seed: expected a whole number of at least 0, got {seed}")
+    check_value("seed", seed, whole(0))
     return np.random.default_rng((seed, *(key or (_PARTS,))))
 
 
@@ -443,24 +443,8 @@ def _check(rule: str, y: Labels, clients: int) -> None:
         raise ConfigurationError(
             f"partition {rule}: expected a row of whole labels, got {y.dtype} of shape {y.shape}"
         )
-    _whole(rule, "clients", clients, 1)
+    check_value(f"partition {rule}: clients", clients, whole(1))
     if clients > len(y):
         raise ConfigurationError(
             f"partition {rule}: expected at most {len(y)} clients, one a sample, got {clients}"
-        )
-
-
-def _whole(rule: str, field: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(
-            f"partition {rule}: {field}: expected a whole number of at least {least}, got {value!r}"
-        )
-
-
-def _positive(rule: str, concentration: float) -> None:
-    number = isinstance(concentration, int | float) and not isinstance(concentration, bool)
-    if not number or not 0 < concentration < math.inf:
-        raise ConfigurationError(
-            f"partition {rule}: concentration: expected a finite number above 0,"
-            f" got {concentration!r}"
         )

@@ -26,16 +26,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from inspect import unwrap
 from typing import Any, Final
 
+from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets.supernet import Supernet
+from edge_sdk.records import inline
 from edge_sdk.training.protocol.plan import Noise, Plan
 from edge_sdk.training.protocol.weights import is_statistic
+from profiles.checks import number
 from server.training.core.weighted_mean import by_depth_and_loss
 from server.training.methods.method import Method
 
@@ -49,32 +52,22 @@ NOISED: Final = "fedavg, fedprox, splitfed-v1, splitfed-v2, minibatch-sfl, multi
 
 @dataclass(frozen=True, slots=True)
 class PrivacySettings:
-    """What a recipe says of noise, and the delta that epsilon is given for.
+    """The noise that a recipe asks for, and the delta that epsilon is given for.
 
     Attributes:
-        feature_clip, feature_sigma, update_clip, update_sigma: as
-            edge_sdk.training.protocol.plan.Noise.
+        limits: the noise; none by default.
         delta: chance that the bound does not hold; below one over the number of clients.
     """
 
-    feature_clip: float | None = None
-    feature_sigma: float = 0.0
-    update_clip: float | None = None
-    update_sigma: float = 0.0
+    limits: Noise = field(default_factory=Noise, metadata=inline())
     delta: float = DELTA
 
     def __post_init__(self) -> None:
-        if not 0 < self.delta < 1:
-            raise ConfigurationError(f"delta: expected between 0 and 1, got {self.delta}")
-        self.noise()
+        check_fields(self, delta=number(above=0, below=1))
 
     def noise(self) -> Noise | None:
-        """For the plan; None where nothing is asked for.
-
-        Raises: ConfigurationError naming the number that is wrong.
-        """
-        noise = Noise(self.feature_clip, self.feature_sigma, self.update_clip, self.update_sigma)
-        return None if noise == Noise() else noise
+        """The noise for the plan; None for a recipe that asks for none."""
+        return None if self.limits == Noise() else self.limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,13 +29,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, get_type_hints
 
-from edge_sdk.checks import check_fields
+from edge_sdk.checks import check_fields, check_value
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets import TOKENS
 from edge_sdk.records import check_types, inline, read_record, table_of
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCoding
-from profiles.checks import number, optional, whole
+from profiles.checks import number, optional, share, whole
 from profiles.energy import PowerModel
 from profiles.errors import InvalidProfileError
 from server.training.methods import besplit, fedavg, harmony, scala, splitfed, splitlpf, supersfl
@@ -90,16 +90,10 @@ class DataSettings:
     malignant: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("clients", "train_max", "test_max"):
-            value = getattr(self, name)
-            if value is not None:
-                _whole(name, value)
+        some = optional(whole(1))
+        check_fields(self, clients=whole(1), train_max=some, test_max=some)
         for label in self.malignant:
-            _whole("malignant", label, least=0)
-        if self.split not in {"global", "local"}:
-            raise ConfigurationError(f"split: expected global or local, got {self.split!r}")
-        if not isinstance(self.numbers, Mapping):
-            raise ConfigurationError(f"numbers: expected a table, got {self.numbers!r}")
+            check_value("malignant", label, whole(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +159,7 @@ class EvaluateSettings:
     rho: float = 0.4
 
     def __post_init__(self) -> None:
-        _whole("every", self.every)
-        if not 0 <= self.rho <= 1:
-            raise ConfigurationError(f"rho: expected 0 to 1, got {self.rho}")
+        check_fields(self, every=whole(1), rho=share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +210,7 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _whole("seed", self.seed, least=0)
+        check_fields(self, seed=whole(0))
         codec = self.train.update.codec
         if self.round.staleness_max and codec != "fp32":
             raise ConfigurationError(
@@ -242,8 +234,6 @@ class Recipe:
         base = _method(self.method, self.method_numbers, "method_numbers")
         if not self.parts:
             return guarded(base, self.privacy.noise())
-        if not isinstance(self.parts, Mapping):
-            raise ConfigurationError(f"parts: expected a table, got {self.parts!r}")
         parts = {name: _part(name, said) for name, said in self.parts.items()}
         return guarded(combine(base, parts), self.privacy.noise())
 
@@ -346,10 +336,3 @@ def _with_staleness(data: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(said, Mapping) or "buffer" not in said:
         return data
     return {**data, "round": {"staleness_max": BUFFERED_STALENESS, **said}}
-
-
-def _whole(name: str, value: object, least: int = 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(
-            f"{name}: expected a whole number of at least {least}, got {value!r}"
-        )

@@ -420,10 +420,10 @@ def test_noise_cannot_be_drawn_again_from_what_the_server_knows() -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ({"steps": -1}, "meta: steps: expected a whole number from 0 up, got -1"),
-        ({"rate": 0.0}, "meta: rate: expected more than 0"),
-        ({"head": "both"}, "meta: head: expected server or client"),
-        ({"noise": float("inf")}, "meta: noise: expected at least 0"),
+        ({"steps": -1}, "meta: steps: expected a whole number of at least 0, got -1"),
+        ({"rate": 0.0}, "meta: rate: expected a finite number above 0"),
+        ({"head": "both"}, "meta: head: expected one of server, client"),
+        ({"noise": float("inf")}, "meta: noise: expected a finite number of at least 0"),
         ({"early": 1}, "meta: early: expected true or false"),
     ],
 )

@@ -255,11 +255,11 @@ def test_the_plan_travels() -> None:
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ({"tau": 0.0}, "tau: expected more than 0"),
-        ({"client_share": -0.1}, "client_share: expected at least 0"),
-        ({"server_share": float("nan")}, "server_share: expected at least 0"),
-        ({"anneal_rounds": 0}, "anneal_rounds: expected a whole number from 1 up"),
-        ({"head": "grid"}, "distil head: expected global or exit"),
+        ({"tau": 0.0}, "tau: expected a finite number above 0"),
+        ({"client_share": -0.1}, "client_share: expected a finite number of at least 0"),
+        ({"server_share": float("nan")}, "server_share: expected a finite number of at least 0"),
+        ({"anneal_rounds": 0}, "anneal_rounds: expected a whole number of at least 1"),
+        ({"head": "grid"}, "distil: head: expected one of global, exit"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(how: dict[str, Any], expected: str) -> None:

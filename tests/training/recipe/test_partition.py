@@ -342,7 +342,7 @@ def test_more_strangers_than_there_are_is_refused_by_client() -> None:
     with pytest.raises(ConfigurationError, match=r"client 1: expected 2 .* got 1; set rho at most"):
         rho_tests(y_train, parts, y_test, 0.8, 0)
     for rho in (-0.1, float("nan"), float("inf")):
-        with pytest.raises(ConfigurationError, match="rho: expected a number of at least 0"):
+        with pytest.raises(ConfigurationError, match="rho: expected a finite number of at least 0"):
             rho_tests(y_train, parts, y_test, rho, 0)
 
 

@@ -110,7 +110,10 @@ def test_the_numbers_of_a_method_reach_its_record() -> None:
         ({"round": {"speed": 1}}, "round: unknown speed"),
         ({"round": {"buffer": "x"}}, "round: buffer: expected a whole number, got 'x'"),
         ({"round": {"robust": "median"}}, "round: robust: expected one of none, trimmed"),
-        ({"evaluate": {"rho": 1.5}}, "evaluate: rho: expected 0 to 1, got 1.5"),
+        (
+            {"evaluate": {"rho": 1.5}},
+            "rho: expected a finite number from 0 to 1, got 1.5",
+        ),
         ({"evaluate": {"rho": "x"}}, "evaluate: rho: expected a number, got 'x'"),
         ({"train": {**SMALL["train"], "depths": [1, "x"]}}, "depths: .* list, each a whole number"),
         ({"train": {**SMALL["train"], "latency_ms": [1]}}, "latency_ms: .* 2, each a number"),
@@ -214,7 +217,7 @@ def test_a_recipe_is_written_as_the_tables_that_it_is_read_from() -> None:
 
 
 def test_a_plan_has_no_truth_for_a_number() -> None:
-    with pytest.raises(ConfigurationError, match="clip: expected above 0, got True"):
+    with pytest.raises(ConfigurationError, match="clip: expected a number above 0, got True"):
         ClientPart(clip=True)
 
 
