@@ -355,6 +355,8 @@ def test_batch_norm_is_refused_under_noise() -> None:
 
 def test_second_view_is_refused_under_noise() -> None:
     with pytest.raises(ConfigurationError, match="second view"):
+        ClientPart(views=True, noise=BOTH)
+    with pytest.raises(ConfigurationError, match="the client adapts"):
         ClientPart(exit_head=True, fusion="fixed", meta=MetaAdaptation(), noise=BOTH)
 
 
