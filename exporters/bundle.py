@@ -41,18 +41,18 @@ Array = NDArray[Any]
 
 GOLDEN_NAME: Final = "golden.bin"
 GOLDEN_SAMPLES: Final = 8
-# a frame is read under the limit of MQTT frames, 2,000,000 bytes; large images get fewer samples
+# MQTT frames hold at most 2,000,000 bytes, so large images get fewer samples
 GOLDEN_BYTES: Final = 1_500_000
-# int8 must repay its loss of precision; less than 5 % is within what measurements wander
+# int8 must repay its loss of precision; a gain below 5 % may be noise of the measurement
 FASTER_THAN: Final = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Samples that the model was not trained on, and what the whole torch model says of them.
+    """Samples that the model was not trained on, with the whole torch model's logits.
 
     Attributes:
-        x: (n, ...) raw. y: (n,) true classes. logits: (n, N).
+        x: (n, ...) raw inputs. y: (n,) true classes. logits: (n, N).
     """
 
     x: Array
@@ -61,11 +61,13 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What the bundles of one depth are made from.
+class BundleSource:
+    """Everything that the bundles of one depth are made from.
 
     Attributes:
-        model: `{name}/{version}`. net: in eval mode, on the CPU. graphs: of this depth.
+        model: `{name}/{version}`.
+        net: in eval mode, on the CPU.
+        graphs: the device's modules at this depth.
     """
 
     model: str
@@ -77,16 +79,16 @@ class Source:
 
     @property
     def sample(self) -> TensorSpec:
-        """One raw input."""
+        """Dtype and shape of one raw input."""
         return TensorSpec(str(self.held_out.x.dtype), self.held_out.x.shape[1:])
 
 
-def spread(n: int, count: int) -> NDArray[np.intp]:
+def spread_rows(n: int, count: int) -> NDArray[np.intp]:
     """Indices of at most `count` of n samples, evenly spread: data may be sorted by class."""
     return np.unique(np.linspace(0, n - 1, min(n, count)).astype(np.intp))
 
 
-def write_fp32(source: Source, folder: Path) -> BundleManifest:
+def write_fp32(source: BundleSource, folder: Path) -> BundleManifest:
     """Write the bundle `d{depth}` into the empty `folder`.
 
     Raises: ParityError, ExportError.
@@ -114,12 +116,12 @@ def write_fp32(source: Source, folder: Path) -> BundleManifest:
         parity={**report.to_dict(), "latency_us": round(latency, 1)},
         run=source.graphs.run,
     )
-    _finish(manifest, source, folder)
+    _write_manifest(manifest, source, folder)
     return manifest
 
 
 def write_int8(
-    source: Source, fp32: BundleManifest, fp32_folder: Path, folder: Path, calibration: Array
+    source: BundleSource, fp32: BundleManifest, fp32_folder: Path, folder: Path, calibration: Array
 ) -> BundleManifest | None:
     """Write the bundle `d{depth}-int8` into the empty `folder`, unless it is no faster.
 
@@ -146,14 +148,14 @@ def write_int8(
         smashed=replace(fp32.smashed, codec=codec),
         parity={**report.to_dict(), **latencies},
     )
-    _finish(manifest, source, folder)
+    _write_manifest(manifest, source, folder)
     return manifest
 
 
 def _quantised(
     graphs: Mapping[str, GraphSpec], source: Path, target: Path, calibration: Array
 ) -> dict[str, GraphSpec]:
-    """Every graph that takes the raw input in int8; `back` is all personal, so it stays."""
+    """Quantise every graph that takes the raw input; `back` is personal, so it stays fp32."""
     specs = {}
     for name, spec in graphs.items():
         if "x" in spec.inputs:
@@ -166,24 +168,28 @@ def _quantised(
 
 
 def _check(
-    source: Source,
+    source: BundleSource,
     folder: Path,
     graphs: Mapping[str, GraphSpec],
     reference: NDArray[np.float32],
     gate: GateSpec,
 ) -> tuple[ParityReport, Codec, tuple[int, ...]]:
-    """Run the graphs as a device does, beside torch: what differs, the codec, the shape of z."""
-    some = spread(len(source.held_out.x), SAMPLES)
+    """Run the graphs as a device does and compare with torch.
+
+    Returns: the differences, the codec to use, and the shape of one z.
+    """
+    some = spread_rows(len(source.held_out.x), SAMPLES)
     logits, z = DeviceRun(folder, graphs)(source.held_out.x[some])
     labels = source.held_out.logits[some].argmax(axis=1)
     codec, changes = choose_codec(z, source.net.suffix(source.depth), labels)
     return compare(reference[some], logits, gate, changes), codec, z.shape[1:]
 
 
-def _finish(manifest: BundleManifest, source: Source, folder: Path) -> None:
+def _write_manifest(manifest: BundleManifest, source: BundleSource, folder: Path) -> None:
+    """Write the golden frame and, last, the manifest that names it."""
     sample_bytes = source.held_out.x[0].nbytes
     count = max(1, min(GOLDEN_SAMPLES, GOLDEN_BYTES // sample_bytes))
-    x = source.held_out.x[spread(len(source.held_out.x), count)]
+    x = source.held_out.x[spread_rows(len(source.held_out.x), count)]
     logits, _ = DeviceRun(folder, manifest.graphs)(x)
     golden = pack_response({}, [Tensor("x", x), Tensor("logits", logits)])
     (folder / GOLDEN_NAME).write_bytes(golden)

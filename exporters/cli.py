@@ -1,4 +1,4 @@
-"""`splitedge export`: trained weights -> the files a server and its devices run."""
+"""`splitedge export`: from trained weights to the files that a server and its devices run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from edge_sdk.manifest import BundleManifest, ModelManifest
 
-if TYPE_CHECKING:  # torch takes seconds to import; --help shall not
+if TYPE_CHECKING:  # torch takes seconds to import, which --help must not
     from edge_sdk.nets import Supernet
     from edge_sdk.training.data.load import Dataset
 
@@ -28,39 +28,47 @@ app = typer.Typer(add_completion=False)
 @app.command(epilog=_EPILOG)
 def export(
     *,
-    backbone: Annotated[str, typer.Option(help="Name of the network: tiny, cnn8, resnet18 ...")],
-    weights: Annotated[Path, typer.Option(help="Its trained weights, a .safetensors file.")],
+    backbone: Annotated[
+        str, typer.Option(help="Name of the network, such as tiny, cnn8 or resnet18.")
+    ],
+    weights: Annotated[
+        Path, typer.Option(help="Trained weights of that network, a .safetensors file.")
+    ],
     data: Annotated[
         str,
         typer.Option(
             metavar="NAME_OR_DIR",
-            help="'digits', or a folder with the four IDX files of an image set; its test part"
+            help="'digits', or a folder with the four IDX files of an image set. The test part"
             " sets the gate and checks every graph.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of models; OUT/NAME/VERSION is written.")],
-    name: Annotated[str, typer.Option(help="The model's name: a-z, 0-9 and '-'.")],
+    out: Annotated[Path, typer.Option(help="Folder of models; this writes OUT/NAME/VERSION.")],
+    name: Annotated[str, typer.Option(help="Name of the model: a-z, 0-9 and '-'.")],
     version: Annotated[
         int | None,
-        typer.Option(min=0, help="A version is never overwritten.", show_default="the next free"),
+        typer.Option(
+            min=0,
+            help="Version number; a published version never changes.",
+            show_default="the next free",
+        ),
     ] = None,
     depth: Annotated[
         list[int] | None,
         typer.Option(
             min=1,
-            help="Publish this cut; may be given again.",
-            show_default="those whose exit heads the weights have",
+            help="Number of stages on the device; give it again for more depths.",
+            show_default="all depths with trained exit heads",
         ),
     ] = None,
     int8: Annotated[
         Literal["auto", "never"],
-        typer.Option(help="auto: also publish int8 where it answers alike and runs faster."),
+        typer.Option(help="auto: also publish an int8 bundle where it agrees and runs faster."),
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Export a trained network: ONNX graphs for devices, segments for the server.
 
-    Nothing is published unless every graph gives the answers of the torch model.
+    Every graph must give the answers of the torch model; otherwise nothing is published.
     """
     manifest = _export(
         backbone=backbone,
@@ -95,7 +103,7 @@ def _export(
     with console.status("loading torch") as status:
         from exporters.graphs import shared_exit
         from exporters.model import export_model, next_version
-        from exporters.weights import check_depths, load_weights, origin
+        from exporters.weights import check_depths, load_weights, read_origin
 
         def progress(line: str) -> None:
             status.update(line)
@@ -106,7 +114,7 @@ def _export(
         net = _network(backbone, dataset)
         trained = load_weights(net, weights)
         check_depths(weights, net, trained, depths or ())
-        said = origin(weights)
+        origin = read_origin(weights)
         status.update("tracing the network")
         return export_model(
             net,
@@ -119,7 +127,7 @@ def _export(
             calibration_x=dataset.x_train,
             depths=depths or trained,
             int8=int8,
-            device=partial(shared_exit, gate=said.gate, run=said.run),
+            device=partial(shared_exit, gate=origin.gate, run=origin.run),
             progress=progress,
         )
 
@@ -174,7 +182,7 @@ def _table(target: Path, bundles: list[BundleManifest]) -> Table:
 
 
 def _row(target: Path, bundle: BundleManifest) -> dict[str, Any]:
-    """A bundle in numbers; no accuracy at a threshold below which nothing exits."""
+    """Figures of a bundle; no accuracy at a threshold below which nothing exits."""
     variant = bundle.bundle.rpartition("/")[2]
     folder = target / "bundles" / variant
     points = [point for point in bundle.gate.curve if point.threshold == bundle.gate.threshold]

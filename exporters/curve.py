@@ -1,4 +1,4 @@
-"""The operating curve of a gate, measured on held-out data, and the threshold chosen from it."""
+"""The operating curve of a gate on held-out data, and the threshold chosen from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Labels = NDArray[np.integer[Any]]
 # HARMONY's grid for 10 classes, in nats (its paper, docs/methods.md); it scales with ln N.
 HARMONY_GRID: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.3)
 QUANTILES: Final = tuple(q / 20 for q in range(1, 20))
-# Half a point would be one sample of a few hundred: then luck decides, and everything exits.
+# Half a point is one sample of a few hundred: luck would decide, and everything would exit.
 TOLERANCE: Final = 0.0
 
 
@@ -55,13 +55,13 @@ def measure_gate(
 def candidate_thresholds(
     uncertainty: NDArray[np.float64], classes: int, policy: GatePolicy = "entropy"
 ) -> NDArray[np.float64]:
-    """The thresholds worth measuring, ascending: for entropy HARMONY's grid scaled to the number of
-    classes; quantiles of the held-out samples, and one at which all of them exit.
+    """Thresholds to measure, ascending.
 
-    Quantiles lie midway between two neighbouring samples: on a sample, the last bit of a float
-    would decide on which side of the gate it falls.
+    They are HARMONY's grid scaled to the number of classes (for entropy), quantiles of the held-out
+    samples, and one threshold at which every sample exits. Quantiles lie midway between two
+    neighbouring samples: at a sample's own value, the last bit of a float would decide its side.
     """
-    # margin and vacuity go from 0 to 1, whatever the number of classes
+    # margin and vacuity lie between 0 and 1 for any number of classes
     top = math.log(classes) if policy == "entropy" else 1.0
     grid = np.array(HARMONY_GRID if policy == "entropy" else ()) * top / math.log(10)
     ordered = np.sort(uncertainty)
@@ -77,12 +77,12 @@ def operating_curve(
     full_correct: NDArray[np.bool_],
     thresholds: Sequence[float] | Floats,
 ) -> tuple[GatePoint, ...]:
-    """What each threshold gives when a sample exits where its uncertainty lies below it.
+    """Exit rate and accuracies at each threshold; a sample exits if its uncertainty is below it.
 
     Args:
         uncertainty, exit_correct, full_correct: (n,), of the same samples.
-    Returns: one point a threshold; those at which nothing exits have no exit accuracy and are
-        left out.
+    Returns: one point a threshold, except thresholds at which nothing exits: they have no exit
+        accuracy.
     """
     points = []
     for threshold in thresholds:
@@ -103,20 +103,20 @@ def operating_curve(
 def choose_threshold(
     curve: Sequence[GatePoint], *, exit_accuracy: float, full_accuracy: float, tolerance: float
 ) -> float:
-    """The loosest threshold of the most accurate gated pair.
+    """The largest threshold at which device and server together are most accurate.
 
-    With a few hundred held-out samples, "as accurate as the server alone" is true by luck of
-    thresholds at which nearly everything exits; the top of the curve is not.
+    "As accurate as the server alone" would be the wrong goal: with a few hundred held-out samples,
+    luck makes it true of thresholds at which nearly everything exits.
 
     Args:
-        exit_accuracy, full_accuracy: of all samples on the device, and all on the server.
-        tolerance: in accuracy (0.005 is half a point), how far below the best pair, or the server
-            alone, it may lie; 1 lets everything exit that does not make the pair worse than the
-            device alone.
-    Returns: a threshold of the curve, or 0 (offload everything) where none is good enough.
+        exit_accuracy, full_accuracy: with all samples on the device, and all on the server.
+        tolerance: accuracy (0.005 is half a point) that may be lost against the best point of the
+            curve and against the server alone; 1 allows any threshold at which the pair is no
+            worse than the device alone.
+    Returns: a threshold of the curve, or 0 (offload everything) if none is good enough.
     """
     best = max((point.accuracy for point in curve), default=0.0)
     floor = max(max(best, full_accuracy) - tolerance, exit_accuracy)
-    # sums of the same few thousand 0/1 values: equal rates may differ in the last bit
+    # rates are sums of 0/1 values: equal ones may differ in the last bit
     good = [point.threshold for point in curve if point.accuracy >= floor - 1e-12]
     return max(good, default=0.0)

@@ -1,8 +1,8 @@
-"""What can go wrong in an export, as one tree.
+"""Errors of an export, as one tree.
 
 SplitedgeError (edge_sdk.errors)
 └── ExportError             the model, its data or the target folder does not allow an export
-    └── ParityError             a graph that does not reproduce the torch model: not published
+    └── ParityError             a graph does not reproduce the torch model, so it is not published
 """
 
 from __future__ import annotations
@@ -15,4 +15,4 @@ class ExportError(SplitedgeError):
 
 
 class ParityError(ExportError):
-    """A graph that does not reproduce the torch model; says what differs and by how much."""
+    """A graph does not reproduce the torch model; the text says what differs, and by how much."""

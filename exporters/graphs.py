@@ -1,8 +1,8 @@
-"""torch modules -> ONNX files: the graphs of a bundle and the server's segments.
+"""ONNX files of torch modules: the graphs of a bundle, and the server's segments.
 
-Personal parameters stay what they are, initialisers, and become graph inputs too: whoever runs the
-graph may feed others (`overridable`). Their names are those in the module, as in its state_dict:
-`head.2.weight` is the exit head's `2.weight`.
+Personal parameters stay initialisers and become graph inputs too, so that a run may feed other
+values (`overridable`). Their names are those of the module's state_dict: `head.2.weight` is the
+exit head's `2.weight`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from edge_sdk.manifest import GatePolicy, GraphSpec, SegmentSpec, TensorSpec
 from edge_sdk.nets import Supernet
 from exporters.errors import ExportError
 
-# Batches that the server's segments take. The example given to the exporter must be larger than
-# 1: a traced axis of size 1 would be taken for a constant.
+# Largest batch of the server's segments. The example batch must be larger than 1, because the
+# exporter takes an axis of size 1 for a constant.
 BATCH_MAX: Final = 256
 _EXAMPLE_BATCH: Final = 2
 _NOISY: Final = ("torch.onnx", "torch.onnx._internal.exporter", "onnxscript")
 
 
 class SharedExit(nn.Module):
-    """Exit head on the smashed data: one run gives the local answer and what an offload sends."""
+    """Exit head on the smashed data: one run gives the local answer and the tensor to offload."""
 
     def __init__(self, prefix: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -55,8 +55,8 @@ class DeviceGraphs:
         back: the reply's features to logits, for a U-shaped method.
         features: shape of one sample of those features; with `back` only.
         personal: names of the submodules of `exit` whose parameters are overridable.
-        gate: by what the exit's logits are judged.
-        run: of the training the weights come from; empty where that is not known.
+        gate: uncertainty measure that the exit's gate uses.
+        run: id of the training run that the weights come from; empty if unknown.
     """
 
     exit: nn.Module
@@ -78,18 +78,18 @@ def shared_exit(
     """Prefix and exit head of a super-network in one graph.
 
     Args:
-        gate: what the exit heads were trained for: `vacuity` where they give evidence.
-        run: of their training, so that a device's own head of it may take their place.
+        gate: uncertainty measure that the exit heads were trained for: `vacuity` for evidence.
+        run: id of their training run, so that a device may use its personal head of that run.
     """
     exit_graph = SharedExit(net.prefix(depth), net.exit_head(depth))
     return DeviceGraphs(exit=exit_graph, gate=gate, run=run)
 
 
 def own_exit(net: Supernet, depth: int, extractor: nn.Module, head: nn.Module) -> DeviceGraphs:
-    """An auxiliary model that answers on the device (BESplit's W_A), and the prefix beside it.
+    """An auxiliary model that answers on the device (BESplit's W_A), with the prefix as a graph.
 
-    Its logits are evidence, so the gate goes by vacuity. All of it is a client's own: its weights
-    are overridable under the names a client keeps them by, `extractor.…` and `head.…`.
+    Its logits are evidence, so the gate uses vacuity. The whole model is personal: its weights are
+    overridable under the names that a client keeps them by, `extractor.…` and `head.…`.
 
     Args:
         extractor: raw input to features. head: features to logits.
@@ -106,12 +106,12 @@ def own_exit(net: Supernet, depth: int, extractor: nn.Module, head: nn.Module) -
 def write_device_graphs(
     graphs: DeviceGraphs, sample: TensorSpec, folder: Path
 ) -> dict[str, GraphSpec]:
-    """Write `exit.onnx` and, where there are such, `prefix.onnx` and `back.onnx`; batch fixed at 1.
+    """Write `exit.onnx`, and `prefix.onnx` and `back.onnx` if given; the batch is fixed at 1.
 
     Args:
-        sample: one raw input.
-    Returns: what the manifest says of each graph.
-    Raises: ExportError where torch or onnx refuses a module.
+        sample: dtype and shape of one raw input.
+    Returns: the manifest's entry of each graph.
+    Raises: ExportError if torch or onnx refuses a module.
     """
     outputs = ["logits", "z"] if graphs.prefix is None else ["logits"]
     specs = {
@@ -133,12 +133,13 @@ def write_device_graphs(
 def write_segments(
     net: Supernet, sample: TensorSpec, folder: Path, cuts: Sequence[int]
 ) -> Iterator[SegmentSpec]:
-    """Write what lies between neighbouring cuts, each file when its spec is asked for; the batch
-    axis takes 1..256.
+    """Write the segments between neighbouring cuts, each one when its spec is asked for.
+
+    Their batch axis takes 1 to 256 samples.
 
     Args:
-        net: in eval mode. sample: one raw input. cuts: ascending.
-    Raises: ExportError where torch or onnx refuses a segment.
+        net: in eval mode. sample: dtype and shape of one raw input. cuts: ascending.
+    Raises: ExportError if torch or onnx refuses a segment.
     """
     entry, given = 0, sample
     for end in (*cuts, None):
@@ -156,9 +157,7 @@ def write_segments(
 
 
 def strip(model: onnx.ModelProto) -> None:
-    """Leave out what describes the machine and the source a graph was made on, and operator sets
-    that no node uses.
-    """
+    """Remove descriptions of the machine and source code, and operator sets that no node uses."""
     model.doc_string = ""
     del model.metadata_props[:]
     graph = model.graph
@@ -175,9 +174,9 @@ def strip(model: onnx.ModelProto) -> None:
 
 
 def make_overridable(model: onnx.ModelProto, names: Sequence[str]) -> None:
-    """Make these initialisers graph inputs too; feeding them stays optional.
+    """Make these initialisers graph inputs too; a run need not feed them.
 
-    Raises: ExportError if the graph holds no such initialiser.
+    Raises: ExportError if the graph has no such initialiser.
     """
     held = {initialiser.name: initialiser for initialiser in model.graph.initializer}
     for name in names:
@@ -191,7 +190,7 @@ def make_overridable(model: onnx.ModelProto, names: Sequence[str]) -> None:
 def save(model: onnx.ModelProto, path: Path) -> None:
     """Check a model in full and write it as one file.
 
-    Raises: ExportError if onnx finds it unsound, or if it refers to data outside the file.
+    Raises: ExportError if onnx finds a fault, or if weights are outside the file.
     """
     outside = [
         initialiser.name
@@ -199,7 +198,9 @@ def save(model: onnx.ModelProto, path: Path) -> None:
         if initialiser.data_location == onnx.TensorProto.EXTERNAL
     ]
     if outside:
-        raise ExportError(f"{path.name}: expected all weights in the file, outside: {outside}")
+        raise ExportError(
+            f"{path.name}: expected all weights in the file, got some outside: {outside}"
+        )
     try:
         onnx.checker.check_model(model, full_check=True)
         raw = model.SerializeToString(deterministic=True)
@@ -234,8 +235,10 @@ def _write_graph(
 def _personal(
     model: onnx.ModelProto, scopes: Sequence[str], fixed: Collection[str]
 ) -> tuple[str, ...]:
-    """The float initialisers of these submodules but for buffers (mean and std of the input, say);
-    shapes and axes are integers and stay fixed too.
+    """Names of the float initialisers of these submodules.
+
+    Buffers (such as mean and std of the input) stay fixed, and so do shapes and axes, which are
+    integers.
     """
     return tuple(
         initialiser.name
@@ -269,7 +272,7 @@ def _export(
             )
         except Exception as err:  # torch.export and onnxscript raise a dozen kinds
             raise ExportError(f"{inputs[0]} to {outputs[0]}: {_first_line(err)}") from err
-    assert program is not None  # None is for the old, non-dynamo exporter
+    assert program is not None  # only the old exporter, without dynamo, returns None
     model: onnx.ModelProto = program.model_proto
     strip(model)
     return model
@@ -291,7 +294,7 @@ def _zeros(spec: TensorSpec, batch: int) -> Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's progress and deprecations: dozens of lines about its own insides."""
+    """Silence the exporter's progress and deprecations: dozens of lines about its internals."""
     loggers = [logging.getLogger(name) for name in _NOISY]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What a super-network costs, stage by stage, and how fast its graphs are, on this machine."""
+"""Cost of a super-network stage by stage, and speed of its graphs, on this machine."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from edge_sdk.session import Session
 from profiles.cost import TRAINED_WEIGHT_BYTES, WEIGHT_BYTES, CostTable, StageCost
 from profiles.device import probe
 
-# enough for a median that a busy neighbour does not move; a slow stage stops at the time limit
+# enough for a median that another process does not move; a slow stage stops at the time limit
 _RUNS: Final = 30
 _SECONDS_A_STAGE: Final = 0.5
 _ROUNDS: Final = 7
 _SECONDS_A_GRAPH: Final = 0.35
-# BatchNorm trains on no single value a channel, so two samples are traced and halved
+# BatchNorm cannot train on one value a channel, so two samples are traced, and bytes are halved
 _TRACED: Final = 2
 
 
@@ -36,14 +36,14 @@ def measure_cost(net: Supernet, x: NDArray[Any]) -> CostTable:
     """The cost table of a super-network: counts are exact, latencies are measured.
 
     Args:
-        net: left as it is; a copy runs.
+        net: not changed; a copy runs.
         x: (n, ...) raw inputs, at least one.
 
     Latency is the median of torch's forward pass on one thread. Operations that torch's flop
-    counter does not know (activations, pools, normalisation) count none.
+    counter does not know (activations, pools, normalisation) count as 0.
     """
     own = deepcopy(net).cpu().eval()
-    # repeated, not sliced: a single sample must do
+    # repeated, not sliced: x may be a single sample
     z = torch.from_numpy(np.repeat(x[:1], _TRACED, axis=0))
     stages: list[StageCost] = []
     exits: dict[int, StageCost] = {}
@@ -62,14 +62,14 @@ def measure_cost(net: Supernet, x: NDArray[Any]) -> CostTable:
 
 
 def median_latency_us(path: Path, graph: GraphSpec) -> float:
-    """One run of an ONNX file on one thread, in microseconds."""
+    """Median latency of an ONNX file on one thread, in microseconds."""
     return median_latencies_us([path], graph)[0]
 
 
 def median_latencies_us(paths: Sequence[Path], graph: GraphSpec) -> list[float]:
-    """One run of each of several files that take the same inputs, in microseconds.
+    """Median latency of each of several files that take the same inputs, in microseconds.
 
-    They take turns, so that whatever else the machine does meets all of them alike.
+    The files take turns, so that other work of the machine slows all of them alike.
     """
     feeds: dict[str, NDArray[Any]] = {
         name: np.zeros((1, *spec.shape), spec.dtype) for name, spec in graph.inputs.items()
@@ -89,10 +89,10 @@ def _runner(session: Session, feeds: dict[str, NDArray[Any]]) -> Callable[[], ob
 
 
 def _measure(name: str, module: nn.Module, given: Tensor, *, holds_input: bool) -> StageCost:
-    """The cost of one part for one sample of `given`, its input."""
+    """The cost of one part of the network for one sample of its input `given`."""
     parameters = sum(parameter.numel() for parameter in module.parameters())
     one = given[:1]
-    # the counter knows attention as matrix products, and not the CPU's fused form of it
+    # the counter knows attention as matrix products, not in the CPU's fused form
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         output = module(one)
     activations = WEIGHT_BYTES * (one.numel() + output.numel())
@@ -109,7 +109,7 @@ def _measure(name: str, module: nn.Module, given: Tensor, *, holds_input: bool) 
 
 
 def _kept_bytes(module: nn.Module, given: Tensor, *, holds_input: bool) -> int:
-    """What autograd keeps for the backward pass of one sample, the output included."""
+    """Bytes that autograd keeps for the backward pass of one sample, the output included."""
     module = deepcopy(module).train()
     fed = given.clone()
     if fed.is_floating_point() and not holds_input:
@@ -137,7 +137,7 @@ def _time_module(module: nn.Module, one: Tensor) -> list[float]:
 
 
 def _timed(run: Callable[[], object], limit_s: float, *, at_most: int | None = None) -> list[float]:
-    """Seconds of each call, until the limit, or `at_most` calls; at least 3."""
+    """Seconds of each call, until the time limit or `at_most` calls; at least 3 calls."""
     seconds: list[float] = []
     end = time.perf_counter() + limit_s
     while len(seconds) < 3 or (

@@ -1,4 +1,4 @@
-"""A trained super-network -> the whole tree of files a server serves, or nothing at all."""
+"""Export of a trained super-network: the whole tree of files that a server serves, or nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge_sdk.durable import make_folder, storage_error, sync_file, sync_folder
 from edge_sdk.errors import ManifestError
 from edge_sdk.manifest import ModelManifest, SegmentSpec, TensorSpec, check_bundle_name
 from edge_sdk.nets import Supernet
-from exporters.bundle import HeldOut, Source, spread, write_fp32, write_int8
+from exporters.bundle import BundleSource, HeldOut, spread_rows, write_fp32, write_int8
 from exporters.errors import ExportError, ParityError
 from exporters.graphs import DeviceGraphs, shared_exit, write_segments
 from exporters.measure import measure_cost
@@ -47,20 +47,19 @@ def export_model(
 ) -> ModelManifest:
     """Write `{out}/{name}/{version}`: server segments, one or two bundles a depth, costs.
 
-    All of it is made in a hidden folder beside its place and renamed there at the end, so it is
-    there whole or not at all.
+    The tree is written to a hidden folder and renamed at the end, so it is never there in part.
 
     Args:
-        net: trained; left as it is.
+        net: trained; not changed.
         held_out_x: (n, *input_shape) raw, uint8 or float32 as a device's sensor gives it.
         held_out_y: (n,) true classes. The gate's curve is measured on all n, parity on 1,000.
         class_names: one a class.
-        calibration_x: raw samples that set the int8 ranges; 128 of the held-out ones by default.
-        depths: the cuts to publish; all the network allows by default.
-        int8: `auto` adds `d{depth}-int8` where it answers alike and was measured to be faster.
-        device: the graphs of a bundle, for methods whose device runs more than one.
-        progress: told in one line what has just been done.
-    Raises: ExportError for data or a place that does not fit; ParityError, a kind of it, where a
+        calibration_x: raw samples that set the int8 ranges; by default 128 of the held-out ones.
+        depths: the depths to publish; by default every cut of the network.
+        int8: `auto` adds `d{depth}-int8` where its answers agree and it was measured to be faster.
+        device: makes the graphs of a bundle, for methods whose device runs more than one.
+        progress: called with one line about each finished step.
+    Raises: ExportError for data or a target that does not fit; ParityError, its subclass, if a
         graph does not reproduce the network; StorageError.
     """
     cuts = _check_depths(net, depths)
@@ -74,7 +73,7 @@ def export_model(
     calibration = None
     if int8 == "auto":
         usable = held_out_x if calibration_x is None else calibration_x
-        calibration = usable[spread(len(usable), CALIBRATION_SAMPLES)]
+        calibration = usable[spread_rows(len(usable), CALIBRATION_SAMPLES)]
 
     make_folder(target.parent)
     work = Path(mkdtemp(prefix=f".{version}-", dir=target.parent))
@@ -83,7 +82,9 @@ def export_model(
         variants: list[str] = []
         for depth in cuts:
             graphs = device(net, depth)
-            source = Source(f"{name}/{version}", net, depth, graphs, tuple(class_names), held_out)
+            source = BundleSource(
+                f"{name}/{version}", net, depth, graphs, tuple(class_names), held_out
+            )
             variants += _write_bundles(source, work / "bundles", calibration, progress)
         progress("measuring what each stage costs")
         manifest = ModelManifest(
@@ -109,7 +110,7 @@ def export_model(
 
 
 def next_version(out: Path, name: str) -> int:
-    """One more than the highest version of that model under `out`; 1 if there is none."""
+    """One more than the highest version of that model in `out`; 1 if there is none."""
     folder = out / name
     there = folder.iterdir() if folder.is_dir() else ()
     versions = [int(path.name) for path in there if path.name.isascii() and path.name.isdecimal()]
@@ -124,14 +125,14 @@ def _write_segments(
     for segment in write_segments(net, _sample(held_out.x), folder, cuts):
         segments.append(segment)
         progress(f"segment {segment.file} of {len(cuts) + 1}")
-    some = spread(len(held_out.x), SAMPLES)
+    some = spread_rows(len(held_out.x), SAMPLES)
     error = require_segments(folder, segments, net.prefix, held_out.x[some], held_out.logits[some])
     progress(f"segments give torch's logits within {error:.1e}")
     return tuple(segments)
 
 
 def _write_bundles(
-    source: Source, folder: Path, calibration: Array | None, progress: Progress
+    source: BundleSource, folder: Path, calibration: Array | None, progress: Progress
 ) -> list[str]:
     variant = f"d{source.depth}"
     (folder / variant).mkdir(parents=True)
@@ -161,13 +162,13 @@ def _write_bundles(
 
 
 def _publish(work: Path, target: Path) -> None:
-    """Have every byte on the disk, then give the folder its name."""
+    """Sync every byte to the disk, then give the folder its name."""
     for path in sorted(work.rglob("*")):
         if path.is_dir():
             sync_folder(path)
         else:
             sync_file(path)
-    work.chmod(0o755)  # mkdtemp's is closed to the server's own user
+    work.chmod(0o755)  # mkdtemp made it for this user alone; the server may run as another
     sync_folder(work)
     try:
         work.rename(target)
@@ -179,7 +180,7 @@ def _publish(work: Path, target: Path) -> None:
 
 
 def _taken(target: Path) -> ExportError:
-    return ExportError(f"{target}: is there already; versions never change, take the next one")
+    return ExportError(f"{target}: exists already; versions never change, take the next one")
 
 
 def _bytes_under(folder: Path) -> int:

@@ -1,6 +1,6 @@
-"""Does an exported graph answer as the torch model does? Where it does not, nothing is published.
+"""Parity of an exported graph with the torch model: without it, nothing is published.
 
-Rules, on at least 1,000 held-out samples (all where there are fewer):
+Rules, on 1,000 held-out samples (all of them if there are fewer):
 
     fp32 graphs      every logit within 1e-4 of torch's (`back`: on random features)
     int8 graphs      at most 0.5 % of the samples change label, and at most 0.5 % change side of
@@ -44,9 +44,9 @@ class ParityReport:
     Attributes:
         samples: held-out inputs compared.
         max_logit_error: largest absolute difference of a logit.
-        label_changes, gate_changes: samples whose label, or side of the gate, is another.
-        offload_changes: by codec tried, samples whose final label is another than the whole torch
-            model's when the graph's z goes through that codec and the rest of the network.
+        label_changes, gate_changes: samples with another label, or on another side of the gate.
+        offload_changes: by codec tried, samples with another final label than the whole torch
+            model gives, when the graph's z passes that codec and the rest of the network.
     """
 
     samples: int
@@ -61,7 +61,7 @@ class ParityReport:
         return int(CHANGED_AT_MOST * self.samples)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, JSON-safe."""
+        """The report as JSON-safe values."""
         return asdict(self)
 
 
@@ -92,7 +92,7 @@ def run_torch(module: nn.Module, x: Array) -> tuple[NDArray[np.float32], ...]:
     batches = []
     with torch.inference_mode():
         for start in range(0, len(x), _BATCH):
-            # a copy: torch warns of arrays it could write through, and x may be read-only
+            # a copy, because x may be read-only, and torch warns of that
             given = module(torch.from_numpy(x[start : start + _BATCH].copy()))
             batches.append(given if isinstance(given, tuple) else (given,))
     return tuple(torch.cat(parts).numpy() for parts in zip(*batches, strict=True))
@@ -104,7 +104,7 @@ def compare(
     gate: GateSpec,
     offload_changes: Mapping[str, int],
 ) -> ParityReport:
-    """Logits of a graph beside those of the torch model.
+    """Compare the logits of a graph with those of the torch model.
 
     Args:
         reference, logits: (n, N), of the same samples.
@@ -121,7 +121,7 @@ def compare(
 
 
 def require_fp32(report: ParityReport, what: str) -> None:
-    """Let an fp32 graph pass, or say what differs.
+    """Check an fp32 graph against the rules.
 
     Raises: ParityError.
     """
@@ -136,7 +136,7 @@ def require_fp32(report: ParityReport, what: str) -> None:
 
 
 def require_back(folder: Path, graph: GraphSpec, back: nn.Module) -> None:
-    """Let the `back` graph pass, which is asked about features drawn from N(0, 1).
+    """Check the `back` graph on random features drawn from N(0, 1).
 
     Raises: ParityError.
     """
@@ -155,7 +155,7 @@ def require_back(folder: Path, graph: GraphSpec, back: nn.Module) -> None:
 
 
 def require_int8(report: ParityReport, codec: Codec, what: str) -> None:
-    """Let a quantised graph pass, or say what changed.
+    """Check a quantised graph against the rules.
 
     Raises: ParityError.
     """
@@ -164,7 +164,7 @@ def require_int8(report: ParityReport, codec: Codec, what: str) -> None:
         "sides of the gate": report.gate_changes,
         "final labels": report.offload_changes[codec],
     }
-    remedy = "calibrate on samples like the held-out ones, or ship fp32"
+    remedy = "calibrate on samples like the held-out ones, or publish fp32"
     _require_same_answers(report, counts, what, remedy)
 
 
@@ -174,11 +174,11 @@ def choose_codec(
     """The cheapest codec that keeps the final labels.
 
     Args:
-        z: (n, ...) as the device's graph gives it.
-        suffix: the rest of the network, to logits.
-        labels: (n,) that the whole torch model gives.
+        z: (n, ...) from the device's graph.
+        suffix: the rest of the network, from z to logits.
+        labels: (n,) of the whole torch model.
     Returns: the first codec that changes at most 0.5 % of the labels (fp32 if none does), and the
-        changes by each codec tried.
+        number of changes by codec tried.
     """
     changes: dict[str, int] = {}
     for codec in CHEAPEST_FIRST:
@@ -199,8 +199,8 @@ def require_segments(
     """Run the segments from every entry to the end, and compare with torch.
 
     Args:
-        prefix: of the super-network, by depth.
-        x: (n, ...) raw inputs. reference: (n, N) logits that torch gives for them.
+        prefix: the super-network's prefix of a depth.
+        x: (n, ...) raw inputs. reference: (n, N) torch's logits for them.
     Returns: the largest absolute difference of a logit.
     Raises: ParityError naming the entry.
     """
@@ -221,7 +221,7 @@ def require_segments(
 
 
 def _chain(sessions: Sequence[Session], given: Array) -> NDArray[np.float32]:
-    """In batches of 1, 2, 4 ... so that the dynamic axis is tried at several sizes."""
+    """Run the segments in batches of 1, 2, 4 ..., which tries the batch axis at several sizes."""
     parts = []
     start, size = 0, 1
     while start < len(given):

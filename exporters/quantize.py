@@ -1,6 +1,6 @@
-"""fp32 graph -> int8 graph: static, quantise-dequantise pairs, per channel.
+"""Static int8 quantisation of an fp32 graph: quantise-dequantise pairs, per channel.
 
-The layer that holds the overridable weights stays fp32: personal parameters are trained and sent
+The layer with the overridable weights stays fp32, because personal parameters are trained and sent
 as floats.
 """
 
@@ -37,11 +37,11 @@ def quantize(
 
     Args:
         calibration: (n, ...) raw inputs, which set the range of every activation.
-        overridable: the initialisers that are graph inputs too in `source`, and will be again.
-    Raises: ExportError where onnxruntime cannot quantise the graph.
+        overridable: initialisers that are graph inputs too, in `source` and in the result.
+    Raises: ExportError if onnxruntime cannot quantise the graph.
     """
     model = onnx.load(source)
-    # what is an input is no constant to the quantiser's preparation, so this comes off first
+    # the quantiser folds constants only, and an input is none: so these inputs come off first
     kept = [node for node in model.graph.input if node.name not in overridable]
     del model.graph.input[:]
     model.graph.input.extend(kept)
@@ -84,8 +84,9 @@ class _Samples(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what the quantiser writes to the root logger: one line a weight it cannot split by
-    channel. The handler keeps `logging.warning` from configuring the program's logging.
+    """Drop the quantiser's lines on the root logger: one for each weight without channels.
+
+    The handler keeps `logging.warning` from configuring the program's logging.
     """
     root, handler = logging.getLogger(), logging.NullHandler()
     root.addHandler(handler)
@@ -98,6 +99,5 @@ def _quiet() -> Iterator[None]:
 
 
 def _drop(_record: logging.LogRecord) -> bool:
-    # a logger's filter sees only what is logged on that very logger: other threads' loggers,
-    # which have names, still speak
+    # a filter sees only the lines of its own logger, so loggers with names are not silenced
     return False

@@ -1,7 +1,7 @@
-"""Weights in a .safetensors file -> a network, and the depths that can be deployed with them.
+"""Weights of a .safetensors file: set in a network, with the depths that can be deployed.
 
-A device answers with the exit head at its depth. Training leaves out of the weights those that
-nobody trained, or that stay with their devices.
+A device answers with the exit head at its depth. A training's weights file has no exit heads that
+were not trained, or that stay on their devices.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from edge_sdk.manifest import GatePolicy
 from edge_sdk.nets import NAMES, Supernet, build
 from exporters.errors import ExportError
 
-CHECKPOINT: Final = "net/"  # how names of the network's weights begin in a training's checkpoint
+CHECKPOINT: Final = "net/"  # prefix of the network's weights in a training's checkpoint
 
 
 def load_weights(net: Supernet, path: Path) -> tuple[int, ...]:
-    """Set the network's weights; exit heads that the file lacks stay as they are.
+    """Set the network's weights; exit heads that the file lacks stay unchanged.
 
-    Returns: the depths whose exit heads it has, ascending.
-    Raises: ExportError where the file is not of this network, or has no exit head at all.
+    Returns: the depths whose exit heads the file has, ascending.
+    Raises: ExportError if the file belongs to another network, or has no exit head at all.
     """
     if not path.is_file():
-        raise ExportError(f"{path}: expected a .safetensors file there, found none")
+        raise ExportError(f"{path}: expected a .safetensors file, found none")
     try:
         tensors = load_file(path)
     except OSError as err:
@@ -40,8 +40,8 @@ def load_weights(net: Supernet, path: Path) -> tuple[int, ...]:
         raise ExportError(f"{path}: expected a safetensors file ({err})") from err
     if any(name.startswith(CHECKPOINT) for name in tensors):
         raise ExportError(
-            f"{path}: is a training's checkpoint, not a weights file; `splitedge train` leaves"
-            " weights.safetensors after its last round, `splitedge simulate` leaves none"
+            f"{path}: expected a weights file, got a training's checkpoint; `splitedge train`"
+            " writes weights.safetensors after its last round, `splitedge simulate` writes none"
         )
     if not _fits(net, tensors):
         fitting = [name for name in NAMES if _is_of(name, net, tensors)]
@@ -54,41 +54,41 @@ def load_weights(net: Supernet, path: Path) -> tuple[int, ...]:
     depths = tuple(depth for depth in net.cuts if f"exits.{depth}." in _exits(tensors))
     if not depths:
         raise ExportError(
-            f"{path}: has no trained exit head, with which a device answers: this training left"
-            " them on its devices or had none; train with a recipe that shares them, for SuperSFL"
-            " share_exits = true"
+            f"{path}: expected a trained exit head, with which a device answers, found none: this"
+            " training left its exit heads on the devices or had none; train with a recipe that"
+            " shares them (SuperSFL: share_exits = true)"
         )
     net.load_state_dict(net.state_dict() | tensors)
     return depths
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """What a training says of its weights.
+class WeightsOrigin:
+    """Metadata that a training writes into its weights file.
 
     Attributes:
-        gate: by what the answers of exit heads are judged; entropy where nothing is said.
-        run: which run of it they come from; empty where nothing is said.
+        gate: uncertainty measure that the exits' gates use; entropy if the file names none.
+        run: id of the training run; empty if the file names none.
     """
 
     gate: GatePolicy
     run: str
 
 
-def origin(path: Path) -> Origin:
-    """Of weights that `load_weights` took.
+def read_origin(path: Path) -> WeightsOrigin:
+    """The origin of weights that `load_weights` has read.
 
-    Raises: ExportError for a gate that no device has.
+    Raises: ExportError for a gate that devices do not know.
     """
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
-    said = metadata.get("gate", "entropy")
+    gate = metadata.get("gate", "entropy")
     known: tuple[GatePolicy, ...] = get_args(GatePolicy)
     for policy in known:
-        if said == policy:
-            return Origin(policy, metadata.get("run", ""))
+        if gate == policy:
+            return WeightsOrigin(policy, metadata.get("run", ""))
     raise ExportError(
-        f"{path}: gate: expected one of {', '.join(known)}, got {said!r:.50};"
+        f"{path}: gate: expected one of {', '.join(known)}, got {gate!r:.50};"
         " export with the release that trained it"
     )
 
@@ -96,35 +96,37 @@ def origin(path: Path) -> Origin:
 def check_depths(
     path: Path, net: Supernet, trained: tuple[int, ...], wanted: Sequence[int]
 ) -> None:
-    """Refuse a cut whose exit head is as it began; what is no cut is not this function's to tell.
+    """Refuse a wanted depth whose exit head was not trained.
 
-    Raises: ExportError saying which there are.
+    A depth at which the network cannot be cut is left to `export_model`.
+
+    Raises: ExportError naming the trained depths.
     """
     lacking = [depth for depth in wanted if depth in net.cuts and depth not in trained]
     if lacking:
         raise ExportError(
-            f"{path}: has no trained exit head at depth {lacking[0]}, no device trained there;"
-            f" choose --depth from {', '.join(map(str, trained))}, or train at that depth"
+            f"{path}: has no trained exit head at depth {lacking[0]}, because no device trained"
+            f" there; choose --depth from {', '.join(map(str, trained))}, or train at that depth"
         )
 
 
 def _exits(tensors: Mapping[str, Tensor]) -> set[str]:
-    """`exits.D.` of every exit head that is there."""
+    """`exits.D.` of every exit head in the file."""
     return {f"exits.{name.split('.')[1]}." for name in tensors if name.startswith("exits.")}
 
 
 def _fits(net: Supernet, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether these are the network's weights, whole exit heads aside."""
+    """Whether these are the network's weights; whole exit heads may be missing."""
     own, there = net.state_dict(), _exits(tensors)
     names = {name for name in own if not name.startswith("exits.") or name.startswith(tuple(there))}
     return names == set(tensors) and all(own[name].shape == tensors[name].shape for name in names)
 
 
 def _is_of(backbone: str, net: Supernet, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether they are of a backbone, for the network's inputs and classes."""
+    """Whether the weights fit another backbone with the same inputs and classes."""
     try:
         with torch.device("meta"):  # names and shapes, no weights
             other = build(backbone, classes=net.classes, input_shape=net.input_shape)
-    except ConfigurationError:  # it takes no such inputs
+    except ConfigurationError:  # that backbone takes no such inputs
         return False
     return _fits(other, tensors)

@@ -180,14 +180,14 @@ def _export(
 
         from exporters.graphs import shared_exit  # noqa: PLC0415
         from exporters.model import export_model  # noqa: PLC0415
-        from exporters.weights import load_weights, origin  # noqa: PLC0415
+        from exporters.weights import load_weights, read_origin  # noqa: PLC0415
         from server.training.recipe.recipe import load_recipe  # noqa: PLC0415
         from server.training.run.build import build_network  # noqa: PLC0415
     torch.set_num_threads(1)  # the server and its broker need the other cores
     dataset = shares.dataset
     net = build_network(load_recipe(setup.recipe), dataset)
     depths = load_weights(net, Path(trained.weights))
-    said = origin(Path(trained.weights))
+    origin = read_origin(Path(trained.weights))
     with progress("exporting bundles and segments to ONNX, checking each against torch") as say:
         export_model(
             net,
@@ -198,7 +198,7 @@ def _export(
             version=int(VERSION),
             class_names=dataset.class_names,
             depths=depths,
-            device=partial(shared_exit, gate=said.gate, run=said.run),
+            device=partial(shared_exit, gate=origin.gate, run=origin.run),
             progress=say,
         )
 

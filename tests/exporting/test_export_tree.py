@@ -172,7 +172,7 @@ def test_a_version_is_never_overwritten(tiny_tree: Any) -> None:
     before = {
         name: (tiny_tree.folder / name).read_bytes() for name in names_under(tiny_tree.folder)
     }
-    with pytest.raises(ExportError, match="there already"):
+    with pytest.raises(ExportError, match="exists already"):
         export(tiny_tree.net, tiny_tree.data, tiny_tree.folder.parents[1])
     assert before == {
         name: (tiny_tree.folder / name).read_bytes() for name in names_under(tiny_tree.folder)
@@ -242,7 +242,7 @@ def test_version_that_another_export_took_meanwhile_is_kept(tmp_path: Path) -> N
     for folder, text in ((work, "ours"), (target, "theirs")):
         folder.mkdir()
         (folder / "model.json").write_text(text)
-    with pytest.raises(ExportError, match="there already"):
+    with pytest.raises(ExportError, match="exists already"):
         model_module._publish(work, target)
     assert (target / "model.json").read_text() == "theirs"
 

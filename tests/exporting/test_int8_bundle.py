@@ -14,7 +14,7 @@ from edge_sdk.session import Session
 from edge_sdk.training.data.load import Dataset
 from exporters import bundle as bundle_module
 from exporters import model as model_module
-from exporters.bundle import HeldOut, Source, write_fp32, write_int8
+from exporters.bundle import BundleSource, HeldOut, write_fp32, write_int8
 from exporters.errors import ParityError
 from exporters.graphs import shared_exit
 from exporters.parity import run_torch
@@ -26,7 +26,7 @@ DEPTH = 4
 class Fp32:
     """`cnn8` cut at 4, on images of uint8, and its fp32 bundle."""
 
-    source: Source
+    source: BundleSource
     folder: Path
     manifest: BundleManifest
     calibration: NDArray[np.uint8]
@@ -38,7 +38,7 @@ def fp32(cnn8: Supernet, fashion: Dataset, tmp_path_factory: pytest.TempPathFact
     x, y = fashion.x_test[:400], fashion.y_test[:400]
     held_out = HeldOut(x, y, run_torch(net, x)[0])
     graphs = shared_exit(net, DEPTH)
-    source = Source("fashion/1", net, DEPTH, graphs, fashion.class_names, held_out)
+    source = BundleSource("fashion/1", net, DEPTH, graphs, fashion.class_names, held_out)
     folder = tmp_path_factory.mktemp("d4")
     return Fp32(source, folder, write_fp32(source, folder), fashion.x_train[:64])
 

@@ -15,7 +15,7 @@ from edge_sdk.nets import Supernet, build
 from exporters.cli import app
 from exporters.errors import ExportError
 from exporters.graphs import shared_exit
-from exporters.weights import Origin, check_depths, load_weights, origin
+from exporters.weights import WeightsOrigin, check_depths, load_weights, read_origin
 
 
 def with_exits(net: Supernet, *depths: int) -> dict[str, Tensor]:
@@ -73,7 +73,7 @@ def test_half_an_exit_head_is_of_another_network(tiny: Supernet, tmp_path: Path)
 
 def test_checkpoint_is_told_from_weights(tiny: Supernet, tmp_path: Path) -> None:
     checkpoint = {f"net/{name}": tensor for name, tensor in tiny.state_dict().items()}
-    with pytest.raises(ExportError, match="is a training's checkpoint, not a weights file"):
+    with pytest.raises(ExportError, match="expected a weights file, got a training's checkpoint"):
         load_weights(build("tiny"), saved(tmp_path, checkpoint))
 
 
@@ -86,11 +86,11 @@ def test_backbone_that_the_weights_are_of_is_named(cnn8: Supernet, tmp_path: Pat
 
 def test_gate_is_what_the_exits_were_trained_for(tiny: Supernet, tmp_path: Path) -> None:
     tensors = with_exits(tiny, 1)
-    assert origin(saved(tmp_path, tensors)) == Origin("entropy", "")
+    assert read_origin(saved(tmp_path, tensors)) == WeightsOrigin("entropy", "")
     path = tmp_path / "evidence.safetensors"
     save_file(tensors, path, metadata={"gate": "vacuity", "run": "c0ffee"})
-    assert origin(path) == Origin("vacuity", "c0ffee")
-    assert shared_exit(tiny, 1, origin(path).gate).gate == "vacuity"
+    assert read_origin(path) == WeightsOrigin("vacuity", "c0ffee")
+    assert shared_exit(tiny, 1, read_origin(path).gate).gate == "vacuity"
     save_file(tensors, path, metadata={"gate": "surprise"})
     with pytest.raises(ExportError, match=r"gate: expected one of entropy, .* got 'surprise'"):
-        origin(path)
+        read_origin(path)

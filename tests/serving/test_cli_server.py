@@ -134,7 +134,7 @@ def test_wrong_use_exits_with_2(words: tuple[str, ...], splitedge: Splitedge) ->
 def test_export_shows_its_errors_as_all_commands_do(tmp_path: Path, splitedge: Splitedge) -> None:
     words = ["export", "--backbone", "tiny", "--weights", str(tmp_path / "none.safetensors")]
     words += ["--data", "digits", "--out", str(tmp_path), "--name", "digits"]
-    assert "none.safetensors: expected a .safetensors file there" in splitedge(*words).refusal
+    assert "none.safetensors: expected a .safetensors file, found none" in splitedge(*words).refusal
 
 
 def test_login_is_not_sent_over_the_network_in_the_clear(tmp_path: Path) -> None:
