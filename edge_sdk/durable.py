@@ -1,7 +1,7 @@
-"""Files that survive a power cut: whole and old, or whole and new, never in between.
+"""Durable files: after a power cut a file is complete, either the old one or the new one.
 
-A file is written beside its place, synced, renamed over it, and its folder synced: without the
-syncs a rename can reach the disk before the bytes it names.
+The new file is written under a temporary name, synced and renamed over the old one, and its folder
+is synced: without the syncs the rename can reach the disk before the bytes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace `path` by `data`; its folder must exist. One writer a path at a time.
+    """Replace the file at `path`; its folder must exist. One writer per path at a time.
 
-    Raises: StorageError if the disk is full, read-only or failing; what stood there stays.
+    Raises: StorageError if the disk is full, read-only or failing; the old file stays.
     """
-    # the name is fixed, so what a killed write leaves is overwritten by the next one
+    # the name is fixed, so the next write replaces what a killed one left
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        # 0600 until it is whole: a secret is never readable by others, not even briefly
+        # 0600 until it is complete: others can never read a secret, not even briefly
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(data)
@@ -42,7 +42,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def make_folder(path: Path, *, mode: int = 0o755) -> None:
-    """Create the folder and those above it where missing, and sync their parents.
+    """Create the folder and its missing parents, and sync them.
 
     Raises: StorageError.
     """
@@ -56,7 +56,7 @@ def make_folder(path: Path, *, mode: int = 0o755) -> None:
 
 
 def check_writable(folder: Path, size_bytes: int) -> None:
-    """Find out whether a file of that size can be written there, and leave nothing.
+    """Check that a file of that size can be written there; the test file is removed.
 
     Raises: StorageError.
     """
@@ -66,22 +66,22 @@ def check_writable(folder: Path, size_bytes: int) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Have the file's bytes on the disk before going on."""
+    """Wait until the file's bytes are on the disk."""
     _sync(path, os.O_RDONLY)
 
 
 def sync_folder(path: Path) -> None:
-    """Have the folder's entries (renames, removals) on the disk before going on."""
+    """Wait until the folder's entries (renames, removals) are on the disk."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def free_bytes(folder: Path) -> int:
-    """What an ordinary user may still write to the file system of `folder`."""
+    """Bytes that an ordinary user may still write to the file system of `folder`."""
     return shutil.disk_usage(folder).free
 
 
 def storage_error(path: Path, needed_bytes: int, err: OSError) -> StorageError:
-    """Our error for `err`, met while `needed_bytes` were to be written to `path`."""
+    """The StorageError for `err`, raised by a write of `needed_bytes` to `path`."""
     if err.errno not in _FULL:
         return StorageError(
             f"{path}: cannot be written ({err.strerror}); check the card and its mount"
@@ -94,7 +94,7 @@ def storage_error(path: Path, needed_bytes: int, err: OSError) -> StorageError:
 
 
 def no_space(path: Path, needed_bytes: int, available_bytes: int) -> StorageError:
-    """The error that says how much is missing."""
+    """The error for a disk without enough space."""
     return StorageError(
         f"{path}: needs {_megabytes(needed_bytes)} MB, has {_megabytes(available_bytes)} MB; "
         "free some space on this disk",
@@ -104,7 +104,7 @@ def no_space(path: Path, needed_bytes: int, available_bytes: int) -> StorageErro
 
 
 def _megabytes(size_bytes: int) -> str:
-    """With enough digits that a few kilobytes do not read as nothing."""
+    """Megabytes with three significant digits, so that a few kilobytes are not shown as 0."""
     return f"{size_bytes / 1e6:.3g}"
 
 

@@ -1,6 +1,6 @@
-"""One connection to an MQTT broker that keeps itself alive: the only importer of paho.
+"""A link to an MQTT broker that reconnects by itself. The only importer of paho.
 
-paho's network thread stops here: handlers run in it and must hand work on, never wait.
+Handlers run in paho's network thread, so they must pass work on and never wait.
 
     link = MqttLink(BrokerAddress.parse("mqtt://127.0.0.1:1883"), client_id="pi-4", password="...")
     link.subscribe("splitedge/v1/default/pi-4/reply", on_reply)
@@ -33,11 +33,11 @@ from edge_sdk.tls import pinned_tls_context, tls_context
 logger = logging.getLogger(__name__)
 
 DEFAULT_PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
-# A restarted broker meets its fleet again within 10 s and not all in one instant: the delay is
-# drawn from [half, whole] of a bound that doubles up to the last figure.
+# The fleet reconnects to a restarted broker within 10 s, but not at one instant: each delay is
+# drawn from [bound / 2, bound], and the bound doubles up to RECONNECT_LAST_S.
 RECONNECT_FIRST_S: Final = 0.25
 RECONNECT_LAST_S: Final = 2.0
-# How long what was sent may stay unacknowledged by the peer's TCP.
+# Longest time that sent bytes may stay unacknowledged by the peer's TCP.
 SILENCE_S: Final = 10.0
 CUT_AFTER_S: Final = 1.0
 UNSUPPORTED_PROTOCOL: Final = "Unsupported protocol version"
@@ -45,7 +45,7 @@ UNSUPPORTED_PROTOCOL: Final = "Unsupported protocol version"
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """Where a broker listens, and the login its URL carried (shown in no repr)."""
+    """Address of a broker, with the login from its URL (its repr omits the password)."""
 
     host: str
     port: int
@@ -83,7 +83,7 @@ class BrokerAddress:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What arrived on a topic."""
+    """A message that arrived on a topic."""
 
     topic: str
     payload: bytes
@@ -92,7 +92,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What the broker publishes, retained, when this connection dies."""
+    """A message that the broker publishes, retained, when this connection breaks."""
 
     topic: str
     payload: bytes
@@ -100,7 +100,7 @@ class Will:
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """The MQTT 5 properties of a query; left out where the broker speaks only 3.1.1."""
+    """The MQTT 5 properties of a query; left out if the broker supports only 3.1.1."""
 
     response_topic: str
     correlation: bytes
@@ -111,20 +111,20 @@ Handler = Callable[[Message], None]
 
 
 class MqttLink:
-    """A connection that reconnects with jitter, resubscribes and bounds what it queues.
+    """A connection that reconnects with jitter, resubscribes and bounds its queue.
 
-    Tries MQTT 5 once and falls back to 3.1.1 for good where the broker refuses it.
+    Tries MQTT 5 once, and stays with 3.1.1 if the broker refuses it.
 
     Args:
-        username: the client id unless given.
-        ca: PEM file to verify a TLS broker against; the system's store without it.
-        pinned: PEM file of the certificate the broker must show, whatever names are in it.
+        username: None takes the client id.
+        ca: PEM file of the authority that verifies a TLS broker; None takes the system's store.
+        pinned: PEM file of the certificate that the broker must present; its names are not checked.
         max_packet_bytes: larger payloads are refused before they are sent: a broker would cut
-            the connection and paho would send them again for ever.
-        mqtt5: False speaks 3.1.1 at once: for who needs none of 5, its properties cost 35 us a
-            message to read.
-        on_state: called with True/False in the network thread, each time the connection is there
-            with its subscriptions in force, or gone.
+            the connection, and paho would send them again without end.
+        mqtt5: False starts with 3.1.1, for a peer without use for the properties of 5, which take
+            35 us a message to read.
+        on_state: called in the network thread, with True when the connection is up and subscribed,
+            with False when it is lost.
     """
 
     def __init__(
@@ -156,18 +156,18 @@ class MqttLink:
         self._on_state = on_state
         self._handlers: dict[str, tuple[Handler, int]] = {}
         self._lock = threading.Lock()
-        self._changing = threading.Lock()  # a fall-back in the network thread may meet `stop`
+        self._changing = threading.Lock()  # `stop` against a fall-back in the network thread
         self._up = threading.Event()
-        self._subscribing: int | None = None  # the packet whose answer makes the link up
+        self._subscribing: int | None = None  # id of the packet with our subscriptions
         self._stopped = False
         self._failures = 0
-        self._last_error = "no connection was tried yet"
+        self._last_error = "no connection attempt yet"
         self._protocol = MQTTProtocolVersion.MQTTv5 if mqtt5 else MQTTProtocolVersion.MQTTv311
         self._client: paho.Client | None = None
 
     @property
     def connected(self) -> bool:
-        """Whether the broker accepted this connection and it has not broken since."""
+        """Whether the connection is up and subscribed."""
         return self._up.is_set()
 
     @property
@@ -176,7 +176,7 @@ class MqttLink:
         return self._last_error
 
     def subscribe(self, topic_filter: str, handler: Handler, *, qos: int = 1) -> None:
-        """Call `handler` in the network thread for each message; survives reconnects."""
+        """Call `handler` in the network thread for each message, also after a reconnect."""
         with self._lock:
             self._handlers[topic_filter] = (handler, qos)
             client = self._client
@@ -188,7 +188,7 @@ class MqttLink:
     def start(self) -> None:
         """Connect in the background and stay connected until `stop`.
 
-        Raises: ConfigurationError for a file that no broker can be verified against.
+        Raises: ConfigurationError for a certificate file that cannot be used.
         """
         with self._changing:
             if self._client is None:
@@ -197,7 +197,7 @@ class MqttLink:
     def wait_connected(self, timeout_s: float) -> None:
         """Wait until the link is up.
 
-        Raises: LinkError saying why not.
+        Raises: LinkError with the reason if it is not.
         """
         if not self._up.wait(timeout_s):
             raise LinkError(
@@ -213,9 +213,9 @@ class MqttLink:
         retain: bool = False,
         rpc: Rpc | None = None,
     ) -> bool:
-        """Hand `payload` to the network thread.
+        """Queue `payload` for the network thread.
 
-        Returns: False when the link is down or its queue is full; nothing is kept then.
+        Returns: False if the link is down or its queue is full; then nothing is queued.
         Raises: FrameTooLargeError above `max_packet_bytes`.
         """
         if len(payload) > self._max_packet_bytes:
@@ -230,7 +230,7 @@ class MqttLink:
         return sent.rc == paho.MQTT_ERR_SUCCESS
 
     def stop(self, *, last_words: Will | None = None, timeout_s: float = 2.0) -> None:
-        """Say `last_words` (retained) if connected, disconnect and end the network thread."""
+        """Publish `last_words` (retained) if connected, disconnect and end the network thread."""
         with self._changing:
             self._stopped = True
             client, self._client = self._client, None
@@ -243,7 +243,7 @@ class MqttLink:
             except (RuntimeError, ValueError):
                 logger.debug("%s: broker gone before the last words", self._client_id)
         client.disconnect()
-        # paho's thread ends once all is written, which a peer that reads nothing prevents
+        # paho's thread ends once all is written, which never happens if the peer does not read
         cut = threading.Timer(CUT_AFTER_S, _cut, (client,))
         cut.start()
         client.loop_stop()
@@ -262,7 +262,7 @@ class MqttLink:
             client.will_set(self._will.topic, self._will.payload, qos=1, retain=True)
         if self.address.tls:
             client.tls_set_context(self._tls_context())
-            client.tls_insecure_set(self._pinned is not None)  # checks no name, but all else
+            client.tls_insecure_set(self._pinned is not None)  # checks all but the name
         client.max_queued_messages_set(4 * self._max_in_flight)
         client.max_inflight_messages_set(self._max_in_flight)
         client.on_socket_open = _tune
@@ -283,7 +283,7 @@ class MqttLink:
             message = Message(received.topic, bytes(received.payload), received.retain)
             try:
                 handler(message)
-            except Exception:  # outermost loop of the network thread: it must live on
+            except Exception:  # outermost loop of the network thread: it must go on
                 logger.exception("handler of %s failed", topic_filter)
 
         client.message_callback_add(topic_filter, receive)
@@ -291,7 +291,7 @@ class MqttLink:
     def _properties(self, rpc: Rpc | None) -> Properties | None:
         if rpc is None or self._protocol != MQTTProtocolVersion.MQTTv5:
             return None
-        return cast("Properties", _RpcProperties(rpc))  # all that paho asks of them is `pack`
+        return cast("Properties", _RpcProperties(rpc))  # paho only calls `pack`
 
     def _connected(
         self,
@@ -332,7 +332,7 @@ class MqttLink:
             self._come_up()
 
     def _come_up(self) -> None:
-        """Only now: an answer to what is sent without the subscriptions may go unheard."""
+        """Report the link as up. Earlier, a reply could arrive before its subscription."""
         self._up.set()
         logger.debug("%s: connected to %s", self._client_id, self.address.url)
         if self._on_state is not None:
@@ -348,7 +348,7 @@ class MqttLink:
                 self._start_client()
 
     def _connect_failed(self, client: paho.Client, _userdata: object) -> None:
-        # paho calls this while it handles what connecting raised, and does not hand it over
+        # paho calls this while it handles the exception, and does not pass it on
         self._last_error = _why_unreachable(sys.exc_info()[1], self.address.host)
         self._failures += 1
         self._set_delay(client)
@@ -382,7 +382,7 @@ class MqttLink:
 
 
 class _RpcProperties:
-    """A query's properties, packed by hand: paho's own packing takes 35 us of an offload's 500."""
+    """A query's properties, packed by hand: paho's packing takes 35 us of an offload's 500 us."""
 
     def __init__(self, rpc: Rpc) -> None:
         topic = rpc.response_topic.encode()
@@ -399,7 +399,7 @@ class _RpcProperties:
         self._packed = length + packed
 
     def pack(self) -> bytes:
-        """What paho puts into the packet."""
+        """The bytes for the packet."""
         return self._packed
 
 
@@ -420,21 +420,21 @@ def _why_unreachable(err: BaseException | None, host: str) -> str:
         case ssl.SSLCertVerificationError():
             why = f"its certificate is not trusted ({err.verify_message})"
         case ssl.SSLError():
-            why = f"no TLS connection ({err.reason or err.strerror})"
+            why = f"TLS failed ({err.reason or err.strerror})"
         case ConnectionRefusedError():
-            why = "connection refused: nothing listens there"
+            why = "connection refused: no program listens on this port"
         case TimeoutError():
-            why = "connecting timed out"
+            why = "the connection attempt timed out"
         case _:
             why = f"cannot connect ({getattr(err, 'strerror', None) or err})"
     return why
 
 
 def _tune(_client: paho.Client, _userdata: object, sock: Any) -> None:
-    # loopback, QoS 1: round trip 44 ms without, 0.9 ms with
+    # a QoS 1 round trip on loopback takes 44 ms without, 0.9 ms with
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # a path that drops everything: else found by the keep-alive, after up to twice its length
+        # finds a path that drops every packet; the keep-alive takes up to twice its interval
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * SILENCE_S))
 
 

@@ -1,4 +1,4 @@
-"""One ONNX graph, loaded once and run many times: the only importer of onnxruntime."""
+"""A session: one ONNX graph, loaded once and run many times. The only importer of onnxruntime."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Session:
 
     Args:
         path: the ONNX file.
-        threads: of one run; 1 keeps a small device responsive and bits reproducible.
-    Raises: BundleError if onnxruntime does not take the file.
+        threads: for one run; 1 keeps a small device responsive and its bits reproducible.
+    Raises: BundleError if onnxruntime refuses the file.
     """
 
     def __init__(self, path: Path, *, threads: int = 1) -> None:
@@ -37,19 +37,19 @@ class Session:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3  # overridable initialisers warn in every session
-        # the arena keeps its peak for ever: with fixed shapes the peak is the working set
+        # the arena never shrinks: with fixed shapes its peak is the working set
         options.enable_mem_pattern = True
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]
             )
-        except Exception as err:  # onnxruntime's errors share no base class of their own
+        except Exception as err:  # onnxruntime's errors have no common base class
             raise BundleError(f"{path.name}: onnxruntime refuses it: {_first_line(err)}") from err
         try:
             self.inputs = {node.name: _NUMPY_OF[node.type] for node in self._session.get_inputs()}
         except KeyError as err:
-            raise BundleError(f"{path.name}: inputs of {err.args[0]} are not served") from None
+            raise BundleError(f"{path.name}: inputs of {err.args[0]} are not supported") from None
         self.outputs = tuple(node.name for node in self._session.get_outputs())
         initialisers = self._session.get_overridable_initializers()
         self.overridable = {node.name: tuple(node.shape) for node in initialisers}
@@ -58,9 +58,9 @@ class Session:
         self._run = self._session.run
 
     def override(self, values: Mapping[str, Array]) -> None:
-        """Use these values in place of the named initialisers from now on (none: the file's own).
+        """Replace the named initialisers from now on; without values the file's apply again.
 
-        Raises: ConfigurationError for a name or shape the graph does not have.
+        Raises: ConfigurationError for a name or shape that the graph does not have.
         """
         for name, value in values.items():
             expected = self.overridable.get(name)
@@ -72,18 +72,18 @@ class Session:
         }
 
     def run(self, names: Sequence[str] | None, feeds: dict[str, Array]) -> list[Array]:
-        """One run.
+        """Run the graph once.
 
         Args:
-            names: the outputs wanted, all when None.
-            feeds: by input name, with the batch axis.
+            names: outputs to return; None returns all.
+            feeds: values by input name, with the batch axis.
         Raises: InputError if onnxruntime refuses the feeds.
         """
         if self._overrides:
             feeds = {**feeds, **self._overrides}
         try:
             outputs: list[Array] = self._run(names, feeds)
-        except Exception as err:  # onnxruntime's errors share no base class of their own
+        except Exception as err:  # onnxruntime's errors have no common base class
             raise InputError(f"onnxruntime: {_first_line(err)}") from err
         return outputs
 

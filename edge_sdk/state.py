@@ -1,4 +1,4 @@
-"""One owner for a state folder: the second one exits and says who the first is."""
+"""The lock of a state folder: one process per role; a second one is told which process has it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Role = Literal["agent", "server", "simulation", "training", "update"]
 class StateLock:
     """Exclusive use of a state folder in one role, until `release` or the end of the process.
 
-    The kernel drops the lock with the process, however it ends, so there is nothing stale to clear.
-    An agent and an updater may run side by side; two of a kind may not.
+    The kernel releases the lock when the process ends for any reason, so a lock is never stale. An
+    agent and an updater may run at the same time; two agents may not.
     """
 
     def __init__(self, state: Path, role: Role = "agent") -> None:
         """Take the lock.
 
-        Raises: StateInUseError naming the process that has it; StorageError.
+        Raises: StateInUseError naming the process that holds it; StorageError.
         """
         make_folder(state, mode=0o700)
         path = state / f"{role}.lock"
@@ -38,10 +38,10 @@ class StateLock:
             owner = os.pread(self._handle, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._handle)
             raise StateInUseError(
-                f"{state}: process {owner} already runs as {role} here; stop it, or give this one "
-                "a state folder of its own"
+                f"{state}: process {owner} already runs as {role} here; stop it, or use another"
+                " state folder"
             ) from None
-        # the pid is a courtesy to the second one: on a full disk the lock holds without it
+        # the pid only informs a second process: on a full disk the lock works without it
         try:
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
@@ -49,7 +49,7 @@ class StateLock:
             pass
 
     def release(self) -> None:
-        """Let another have it; may be called twice."""
+        """Release the lock. A second call does nothing."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1

@@ -1,4 +1,4 @@
-"""The golden check: does a bundle, on this very device, give the answers its export gave?"""
+"""The golden check: a bundle must give, on this device, the answers that its export gave."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from edge_sdk.manifest import BundleManifest, GraphSpec, TensorSpec
 from edge_sdk.session import Array, Session
 from edge_sdk.wire.frames import HTTP_LIMITS, unpack
 
-# Share of the largest golden logit by which a logit may differ. Between processors fp32 kernels
-# differ in the order of additions, some 1e-6; int8 kernels also in how they saturate and round.
+# Allowed difference of a logit, as a share of the largest golden logit. Between processors fp32
+# kernels differ in the order of additions, about 1e-6; int8 kernels also saturate and round
+# differently.
 TOLERANCE: Final = {"fp32": 1e-3, "int8": 5e-2}
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenReport:
-    """What the check saw.
+    """Result of the check.
 
     Attributes:
-        samples: golden inputs that were run.
+        samples: number of golden inputs.
         difference: the largest |logit - golden logit|, as a share of the largest golden logit.
-        latency_ms: of one run of the `exit` graph, the median.
+        latency_ms: median time of one run of the `exit` graph.
     """
 
     samples: int
@@ -38,9 +39,9 @@ class GoldenReport:
 def check_golden(folder: Path) -> GoldenReport:
     """Load every graph of the bundle in `folder` and run its golden inputs.
 
-    Call it in a process that may die: see `edge_sdk.bundles.trial`.
+    Call it in a process that may crash: see `edge_sdk.bundles.trial`.
 
-    Raises: UpdateRefusedError naming the graph, what was expected and what came.
+    Raises: UpdateRefusedError naming the graph, what was expected and what was got.
     """
     try:
         manifest = BundleManifest.load(folder)
@@ -67,7 +68,7 @@ def _read_golden(path: Path) -> tuple[Array, Array]:
 
 
 def _check_z(manifest: BundleManifest) -> None:
-    """The smashed data must come from somewhere, in the shape the server is told."""
+    """Check that a graph computes the smashed data, in the shape that the server is told."""
     graph = manifest.graphs.get("prefix", manifest.graphs["exit"])
     z = graph.outputs.get("z")
     if z is None or z.shape != manifest.smashed.shape:
@@ -101,7 +102,7 @@ def _compare(session: Session, manifest: BundleManifest, x: Array, golden: Array
 def _run(
     session: Session, name: str, graph: GraphSpec, feeds: dict[str, Array]
 ) -> Mapping[str, Array]:
-    """One run, its outputs held against the manifest: names, dtypes, shapes, finite values."""
+    """One run, with its outputs checked against the manifest: names, dtypes, shapes, finite."""
     missing = set(graph.outputs) - set(session.outputs)
     if missing:
         raise UpdateRefusedError(f"{graph.file}: outputs {sorted(missing)} are not in the graph")
@@ -119,7 +120,7 @@ def _run(
 
 
 def _feeds(graph: GraphSpec, x: Array) -> dict[str, Array]:
-    """The first golden input; zeros for what only the server could send."""
+    """The first golden input; zeros in place of a reply of the server."""
     return {
         name: x[:1] if name == "x" else np.zeros((1, *spec.shape), np.dtype(spec.dtype))
         for name, spec in graph.inputs.items()

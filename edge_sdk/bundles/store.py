@@ -1,12 +1,12 @@
-"""The bundles on this device: two slots, one of them active, and a way back.
+"""The bundles of a device: two slots, one of them active, and the other one to roll back to.
 
     {state}/slots/a, {state}/slots/b    the files of one bundle each
-    {state}/active.json                 the active slot, and what each slot holds, by SHA-256
-    {state}/quarantine.json             bundles that were tried here and failed, and why
+    {state}/active.json                 the active slot, and the files of each slot, by SHA-256
+    {state}/quarantine.json             bundles that failed on this device, and why
 
-A new bundle is written into the inactive slot and becomes active by replacing active.json: before
-the rename the device has the old bundle, after it the new one. Files are hashed again at each
-start, so what a worn card did to them meanwhile is found before they run.
+A new bundle is written into the inactive slot and becomes active when active.json is replaced:
+before the rename the device has the old bundle, after it the new one. Files are hashed again at
+each start, so damage by a worn card is found before they run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Slot = Literal["a", "b"]
 ACTIVE_NAME: Final = "active.json"
 QUARANTINE_NAME: Final = "quarantine.json"
 
-# starts of a bundle that never lived through its health window: the next one goes back
+# starts of a bundle that was never healthy; the next start rolls back
 MAX_UNPROVEN_STARTS: Final = 3
 _KEPT_QUARANTINED: Final = 100
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What one file must be: SHA-256 in hex, length in bytes."""
+    """The expected content of one file: SHA-256 in hex, length in bytes."""
 
     sha256: str
     length: int
@@ -57,7 +57,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class BundleRecord:
-    """What a whole bundle must be, the manifest included."""
+    """The expected files of a whole bundle, manifest included."""
 
     bundle: str
     files: Mapping[str, FileRecord]
@@ -69,23 +69,23 @@ class BundleRecord:
 
     @property
     def digest(self) -> str:
-        """One SHA-256 for the bundle's content, whatever its name; what is quarantined."""
+        """One SHA-256 over the bundle's content without its name; the key of the quarantine."""
         lines = (f"{name} {file.sha256}\n" for name, file in sorted(self.files.items()))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     @property
     def size_bytes(self) -> int:
-        """Of all files together."""
+        """Size of all files together."""
         return sum(file.length for file in self.files.values())
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveBundle:
-    """The bundle to run, every file found whole.
+    """The bundle to run; every file was checked.
 
     Attributes:
         digest: `BundleRecord.digest`.
-        fallback: why this is not the bundle that was active before; None if it is.
+        fallback: why the bundle that was active before was left; None if this is the same one.
     """
 
     slot: Slot
@@ -96,14 +96,14 @@ class ActiveBundle:
 
 
 class BundleStore:
-    """The two slots in a state folder. Safe to use from several processes at once."""
+    """The two slots of a state folder. Several processes may use it at once."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
         self._slots = state / "slots"
 
     def folder(self, slot: Slot) -> Path:
-        """Where the files of that slot are, or are to be put."""
+        """Folder of that slot's files."""
         return self._slots / slot
 
     def active(self) -> ActiveBundle:
@@ -115,15 +115,15 @@ class BundleStore:
             return self._select(self._read())
 
     def record(self, slot: Slot) -> BundleRecord | None:
-        """What that slot is meant to hold; says nothing of its files' health (see `damage`)."""
+        """The files that slot should hold; `damage` says whether it does."""
         return self._read().slots.get(slot)
 
     def inactive_slot(self) -> Slot:
-        """The slot a new bundle goes into."""
+        """The slot for a new bundle."""
         return _other(self._read().active) if self._read().slots else "a"
 
     def damage(self, slot: Slot, record: BundleRecord) -> str | None:
-        """The first thing wrong with the slot's files against `record`, None if all are whole."""
+        """The first difference of the slot's files from `record`; None if there is none."""
         for name, file in record.files.items():
             problem = file_damage(self.folder(slot) / name, file)
             if problem is not None:
@@ -131,23 +131,23 @@ class BundleStore:
         return None
 
     def clear(self, slot: Slot) -> None:
-        """Before an inactive slot is written: nothing falls back to it from here on.
+        """Prepare an inactive slot for writing: nothing rolls back to it any more.
 
         Raises: BundleError if that slot is active; StorageError.
         """
         make_folder(self.folder(slot))
         with self._locked():
-            ledger = self._read()
-            if slot not in ledger.slots:
+            table = self._read()
+            if slot not in table.slots:
                 return
-            _check_inactive(ledger, slot)
-            slots = {name: record for name, record in ledger.slots.items() if name != slot}
-            self._write(replace(ledger, slots=slots))
+            _check_inactive(table, slot)
+            slots = {name: record for name, record in table.slots.items() if name != slot}
+            self._write(replace(table, slots=slots))
 
     def commit(self, slot: Slot, record: BundleRecord) -> None:
-        """Make `slot` the active one, once its files are proved whole and on the disk.
+        """Make `slot` the active one, after its files are synced to the disk and checked.
 
-        Raises: BundleError if they are not, or the slot is active already; StorageError.
+        Raises: BundleError if a file is damaged or the slot is active already; StorageError.
         """
         for name in record.files:
             sync_file(self.folder(slot) / name)
@@ -157,72 +157,71 @@ class BundleStore:
         if problem is not None:
             raise BundleError(f"{problem}; update again")
         with self._locked():
-            ledger = self._read()
-            _check_inactive(ledger, slot)
-            self._write(_Ledger(slot, {**ledger.slots, slot: record}, unproven_starts=0))
+            table = self._read()
+            _check_inactive(table, slot)
+            self._write(_SlotTable(slot, {**table.slots, slot: record}, unproven_starts=0))
 
     def roll_back(self, why: str) -> ActiveBundle:
         """Quarantine the active bundle and make the other slot's the active one.
 
-        Raises: NoBundleError if there is nothing to go back to; StorageError.
+        Raises: NoBundleError if there is no other bundle; StorageError.
         """
         with self._locked():
-            ledger = self._read()
-            record = ledger.slots.get(ledger.active)
+            table = self._read()
+            record = table.slots.get(table.active)
             if record is None:
-                raise NoBundleError(f"{self.state}: no active bundle to go back from; update first")
+                raise NoBundleError(f"{self.state}: no active bundle to roll back; update first")
             self._quarantine(record.digest, record.bundle, why)
-            return self._select(ledger)
+            return self._select(table)
 
     def count_start(self) -> None:
-        """Note that an agent is about to run the active bundle.
+        """Count a start of the active bundle, before it runs.
 
-        A bundle that was started MAX_UNPROVEN_STARTS times and never confirmed takes the agent down
-        with it: the next call quarantines it, and `active` goes back. Not where there is nothing to
-        go back to: any bundle is better than none. A start that ended well is taken back by
-        `forget_start`.
+        A bundle that was started MAX_UNPROVEN_STARTS times and never confirmed is taken to crash
+        the agent: the next call quarantines it, and `active` rolls back. Without another bundle it
+        stays: any bundle is better than none. `forget_start` takes back a start that ended well.
 
         Raises: StorageError.
         """
         with self._locked():
-            ledger = self._read()
-            record = ledger.slots.get(ledger.active)
-            if record is None or ledger.unproven_starts is None:
+            table = self._read()
+            record = table.slots.get(table.active)
+            if record is None or table.unproven_starts is None:
                 return
-            if ledger.unproven_starts < MAX_UNPROVEN_STARTS:
-                self._write(replace(ledger, unproven_starts=ledger.unproven_starts + 1))
+            if table.unproven_starts < MAX_UNPROVEN_STARTS:
+                self._write(replace(table, unproven_starts=table.unproven_starts + 1))
                 return
-            if self._has_way_back(ledger):
-                why = f"{ledger.unproven_starts} starts and never healthy"
+            if self._has_way_back(table):
+                why = f"{table.unproven_starts} starts and never healthy"
                 self._quarantine(record.digest, record.bundle, why)
 
     def forget_start(self) -> None:
-        """Take the last `count_start` back: the agent ended as it was told to, and well.
+        """Take the last `count_start` back: the agent ended without a crash.
 
         Raises: StorageError.
         """
         with self._locked():
-            ledger = self._read()
-            if ledger.unproven_starts:
-                self._write(replace(ledger, unproven_starts=ledger.unproven_starts - 1))
+            table = self._read()
+            if table.unproven_starts:
+                self._write(replace(table, unproven_starts=table.unproven_starts - 1))
 
     def has_way_back(self) -> bool:
-        """Whether the inactive slot holds a bundle that could run in place of the active one."""
+        """Whether the inactive slot holds a bundle that could run."""
         with self._locked():
             return self._has_way_back(self._read())
 
     def confirm(self) -> None:
-        """Note that the active bundle lived through its health window.
+        """Mark the active bundle as healthy.
 
         Raises: StorageError.
         """
         with self._locked():
-            ledger = self._read()
-            if ledger.slots and ledger.unproven_starts is not None:
-                self._write(replace(ledger, unproven_starts=None))
+            table = self._read()
+            if table.slots and table.unproven_starts is not None:
+                self._write(replace(table, unproven_starts=None))
 
     def quarantine(self, record: BundleRecord, why: str) -> None:
-        """Never install this content again.
+        """Refuse this content from now on.
 
         Raises: StorageError.
         """
@@ -231,22 +230,22 @@ class BundleStore:
             self._quarantine(record.digest, record.bundle, why)
 
     def is_quarantined(self, digest: str) -> bool:
-        """Whether a bundle of that content failed on this device."""
+        """Whether a bundle with that content failed on this device."""
         return self.why_quarantined(digest) is not None
 
     def why_quarantined(self, digest: str) -> str | None:
-        """Why a bundle of that content was quarantined; None if it was not."""
+        """Why a bundle with that content was quarantined; None if it was not."""
         entry = self._read_quarantine().get(digest)
         return None if entry is None else str(entry.get("why"))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone with active.json; held for as long as it takes to hash two bundles at most."""
+        """Exclusive access to active.json, for at most the time to hash two bundles."""
         try:
-            # a folder can be locked as it is, on a read-only disk too
+            # a folder can be locked without writing, on a read-only disk too
             handle = os.open(self._slots, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            yield  # nothing was ever installed, so there is nothing to guard
+            yield  # no bundle was ever installed, so there is nothing to lock
             return
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -254,26 +253,26 @@ class BundleStore:
         finally:
             os.close(handle)
 
-    def _select(self, ledger: _Ledger) -> ActiveBundle:
-        """The first slot that may run and is whole, the active one first."""
+    def _select(self, table: _SlotTable) -> ActiveBundle:
+        """The first slot with a bundle that can run, starting with the active one."""
         problems: list[str] = []
-        for slot in (ledger.active, _other(ledger.active)):
-            record = ledger.slots.get(slot)
+        for slot in (table.active, _other(table.active)):
+            record = table.slots.get(slot)
             if record is None:
                 continue
-            problem = self._unfit(slot, record)
+            problem = self._why_unusable(slot, record)
             if problem is None:
-                return self._activate(ledger, slot, "; ".join(problems) or None)
+                return self._activate(table, slot, "; ".join(problems) or None)
             problems.append(f"slot {slot}, {record.bundle}: {problem}")
         found = "; ".join(problems) or "no bundle is installed"
         raise NoBundleError(f"{self.state}: {found}; run `splitedge agent update`")
 
-    def _has_way_back(self, ledger: _Ledger) -> bool:
-        slot = _other(ledger.active)
-        record = ledger.slots.get(slot)
-        return record is not None and self._unfit(slot, record) is None
+    def _has_way_back(self, table: _SlotTable) -> bool:
+        slot = _other(table.active)
+        record = table.slots.get(slot)
+        return record is not None and self._why_unusable(slot, record) is None
 
-    def _unfit(self, slot: Slot, record: BundleRecord) -> str | None:
+    def _why_unusable(self, slot: Slot, record: BundleRecord) -> str | None:
         why = self.why_quarantined(record.digest)
         if why is not None:
             return f"quarantined ({why})"
@@ -282,34 +281,34 @@ class BundleStore:
             return problem
         try:
             BundleManifest.load(self.folder(slot))
-        except BundleError as err:  # whole, but written for another version of splitedge
+        except BundleError as err:  # undamaged, but written for another version of splitedge
             return str(err)
         return None
 
-    def _activate(self, ledger: _Ledger, slot: Slot, fallback: str | None) -> ActiveBundle:
-        record = ledger.slots[slot]
-        if slot != ledger.active:
+    def _activate(self, table: _SlotTable, slot: Slot, fallback: str | None) -> ActiveBundle:
+        record = table.slots[slot]
+        if slot != table.active:
             logger.warning("bundle=%s falling back: %s", record.bundle, fallback)
             try:
-                self._write(replace(ledger, active=slot, unproven_starts=None))
-            except StorageError as err:  # runs all the same, and is chosen again at the next start
-                logger.warning("bundle=%s the fallback could not be noted: %s", record.bundle, err)
+                self._write(replace(table, active=slot, unproven_starts=None))
+            except StorageError as err:  # it runs all the same, and is chosen at the next start
+                logger.warning("bundle=%s the fallback was not saved: %s", record.bundle, err)
         folder = self.folder(slot)
         return ActiveBundle(slot, folder, BundleManifest.load(folder), record.digest, fallback)
 
-    def _read(self) -> _Ledger:
+    def _read(self) -> _SlotTable:
         path = self.state / ACTIVE_NAME
         try:
-            return read_json(path.read_bytes(), _ledger)
+            return read_json(path.read_bytes(), _slot_table)
         except FileNotFoundError:
-            return _Ledger("a", {})
+            return _SlotTable("a", {})
         except (OSError, SplitedgeError) as err:
-            # the slots' files are still there: an update finds them whole and only commits
+            # the slots' files are still there: an update finds them undamaged and only commits
             logger.warning("%s: unreadable, taken as no bundle (%s)", path, err)
-            return _Ledger("a", {})
+            return _SlotTable("a", {})
 
-    def _write(self, ledger: _Ledger) -> None:
-        write_atomic(self.state / ACTIVE_NAME, orjson.dumps(asdict(ledger), option=_OPTIONS))
+    def _write(self, table: _SlotTable) -> None:
+        write_atomic(self.state / ACTIVE_NAME, orjson.dumps(asdict(table), option=_OPTIONS))
 
     def _read_quarantine(self) -> dict[str, dict[str, Any]]:
         path = self.state / QUARANTINE_NAME
@@ -338,9 +337,9 @@ class BundleStore:
 
 
 def file_damage(path: Path, record: FileRecord) -> str | None:
-    """What is wrong with the file at `path`, None if it is just what the record says."""
+    """How the file at `path` differs from its record; None if it does not."""
     try:
-        # a link could point anywhere by the time it is loaded
+        # a symbolic link could point elsewhere by the time the file is loaded
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
             length = os.fstat(file.fileno()).st_size
@@ -355,18 +354,22 @@ def file_damage(path: Path, record: FileRecord) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ledger:
-    """active.json. `unproven_starts`: None once the active bundle is confirmed."""
+class _SlotTable:
+    """Content of active.json.
+
+    Attributes:
+        unproven_starts: starts of the active bundle; None once it is confirmed.
+    """
 
     active: Slot
     slots: Mapping[Slot, BundleRecord]
     unproven_starts: int | None = None
 
 
-def _ledger(data: dict[str, Any]) -> _Ledger:
+def _slot_table(data: dict[str, Any]) -> _SlotTable:
     starts = data["unproven_starts"]
     slots = {_slot(slot): _record(record) for slot, record in data["slots"].items()}
-    return _Ledger(_slot(data["active"]), slots, None if starts is None else int(starts))
+    return _SlotTable(_slot(data["active"]), slots, None if starts is None else int(starts))
 
 
 def _record(data: Mapping[str, Any]) -> BundleRecord:
@@ -387,6 +390,6 @@ def _other(slot: Slot) -> Slot:
     return "b" if slot == "a" else "a"
 
 
-def _check_inactive(ledger: _Ledger, slot: Slot) -> None:
-    if ledger.active == slot and slot in ledger.slots:
+def _check_inactive(table: _SlotTable, slot: Slot) -> None:
+    if table.active == slot and slot in table.slots:
         raise BundleError(f"slot {slot} became the active one meanwhile; update again")

@@ -1,4 +1,4 @@
-"""Try a bundle in a process of its own, under limits: a bad graph takes that down, not the agent.
+"""The trial of a bundle: it runs in a process of its own, under limits, and cannot crash the agent.
 
 `python -P -m edge_sdk.bundles.trial FOLDER` prints one line of JSON: `{"ok": true, ...}` with the
 golden report, or `{"ok": false, "why": ...}`.
@@ -19,24 +19,24 @@ import orjson
 from edge_sdk.errors import StorageError, UpdateRefusedError
 
 TIMEOUT_S: Final = 60.0
-# Address space, not memory: onnxruntime reserves some 190 MB before its first model here, more
-# with more cores; a model is mapped, parsed and packed, so thrice its size on top.
+# Address space, not memory: onnxruntime reserved 190 MB before its first model on 2 cores, and
+# reserves more with more cores; a model is mapped, parsed and packed, so add three times its size.
 BASE_BYTES: Final = 1 << 30
 PER_MODEL_BYTE: Final = 3
 
 
 def run_trial(folder: Path, *, timeout_s: float = TIMEOUT_S) -> dict[str, float]:
-    """Run the golden check on the bundle in `folder` in a child process.
+    """Run the golden check of the bundle in `folder` in a child process.
 
     Returns: the golden report: samples, difference, latency_ms.
-    Raises: UpdateRefusedError saying why the bundle is not fit to run; StorageError if no child
-        could be started at all.
+    Raises: UpdateRefusedError saying why the bundle cannot run; StorageError if the child process
+        cannot be started.
     """
     command = [sys.executable, "-P", "-m", "edge_sdk.bundles.trial", str(folder)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        raise UpdateRefusedError(f"trial: not done after {timeout_s:g} s") from None
+        raise UpdateRefusedError(f"trial: not finished after {timeout_s:g} s") from None
     except OSError as err:
         raise StorageError(f"trial: cannot be started ({err.strerror}); try again later") from err
     try:
@@ -49,10 +49,10 @@ def run_trial(folder: Path, *, timeout_s: float = TIMEOUT_S) -> dict[str, float]
 
 
 def main() -> None:
-    """Limit this process, then let the bundle loose in it."""
+    """Set resource limits, then load and run the bundle."""
     folder = Path(sys.argv[1])
     _limit(folder)
-    # only now, under the limits, and so that the parent needs no onnxruntime
+    # imported under the limits, and never by the parent process
     from edge_sdk.bundles.golden import check_golden  # noqa: PLC0415
 
     try:
@@ -65,7 +65,7 @@ def main() -> None:
 def _limit(folder: Path) -> None:
     model_bytes = sum(path.stat().st_size for path in folder.iterdir())
     _lower(resource.RLIMIT_AS, BASE_BYTES + PER_MODEL_BYTE * model_bytes)
-    _lower(resource.RLIMIT_CPU, int(TIMEOUT_S))  # outlives the parent by this much at most
+    _lower(resource.RLIMIT_CPU, int(TIMEOUT_S))  # ends a child that outlives its parent
     _lower(resource.RLIMIT_FSIZE, 0)
     _lower(resource.RLIMIT_CORE, 0)
 
@@ -77,13 +77,13 @@ def _lower(limit: int, value: int) -> None:
 
 
 def _death(done: subprocess.CompletedProcess[bytes]) -> str:
-    """How the child ended, with the last thing it said."""
+    """How the child process ended, with the last line it printed."""
     if done.returncode < 0:
         how = f"killed by {signal.Signals(-done.returncode).name}"
     else:
         how = f"ended with {done.returncode}"
-    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return f"{how}: {said[-1][:300]}" if said else how
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    return f"{how}: {lines[-1][:300]}" if lines else how
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`splitedge agent …`: enrol this device, run it, classify files, see what it is."""
+"""`splitedge agent …`: enrol this device, run its agent, classify files, show its state."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ if TYPE_CHECKING:
     from profiles import DeviceProfile
 
 app = typer.Typer(
-    help="The device: enrol it, run it, classify with it.",
+    help="The device: enrol it, run its agent, classify files.",
     epilog="Example: splitedge agent status --state ./pi",
     no_args_is_help=True,
 )
 
-State = Annotated[Path, typer.Option("--state", help="Folder of everything the device keeps.")]
+State = Annotated[Path, typer.Option("--state", help="Folder with all files of this device.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Personal = Annotated[
     str | None,
     typer.Option(
         metavar="TRAINING",
-        help="Answer with what this device learnt for itself in that training, in place of what "
-        "its bundle holds: its exit head, auxiliary model or last layer. The bundle must be "
-        "exported from the same run.",
+        help="Use this device's personal weights from that training (exit head, auxiliary model or "
+        "last layer) in place of the bundle's. The bundle must be exported from the same run.",
     ),
 ]
 STATE_DEFAULT = Path("splitedge-agent")
-NO_BUNDLE = "no bundle yet: the server has no model for it"
+NO_BUNDLE = "no bundle yet: the server has no model for this device"
 
 
 @app.command(
@@ -48,15 +47,22 @@ def enroll(
     server: Annotated[str, typer.Option(help="URL of the server's API.")],
     token: Annotated[str, typer.Option(help="From `splitedge server token create`.")],
     state: State = STATE_DEFAULT,
-    name: Annotated[str | None, typer.Option(help="Wanted device id; default the host's.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Device id to ask for; default: the host name.")
+    ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(help="Stand in for a catalogue device, say raspberry-pi-4; default probe."),
+        typer.Option(
+            help="Use the profile of a catalogue device, for example raspberry-pi-4, in place of "
+            "measuring this one."
+        ),
     ] = None,
-    ca: Annotated[Path | None, typer.Option(help="PEM file of the only CA to trust.")] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="PEM file of the only certificate authority to trust.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Trade a token for an identity, measure this device and fetch its bundle."""
+    """Enrol this device with a token: measure it, get its identity and fetch its bundle."""
     from edge_sdk import api
     from edge_sdk.bundles import lifecycle
     from edge_sdk.errors import BundleError, LinkError, SplitedgeError
@@ -71,19 +77,19 @@ def enroll(
         if profile is None:
             try:
                 api.report_profile(identity, found.with_link(_measure_link(identity)))
-            except LinkError as err:  # the token is spent and the device enrolled: on with it
+            except LinkError as err:  # the token is used and the device enrolled: go on
                 typer.echo(f"warning: the link was not measured: {err}", err=True)
     try:
         with console.status("fetching its bundle"):
             lifecycle.update(state)
     except SplitedgeError as err:
         raise BundleError(
-            f"enrolled as {identity.device}, but {err}; then run `splitedge agent update`"
+            f"enrolled as {identity.device}, but without a bundle: {err}; then run"
+            " `splitedge agent update`"
         ) from err
     bundle = _active_bundle(state)
-    said = {"device": identity.device, "fleet": identity.fleet, "bundle": bundle}
     if as_json:
-        print_json(said)
+        print_json({"device": identity.device, "fleet": identity.fleet, "bundle": bundle})
     else:
         typer.echo(
             f"enrolled as {identity.device} in fleet {identity.fleet}: {bundle or NO_BUNDLE}"
@@ -94,26 +100,26 @@ def enroll(
 def run(
     state: State = STATE_DEFAULT,
     update_minutes: Annotated[
-        float, typer.Option(min=1, help="How often to look for a bundle.")
+        float, typer.Option(min=1, help="Minutes between two checks for a new bundle.")
     ] = 60.0,
     data: Annotated[
         str | None,
         typer.Option(
             "--train",
             metavar="DATA",
-            help="Also take part in training when invited, on these samples of its own, as "
-            "`splitedge agent train --data` takes them.",
+            help="Also take part in training when the server invites this device, with these "
+            "samples; see `splitedge agent train --data`.",
         ),
     ] = None,
     personal: Personal = None,
 ) -> None:
-    """Stay connected: report, take new bundles, until Ctrl-C."""
+    """Run the agent until Ctrl-C: send heartbeats and install new bundles."""
     from edge_sdk import AgentSettings, EdgeAgent
     from edge_sdk.errors import SplitedgeError
 
     logging.getLogger("edge_sdk").setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Ctrl-C is how it is meant to end
+    # Ctrl-C is the normal end
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
         on_command = None
         if data is not None:
@@ -123,8 +129,9 @@ def run(
         settings = AgentSettings(personal=personal)
         agent = stack.enter_context(EdgeAgent.open(state, settings, on_command=on_command))
         status = agent.status()
-        own = "" if status.personal is None else f" with what it learnt in {status.personal}"
-        typer.echo(f"splitedge agent: {status.device} runs {status.bundle}{own}")
+        name = status.personal
+        personal = "" if name is None else f" with its personal weights from {name}"
+        typer.echo(f"splitedge agent: {status.device} runs {status.bundle}{personal}")
         while True:
             time.sleep(60 * update_minutes)
             try:
@@ -135,7 +142,10 @@ def run(
 
 @app.command(epilog="Example: splitedge agent update --state ./pi")
 def update(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
-    """Fetch the bundle that the server assigns this device, now; a running agent takes it later."""
+    """Fetch the bundle that the server assigns to this device.
+
+    A running agent switches to it at its next check.
+    """
     from edge_sdk.bundles import lifecycle
     from edge_sdk.identity import Identity
 
@@ -155,27 +165,28 @@ def train(
         str,
         typer.Option(
             metavar="NAME_OR_DIR_OR_NPZ",
-            help="This device's own samples, its training part: digits, a folder of images or IDX "
-            "files, module:function, or an .npz file with x_train (N, C, H, W), raw in the scale "
-            "of the recipe's data, y_train (N,) and, to be scored, x_test and y_test. They stay "
-            "here.",
+            help="This device's samples (their training part): digits, a folder of images or IDX "
+            "files, module:function, or an .npz file with x_train (N, C, H, W), raw and in the "
+            "scale of the recipe's data, y_train (N,), and for a score x_test and y_test. They "
+            "stay on this device.",
         ),
     ],
     state: State = STATE_DEFAULT,
     trainer: Annotated[
         str | None,
-        typer.Option(help="URL of the trainer; default waits for the server's invitation."),
+        typer.Option(help="URL of the trainer; default: wait for the server's invitation."),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
 ) -> None:
-    """Take part in training until it ends, or Ctrl-C. The data stay on this device."""
+    """Take part in training until it ends, or until Ctrl-C. The data stay on this device."""
     from edge_sdk.training.device.participate import participate
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         counts = participate(state, data, trainer=trainer, threads=threads, say=typer.echo)
         typer.echo(
-            f"training is over: {counts.updates} rounds here, {counts.alone} of them finished alone"
+            f"training is over: {counts.updates} rounds here,"
+            f" {counts.alone} of them without the server"
         )
 
 
@@ -183,18 +194,19 @@ def train(
 def predict(
     files: Annotated[
         list[Path],
-        typer.Argument(help=".npy arrays (one sample or many); images, whose pixels are 0..255."),
+        typer.Argument(help=".npy arrays (one sample or several), or images (pixels 0..255)."),
     ],
     state: State = STATE_DEFAULT,
-    deadline: Annotated[float, typer.Option(help="Seconds an offload may take.")] = 1.0,
+    deadline: Annotated[float, typer.Option(help="Seconds that an offload may take.")] = 1.0,
     threshold: Annotated[
-        float | None, typer.Option(help="Exit below this uncertainty; default the bundle's.")
+        float | None,
+        typer.Option(help="Exit below this uncertainty; default: the bundle's threshold."),
     ] = None,
     local: Annotated[bool, typer.Option("--local", help="Never ask the server.")] = False,
     personal: Personal = None,
     as_json: AsJson = False,
 ) -> None:
-    """Classify files: on the device where it is sure, by the server where it is not."""
+    """Classify files: on the device if it is sure, else on the server."""
     from edge_sdk import AgentSettings, EdgeAgent
     from edge_sdk.cli.inputs import read_samples
 
@@ -225,42 +237,43 @@ def predict(
 
 @app.command(epilog="Example: splitedge agent status --state ./pi --json")
 def status(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
-    """Show who this device is, what it runs and whether its server answers."""
+    """Show this device's identity and bundle, and whether its server answers."""
     from edge_sdk import api
     from edge_sdk.bundles.store import BundleStore
     from edge_sdk.errors import BundleError, LinkError
     from edge_sdk.identity import Identity
 
     identity = Identity.load(state)
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "device": identity.device,
         "fleet": identity.fleet,
         "server": identity.server,
     }
     try:
         manifest = BundleStore(state).active().manifest
-        said |= {
+        fields |= {
             "bundle": manifest.bundle,
             "depth": manifest.depth,
             "gate": manifest.gate.policy,
             "threshold": manifest.gate.threshold,
         }
     except BundleError as err:
-        said["bundle"] = None
-        said["problem"] = str(err)
+        fields["bundle"] = None
+        fields["problem"] = str(err)
     try:
-        said["broker"] = api.connection(identity).broker
-        said["server_answers"] = True
+        fields["broker"] = api.connection(identity).broker
+        fields["server_answers"] = True
     except LinkError as err:
-        said["server_answers"] = False
-        said["why_not"] = str(err)
-    _show(said, as_json)
+        fields["server_answers"] = False
+        fields["why_not"] = str(err)
+    _show(fields, as_json)
 
 
 @app.command(epilog="Example: splitedge agent profile --json")
 def profile(
     name: Annotated[
-        str | None, typer.Option("--reference", help="A catalogue device in place of this one.")
+        str | None,
+        typer.Option("--reference", help="Show a catalogue device in place of this one."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -296,11 +309,11 @@ def _row(name: str, answer: Prediction) -> dict[str, Any]:
     return {"input": name, **asdict(answer), "probabilities": answer.probabilities.tolist()}
 
 
-def _show(said: dict[str, Any], as_json: bool) -> None:
+def _show(fields: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print_json(said)
+        print_json(fields)
         return
     table = Table(show_header=False)
-    for key, value in said.items():
+    for key, value in fields.items():
         table.add_row(key.replace("_", " "), "none" if value is None else str(value))
     Console().print(table)

@@ -1,4 +1,4 @@
-"""The files that `splitedge agent predict` is given, as samples of the shape a bundle takes."""
+"""Reads the files of `splitedge agent predict` as samples of a bundle's input shape."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from edge_sdk.errors import InputError
 from edge_sdk.manifest import TensorSpec
 from edge_sdk.session import Array
 
-# numpy and Pillow let through what their parsers meet in a damaged file
+# errors that numpy and Pillow raise for a damaged file
 DAMAGED: Final = (OSError, ValueError, EOFError, MemoryError, SyntaxError, TokenError)
 DAMAGED_IMAGE: Final = (*DAMAGED, struct.error, zlib.error, IndexError, TypeError, OverflowError)
 
 
 def read_samples(file: Path, spec: TensorSpec) -> Iterator[tuple[str, Array]]:
-    """The samples a file holds, each with the name by which the user is told of it.
+    """The samples in a file, each with a name for the output.
 
     Args:
-        file: a .npy array of one sample or many, with or without a single channel's axis; else an
-            image, which is resized and whose pixels keep the values 0..255.
+        file: a .npy array of one sample or several, where a single channel may lack its axis; or an
+            image, which is resized and keeps pixel values 0..255.
         spec: of the bundle's input.
-    Raises: InputError naming the file, what was expected and what it is.
+    Raises: InputError naming the file, what was expected and what was got.
     """
     if file.suffix == ".npy":
         yield from _from_array(file, _load_npy(file), spec)
@@ -52,13 +52,15 @@ def _from_array(file: Path, array: Array, spec: TensorSpec) -> Iterator[tuple[st
 def _converted(file: Path, array: Array, dtype: str) -> Array:
     if array.dtype.kind not in "fiu":
         raise InputError(f"{file}: expected numbers as {dtype}, got {array.dtype}")
-    # numpy makes float64 of a list and int64 of whole numbers; neither is a mistake by itself
+    # numpy makes float64 of a list and int64 of whole numbers; both are accepted
     with np.errstate(over="ignore", invalid="ignore"):
         converted: Array = array.astype(dtype)
     if not np.isfinite(array).all() or not np.isfinite(converted).all():
-        raise InputError(f"{file}: expected finite values, got NaN, infinity or what {dtype} lacks")
+        raise InputError(f"{file}: expected finite {dtype} values, got NaN, infinity or too large")
     if converted.dtype.kind != "f" and not np.array_equal(converted, array):
-        raise InputError(f"{file}: expected values of {dtype}, got {array.dtype} with others")
+        raise InputError(
+            f"{file}: expected {dtype} values, got {array.dtype} values that {dtype} cannot hold"
+        )
     return converted
 
 
@@ -66,9 +68,11 @@ def _load_npy(file: Path) -> Array:
     try:
         array: Array = np.load(file, allow_pickle=False)
     except DAMAGED as err:
-        raise InputError(f"{file}: not a readable .npy file ({_said(err)})") from err
+        raise InputError(f"{file}: not a readable .npy file ({_reason(err)})") from err
     if not isinstance(array, np.ndarray):  # a renamed .npz
-        raise InputError(f"{file}: expected one array, got {type(array).__name__}; save it alone")
+        raise InputError(
+            f"{file}: expected one array, got {type(array).__name__}; save it with numpy.save"
+        )
     return array
 
 
@@ -76,18 +80,20 @@ def _load_image(file: Path, spec: TensorSpec) -> Array:
     from PIL import Image
 
     if len(spec.shape) != 3 or spec.shape[0] not in (1, 3):
-        raise InputError(f"{file}: this bundle takes arrays of {spec.shape}, not images; give .npy")
+        raise InputError(
+            f"{file}: this bundle takes arrays of shape {spec.shape}, not images; use a .npy file"
+        )
     channels, height, width = spec.shape
     try:
         with Image.open(file) as image:
             converted = image.convert("L" if channels == 1 else "RGB")
             pixels = np.asarray(converted.resize((width, height), Image.Resampling.BILINEAR))
     except (*DAMAGED_IMAGE, Image.DecompressionBombError) as err:
-        raise InputError(f"{file}: not a readable image ({_said(err)})") from err
+        raise InputError(f"{file}: not a readable image ({_reason(err)})") from err
     planes = pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
     return np.ascontiguousarray(planes).astype(spec.dtype)
 
 
-def _said(err: BaseException) -> str:
+def _reason(err: BaseException) -> str:
     text = getattr(err, "strerror", None) or str(err) or type(err).__name__
     return " ".join(text.split())[:200]

@@ -1,4 +1,4 @@
-"""The `splitedge` command: loads the subcommand that is called and shows errors as one line."""
+"""The `splitedge` command: loads the subcommand that is called, and prints an error as one line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _run(arguments: list[str]) -> None:
         if debug:
             raise
         where = "" if err.filename is None else f"{err.filename}: "
-        _fail(f"{where}{err.strerror or err}; --debug shows where this came from")
+        _fail(f"{where}{err.strerror or err}; use --debug for the traceback")
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -79,7 +79,7 @@ def _mount(app: typer.Typer, entry: EntryPoint) -> None:
     require_package(entry.module.partition(".")[0])
     command: typer.Typer = entry.load()
     if len(command.registered_commands) == 1 and not command.registered_groups:
-        # a command of its own, not a group with one member
+        # mounted as a command, not as a group with one command
         only = command.registered_commands[0]
         assert only.callback is not None
         app.command(entry.name, help=only.help, epilog=only.epilog)(only.callback)
@@ -88,10 +88,8 @@ def _mount(app: typer.Typer, entry: EntryPoint) -> None:
 
 
 def _options(
-    debug: Annotated[
-        bool, typer.Option(DEBUG, help="Show tracebacks and the log in full.")
-    ] = False,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
+    debug: Annotated[bool, typer.Option(DEBUG, help="Show tracebacks and the full log.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
     if version:
         from edge_sdk.installation import __version__

@@ -1,4 +1,4 @@
-"""What commands write: JSON on stdout, reports in files, and how to go on after Ctrl-C."""
+"""Output of commands: JSON on stdout, reports in files, and a hint after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def print_json(value: object) -> None:
 
 
 def check_report(path: Path | None) -> None:
-    """Refuse a report that cannot be written before the minutes that it takes, not after.
+    """Check that a report can be written, before the minutes of work that it needs.
 
     Raises: ConfigurationError.
     """
@@ -27,15 +27,15 @@ def check_report(path: Path | None) -> None:
         return
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigurationError(
-            f"--report {path}: cannot be written; name a file in a folder that is there"
+            f"--report {path}: cannot be written; name a file in an existing folder"
         )
 
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Around what keeps every round it has done: say on Ctrl-C that nothing is lost."""
+    """Print on Ctrl-C how to resume: for a block that saves each round it completes."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("stopped; the rounds that are done are kept: go on with --resume", err=True)
+        typer.echo("stopped; completed rounds are saved: continue with --resume", err=True)
         raise

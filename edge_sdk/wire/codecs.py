@@ -1,12 +1,12 @@
-"""Codecs: smashed data as it travels, one sample at a time.
+"""Codecs: smashed data on the wire, one sample at a time.
 
-    fp32   as it is
+    fp32   unchanged
     fp16   half the bytes; values beyond the half-precision range are clipped, never infinite
-    int8   a quarter of the bytes; affine UINT8 as ONNX's QuantizeLinear has it:
-           value = scale * (q - zero_point), 0 in the range, so that zeros stay exactly zero
+    int8   a quarter of the bytes; affine UINT8 as in ONNX's QuantizeLinear:
+           value = scale * (q - zero_point); the range includes 0, so zeros stay exactly zero
 
-The dtype of the array and, for int8, the tensor parameters `scale` and `zero_point` say all that
-the receiver needs. Pure numpy: the device encodes in the path of a query.
+The receiver needs only the array's dtype and, for int8, the tensor parameters `scale` and
+`zero_point`. Pure numpy: the device encodes in the path of a query.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from edge_sdk.manifest import Codec
 Array = NDArray[Any]
 
 FP16_MAX: Final = 65504.0
-# Keeps 255 * scale finite in float32, whoever sent the scale. Beyond it the network is broken.
+# Keeps 255 * scale finite in float32, for any sender's scale. Larger values mean a broken network.
 LARGEST: Final = 1e36
-# Below it a scale is no normal float32 and 1 / scale would overflow.
+# A smaller scale is no normal float32, and 1 / scale would overflow.
 SMALLEST_SCALE: Final = 2e-38
 
 
 def encode(z: NDArray[np.float32], codec: Codec) -> tuple[Array, dict[str, Any]]:
-    """One sample's smashed data as the array and the tensor parameters to send.
+    """One sample's smashed data, as the array and the tensor parameters to send.
 
     Args:
         z: float32 of any shape; the codec's range is that of the whole array.
-    Returns: an array of the same shape and its parameters. After `decode`, fp32 is the same; fp16
+    Returns: an array of the same shape and its parameters. After `decode`, fp32 is exact; fp16
         is off by half a unit in the last place; int8 by at most `scale / 2`, where scale is the
-        range (0 included) / 255. A constant array is the same under int8.
+        range (0 included) / 255. A constant array is exact under int8.
     Raises: InputError if z holds NaN, infinity or a magnitude above 1e36.
     """
     low, high = _range(z)
@@ -44,9 +44,9 @@ def encode(z: NDArray[np.float32], codec: Codec) -> tuple[Array, dict[str, Any]]
 
 
 def decode(array: Array, parameters: Mapping[str, Any]) -> NDArray[np.float32]:
-    """The float32 values of an array that `encode` made; its shape is kept.
+    """The float32 values of an array from `encode`, in the same shape.
 
-    Raises: FrameError for a dtype that is no codec's, or int8 without a sound scale and zero point.
+    Raises: FrameError for a dtype of no codec, or int8 without a valid scale and zero point.
     """
     if array.dtype == np.uint8:
         scale, zero_point = _affine(parameters)
@@ -66,7 +66,7 @@ def _range(z: NDArray[np.float32]) -> tuple[float, float]:
     if not (low >= -LARGEST and high <= LARGEST):  # NaN fails every comparison
         raise InputError(
             f"smashed data: expected finite values, got {low:g} to {high:g};"
-            " check the weights of this bundle and the input"
+            " check the bundle's weights and the input"
         )
     return low, high
 
@@ -89,19 +89,19 @@ def _encode_int8(z: NDArray[np.float32], low: float, high: float) -> tuple[Array
     if low == high:
         return _constant(z.shape, low)
     low, high = min(low, 0.0), max(high, 0.0)
-    # rounded to float32 at once: sender and receiver then compute with the same number
+    # rounded to float32 first: sender and receiver then compute with the same number
     scale = float(np.float32(max((high - low) / 255, SMALLEST_SCALE)))
     zero_point = round(-low / scale)
     steps = z * np.float32(1 / scale)
     np.rint(steps, out=steps)
     steps += zero_point
-    # a range that is no whole number of steps at either end rounds to 256 at most
+    # if the ends of the range are no whole numbers of steps, rounding reaches 256 at most
     np.clip(steps, 0, 255, out=steps)
     return steps.astype(np.uint8), {"scale": scale, "zero_point": zero_point}
 
 
 def _constant(shape: tuple[int, ...], value: float) -> tuple[Array, dict[str, Any]]:
-    """One step of exactly the value's size, upwards or downwards from zero."""
+    """The code of a constant array: one step of exactly the value's size, up or down from zero."""
     zero_point = 1 if value < 0 else 0
     steps = np.full(shape, 1 if value > 0 else 0, np.uint8)
     return steps, {"scale": abs(value) or 1.0, "zero_point": zero_point}

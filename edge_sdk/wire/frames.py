@@ -1,13 +1,13 @@
 """Frames: the Open Inference Protocol v2 with its binary tensor extension, as values and bytes.
 
-Pure: no I/O. One decoder serves both ends and both carriers. Over MQTT a frame is
+Pure: no I/O. One decoder serves both ends, over MQTT and HTTP. Over MQTT a frame is
 
     4 bytes, big-endian: length of the JSON · the JSON · the tensors' bytes, little-endian, in order
 
-over HTTP the length travels as the header `Inference-Header-Content-Length` instead; a body
-without it is JSON alone, with tensor values as (nested) lists.
+Over HTTP the header `Inference-Header-Content-Length` holds the length; a body without that header
+is JSON only, with tensor values as (nested) lists.
 
-Everything is bounded before anything is allocated (`Limits`); nothing is unpickled.
+All sizes are checked before memory is allocated (`Limits`); nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PREFIX_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a receiver takes from a peer. Sizes in bytes.
+    """Limits of a frame that a receiver accepts. Sizes in bytes.
 
     `elements` bounds the product of a tensor's sizes other than 0.
     """
@@ -53,13 +53,13 @@ class Limits:
 
 
 MQTT_LIMITS: Final = Limits()
-# a JSON-only body holds its tensors in the header, so the header may be as long as the body
+# a JSON-only body holds its tensors in the header, so that the header may be as long as the body
 HTTP_LIMITS: Final = Limits(frame_bytes=16_000_000, header_bytes=16_000_000, elements=16_000_000)
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One named tensor and its parameters (the scale of an int8 codec, say)."""
+    """One named tensor and its parameters, for example the scale of an int8 codec."""
 
     name: str
     array: Array
@@ -71,9 +71,9 @@ class Frame:
     """A v2 infer request (`inputs`) or response (`outputs`).
 
     Attributes:
-        header: every top-level JSON member but the tensors: id, parameters, model_name, error...
+        header: all top-level JSON members but the tensors: id, parameters, model_name, error...
         tensors: in the order of the frame.
-        requested: of a request, the outputs asked for by name, with their parameters.
+        requested: the outputs that a request names, with their parameters.
     """
 
     header: Mapping[str, Any]
@@ -81,9 +81,9 @@ class Frame:
     requested: tuple[tuple[str, Mapping[str, Any]], ...] = ()
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor of that name.
+        """The tensor with that name.
 
-        Raises: FrameError naming those there are.
+        Raises: FrameError naming the tensors of the frame.
         """
         for tensor in self.tensors:
             if tensor.name == name:
@@ -93,18 +93,18 @@ class Frame:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The frame's own parameters."""
+        """Parameters of the frame itself."""
         return self.header.get("parameters") or {}
 
 
 def encode(
     header: Mapping[str, Any], tensors: Sequence[Tensor], *, key: str
 ) -> tuple[bytes, list[memoryview]]:
-    """The JSON and the binary parts of a frame whose tensors stand under `key`.
+    """The JSON and the binary parts of a frame, with its tensors under `key`.
 
     Args:
         key: `inputs` for a request, `outputs` for a response.
-    Raises: FrameError for a dtype the protocol does not have here.
+    Raises: FrameError for a dtype that is not in DATATYPES.
     """
     described = []
     parts = []
@@ -131,25 +131,25 @@ def encode(
 
 
 def pack(header: Mapping[str, Any], tensors: Sequence[Tensor], *, key: str) -> bytes:
-    """A frame as it goes over MQTT: length, JSON, tensors."""
+    """A frame's bytes for MQTT: length, JSON, tensors."""
     text, parts = encode(header, tensors, key=key)
     return b"".join((len(text).to_bytes(PREFIX_BYTES, "big"), text, *parts))
 
 
 def pack_request(header: Mapping[str, Any], tensors: Sequence[Tensor]) -> bytes:
-    """An infer request as it goes over MQTT."""
+    """An infer request's bytes for MQTT."""
     return pack(header, tensors, key="inputs")
 
 
 def pack_response(header: Mapping[str, Any], tensors: Sequence[Tensor]) -> bytes:
-    """An infer response as it goes over MQTT."""
+    """An infer response's bytes for MQTT."""
     return pack(header, tensors, key="outputs")
 
 
 def unpack(raw: bytes | bytearray, limits: Limits = MQTT_LIMITS) -> Frame:
-    """Read a frame that came over MQTT.
+    """Read a frame from MQTT.
 
-    Raises: FrameError, FrameTooLargeError for whatever is not a frame within `limits`.
+    Raises: FrameError for bytes that are no frame; FrameTooLargeError above `limits`.
     """
     if len(raw) > limits.frame_bytes:
         raise FrameTooLargeError(f"frame: at most {limits.frame_bytes} bytes, got {len(raw)}")
@@ -159,7 +159,7 @@ def unpack(raw: bytes | bytearray, limits: Limits = MQTT_LIMITS) -> Frame:
 
 
 def decode(body: bytes | memoryview, header_bytes: int | None, limits: Limits) -> Frame:
-    """Read a frame whose JSON is the first `header_bytes` of `body` (all of it when None).
+    """Read a frame: its JSON is the first `header_bytes` of `body`, or all of it if None.
 
     Raises: FrameError, FrameTooLargeError.
     """
@@ -170,7 +170,7 @@ def decode(body: bytes | memoryview, header_bytes: int | None, limits: Limits) -
     if size > limits.header_bytes:
         raise FrameTooLargeError(f"frame: JSON of at most {limits.header_bytes} bytes, got {size}")
     if not 0 <= size <= len(view):
-        raise FrameError(f"frame: JSON of {size} bytes announced, {len(view)} are there")
+        raise FrameError(f"frame: JSON of {size} bytes announced, got {len(view)}")
     header = _header(view[:size])
     tensors, rest = _tensors(header, view[size:], limits)
     if rest:
@@ -201,7 +201,7 @@ def _parameters(owner: Mapping[str, Any], what: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise FrameError(f"{what}: parameters: expected an object, got {shown(given)}")
     for name, value in given.items():
-        if isinstance(value, dict | list):  # the protocol has none, and they may be deep
+        if isinstance(value, dict | list):  # not in the protocol, and may be nested deeply
             raise FrameError(
                 f"{what}: parameters: {shown(name)}: "
                 f"expected a string, number or boolean, got {shown(value)}"
@@ -243,7 +243,7 @@ def _check_described(described: Mapping[str, Any], limits: Limits) -> None:
     sizes = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
     if not sizes or len(shape or ()) > limits.rank:
         raise FrameError(f"tensor {name}: expected up to {limits.rank} sizes, got {shown(shape)}")
-    # sizes of 0 left out: numpy refuses a shape like [0, 2**62] although it holds nothing
+    # without the sizes of 0: numpy refuses a shape like [0, 2**62] although it has no element
     if math.prod(n or 1 for n in shape or ()) > limits.elements:
         raise FrameTooLargeError(
             f"tensor {name}: at most {limits.elements} elements, got {shown(shape)}"
@@ -267,7 +267,7 @@ def _tensor(described: Mapping[str, Any], binary: memoryview, limits: Limits) ->
             raise FrameError(f"tensor {name}: {used} bytes announced, {len(binary)} left")
         array = np.frombuffer(binary[:used], dtype).reshape(shape)
         if not array.flags.aligned:
-            # onnxruntime and torch use the address as it is; the JSON before it is of any length
+            # onnxruntime and torch need aligned data, and the JSON before it has any length
             array = array.copy()
     _check_finite(name, array)
     return Tensor(name, array, parameters), used
@@ -286,7 +286,7 @@ def _from_list(
     if datatype in _INTEGERS and not all(type(value) is int for value in flat):
         raise FrameError(f"tensor {name}: expected whole numbers for {datatype}")
     try:
-        # values beyond float32 become infinite here and are refused as such below
+        # values beyond float32 become infinite here and are refused below
         with np.errstate(over="ignore"):
             return np.array(flat, DATATYPES[datatype]).reshape(shape)
     except (TypeError, ValueError, OverflowError) as err:
@@ -294,7 +294,7 @@ def _from_list(
 
 
 def _flatten(name: str, data: list[Any], at_most: int) -> list[Any]:
-    """The numbers of a nested list, level by level, so that depth cannot exhaust the stack."""
+    """The numbers of a nested list, level by level: recursion could exhaust the stack."""
     for _ in range(16):
         if not any(isinstance(item, list) for item in data):
             break

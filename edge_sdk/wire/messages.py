@@ -1,7 +1,7 @@
-"""One offload as typed values: the query a device sends and the reply it gets.
+"""Messages of one offload: the query of a device and the reply of the server.
 
-Pure, and used by both ends. The model is named in the frame's parameters because an MQTT topic
-names only the device.
+Pure, and used by both ends. The frame's parameters name the model, because an MQTT topic names only
+the device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SMASHED = re.compile(r"z([1-9][0-9]{0,2})")
 
 
 class Problem(StrEnum):
-    """Why a query got no answer; the same words on both ends."""
+    """Why a query got no answer; both ends use the same words."""
 
     MALFORMED = "malformed"  # no valid frame
     BAD_REQUEST = "bad_request"  # a valid frame that cannot be served
@@ -34,7 +34,7 @@ class Problem(StrEnum):
     OVERLOADED = "overloaded"
     NOT_READY = "not_ready"
     EXPIRED = "expired"
-    FAILED = "failed"  # the server's own fault
+    FAILED = "failed"  # a fault of the server
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Query:
     """One offload.
 
     Attributes:
-        id: 16 random bytes as hex; the reply carries it back.
-        model, version: whom to ask; None means the one that is active.
-        tensor: `x` (raw input, the server does all) or `z{d}` (smashed data at depth d), encoded,
-            with batch axis. None asks only whether the server is there (a probe).
-        deadline_ms: time left when it was sent, never wall time; None means no hurry.
+        id: 16 random bytes as hex; the reply has the same id.
+        model, version: the model to ask; None means the active one.
+        tensor: `x` (raw input, the server runs all stages) or `z{d}` (smashed data at depth d),
+            encoded, with batch axis. None makes it a probe: only whether the server answers.
+        deadline_ms: time left when it was sent, never wall time; None means no deadline.
     """
 
     id: str
@@ -57,13 +57,13 @@ class Query:
 
     @property
     def depth(self) -> int:
-        """How many stages the tensor has passed: 0 for raw input."""
+        """Number of stages the tensor has passed: 0 for raw input."""
         return 0 if self.tensor is None else entry_depth(self.tensor.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The server's answer: tensors, or a problem with a sentence about it."""
+    """The server's answer: tensors, or a problem with a sentence that explains it."""
 
     id: str
     tensors: Mapping[str, Array] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def entry_depth(name: str) -> int:
 
 
 def pack_query(query: Query) -> bytes:
-    """The query as it goes over MQTT."""
+    """The query's bytes for MQTT."""
     parameters: dict[str, Any] = {"model_name": query.model, "model_version": query.version}
     if query.deadline_ms is not None:
         parameters["deadline_ms"] = query.deadline_ms
@@ -99,7 +99,7 @@ def pack_query(query: Query) -> bytes:
 
 
 def read_query(frame: Frame) -> Query:
-    """The query a frame holds.
+    """The query in a frame.
 
     Raises: FrameError naming what is missing or wrong.
     """
@@ -118,20 +118,20 @@ def read_query(frame: Frame) -> Query:
 
 
 def frame_id(frame: Frame) -> str:
-    """The frame's id, empty when it has none.
+    """The frame's id; empty if it has none.
 
-    Raises: FrameError when it is no short string.
+    Raises: FrameError if it is not a short string.
     """
-    value = frame.header.get("id") or ""  # null says as little as no id
+    value = frame.header.get("id") or ""  # null means no id
     if not isinstance(value, str) or len(value) > ID_CHARACTERS_MAX:
         raise FrameError(f"id: expected at most {ID_CHARACTERS_MAX} characters, got {value!r:.100}")
     return value
 
 
 def read_deadline(parameters: Mapping[str, Any]) -> float | None:
-    """`deadline_ms` of a frame's parameters.
+    """`deadline_ms` of a frame's parameters; None without one.
 
-    Raises: FrameError when it is not a number of milliseconds in (0, 600000].
+    Raises: FrameError if it is not a number of milliseconds in (0, 600000].
     """
     value = parameters.get("deadline_ms")
     if value is None:
@@ -143,7 +143,7 @@ def read_deadline(parameters: Mapping[str, Any]) -> float | None:
 
 
 def pack_reply(reply: Reply, model: str, version: str) -> bytes:
-    """The reply as it goes over MQTT."""
+    """The reply's bytes for MQTT."""
     if reply.problem is not None:
         parameters = {"problem": reply.problem, "retry_after_s": reply.retry_after_s}
         header = {"id": reply.id, "error": reply.detail, "parameters": parameters}
@@ -153,7 +153,7 @@ def pack_reply(reply: Reply, model: str, version: str) -> bytes:
 
 
 def read_reply(frame: Frame) -> Reply:
-    """The reply a frame holds.
+    """The reply in a frame.
 
     Raises: FrameError.
     """

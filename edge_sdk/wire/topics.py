@@ -1,7 +1,7 @@
-"""The MQTT topics, and who may use which.
+"""The MQTT topics, and which of them a device may use.
 
-`splitedge/v1/{fleet}/{device}/{kind}`; ids are `[a-z0-9-]{1,63}`. One policy, `may_publish` and
-`may_receive`, is what every broker's access rules are generated from.
+`splitedge/v1/{fleet}/{device}/{kind}`; ids are `[a-z0-9-]{1,63}`. The access rules of every broker
+are generated from one policy: `may_publish` and `may_receive`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ID_PATTERN: Final = re.compile(r"[a-z0-9-]{1,63}")
 
 
 class Kind(StrEnum):
-    """What a topic carries."""
+    """Kind of the messages on a topic."""
 
     STATUS = "status"  # device -> server: retained birth, last will offline
     TELEMETRY = "telemetry"  # device -> server: QoS 0
@@ -33,7 +33,7 @@ TO_DEVICE: Final = frozenset({Kind.REPLY, Kind.COMMAND})
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One device's topic of one kind."""
+    """A topic: one device, one kind of messages."""
 
     fleet: str
     device: str
@@ -44,7 +44,7 @@ class Topic:
 
 
 def check_id(value: str, what: str) -> str:
-    """Return `value` if it can be part of a topic.
+    """Return `value` if it is a valid id in a topic.
 
     Raises: FrameError naming `what`, the rule and the value.
     """
@@ -56,7 +56,7 @@ def check_id(value: str, what: str) -> str:
 def parse_topic(text: str) -> Topic:
     """Read a topic name.
 
-    Raises: FrameError if it is not one of ours.
+    Raises: FrameError if it is no topic of splitedge.
     """
     parts = text.split("/")
     if len(parts) != 5 or "/".join(parts[:2]) != ROOT or parts[4] not in set(Kind):
@@ -65,22 +65,22 @@ def parse_topic(text: str) -> Topic:
 
 
 def all_devices(kind: Kind) -> str:
-    """The filter by which the server hears every device of every fleet."""
+    """The filter for one kind of messages of every device in every fleet."""
     return f"{ROOT}/+/+/{kind}"
 
 
 def may_publish(fleet: str, device: str, topic: str) -> bool:
-    """Whether that device may publish to that topic, wills included."""
+    """Whether the device may publish to the topic, also as a last will."""
     return _is_own(fleet, device, topic, FROM_DEVICE)
 
 
 def may_receive(fleet: str, device: str, topic_filter: str) -> bool:
-    """Whether that device may subscribe to that filter: its own topics, spelled out."""
+    """Whether the device may subscribe to the filter: only its own topics, without wildcards."""
     return _is_own(fleet, device, topic_filter, TO_DEVICE)
 
 
 def _is_own(fleet: str, device: str, text: str, kinds: frozenset[Kind]) -> bool:
-    # parsed, not compared as text: a device named "+" would own the filter of every device
+    # parsed, not compared as text: a device named "+" would match the filter of every device
     try:
         topic = parse_topic(text)
     except FrameError:

@@ -243,8 +243,8 @@ HUGE = saved(np.zeros(1, np.float64)).replace(b"(1,), ", b"(1000000000000,), ", 
         ("wrong.npy", saved(np.zeros((3, 28, 28))), "got (3, 28, 28)"),
         ("number.npy", saved(np.float32(1)), "got ()"),
         ("none.npy", saved(SAMPLES[:0]), "expected at least one sample"),
-        ("nan.npy", saved(SAMPLES * np.nan), "expected finite values"),
-        ("big.npy", saved(np.full((8, 8), 1e300)), "expected finite values"),
+        ("nan.npy", saved(SAMPLES * np.nan), "expected finite float32 values"),
+        ("big.npy", saved(np.full((8, 8), 1e300)), "expected finite float32 values"),
         ("words.npy", saved(np.full((8, 8), "a")), "expected numbers"),
         ("junk.png", b"junk", "not a readable image"),
         ("notes.txt", b"seven", "not a readable image"),
@@ -440,7 +440,7 @@ def test_running_agent_trains_when_it_is_invited(
     found = kept.overrides(manifest)
     assert found.keys() == {"exit"}
     assert found["exit"].keys() == set(manifest.graphs["exit"].overridable)
-    with pytest.raises(ConfigurationError, match="bench-tiny/1/d2: does not say which training"):
+    with pytest.raises(ConfigurationError, match="bench-tiny/1/d2: does not name the training run"):
         kept.overrides(BundleStore(pi).active().manifest)
 
 

@@ -154,7 +154,7 @@ def test_bad_graph_is_refused_by_the_trial(
 
 
 def test_graph_that_never_ends_is_stopped(export: Export) -> None:
-    with pytest.raises(UpdateRefusedError, match="not done after 2 s"):
+    with pytest.raises(UpdateRefusedError, match="not finished after 2 s"):
         run_trial(bundle(export, endless_loop), timeout_s=2)
 
 

@@ -370,7 +370,7 @@ def test_a_tensor_without_a_member_is_refused(member: str) -> None:
     [
         (b"", "expected a 4-byte length, got 0"),
         (b"\0\0\0", "expected a 4-byte length, got 3"),
-        (b"\0\0\0\3{}", "JSON of 3 bytes announced, 2 are there"),
+        (b"\0\0\0\3{}", "JSON of 3 bytes announced, got 2"),
         (b"\xff\xff\xff\xff{}", "JSON of at most 65536 bytes, got 4294967295"),
         (prefixed(b""), "not JSON"),
         (prefixed(b"\xff{}"), "not JSON"),
