@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.wire.frames import MQTT_LIMITS
+from profiles.checks import one_of, whole
 
 EMBEDDED: Final = "embedded"
 HTTP_DEFAULT: Final = "127.0.0.1:8000"
@@ -86,20 +88,17 @@ class ServerSettings:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch_max", "queue_max", "queue_bytes", "threads"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if not PACKET_BYTES_MIN <= self.max_packet_bytes <= MQTT_LIMITS.frame_bytes:
-            raise ConfigurationError(
-                f"max_packet_bytes: expected {PACKET_BYTES_MIN} to {MQTT_LIMITS.frame_bytes}, "
-                f"got {self.max_packet_bytes}"
-            )
+        check_fields(
+            self,
+            batch_max=whole(1),
+            queue_max=whole(1),
+            queue_bytes=whole(1),
+            threads=whole(1),
+            max_packet_bytes=whole(PACKET_BYTES_MIN, MQTT_LIMITS.frame_bytes),
+            allocation=one_of(("budget", "supersfl")),
+        )
         if self.mqtt_public is not None:
             _check_public(self.mqtt_public)
-        if self.allocation not in ("budget", "supersfl"):
-            raise ConfigurationError(
-                f"allocation: expected budget or supersfl, got {self.allocation!r}"
-            )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigurationError("TLS needs both a certificate and its key")
         self._refuse_clear_text()

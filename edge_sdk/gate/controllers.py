@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, Literal
 
+from edge_sdk.checks import check_value, need
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import GatePoint
+from profiles.checks import number, one_of, whole
 
 # With fewer uncertainties their upper tail is too uncertain.
 WARM_UP: Final = 32
@@ -150,9 +152,9 @@ class BudgetController:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_budget(limit=limit, cost=cost, per=per, floor=floor)
-        _need(2 <= burst < math.inf, "burst", "a finite number from 2", burst)
-        _need(window >= WARM_UP, "window", f"at least {WARM_UP}", window)
-        _need(not math.isnan(start), "start", "a number", start)
+        check_value("burst", burst, number(least=2))
+        check_value("window", window, whole(WARM_UP))
+        check_value("start", start, number(infinite=True))
         self._income = limit / cost
         self._per_second = per == "second"
         self._start = start
@@ -295,7 +297,7 @@ class AgreementController:
     ) -> None:
         rises = all(low < high for low, high in pairwise(grid))
         finite = all(map(math.isfinite, grid))
-        _need(bool(grid) and rises and finite, "grid", "finite thresholds, ascending", grid)
+        need(bool(grid) and rises and finite, "grid", "finite thresholds, ascending", grid)
         check_agreement(
             delta=delta,
             confidence=confidence,
@@ -402,10 +404,10 @@ def check_budget(
 
     Raises: ConfigurationError naming the first that is outside its range.
     """
-    _need(0 <= limit < math.inf, "limit", "a finite number from 0", limit)
-    _need(0 < cost < math.inf, "cost", "a finite number above 0", cost)
-    _need(per in ("prediction", "second"), "per", "prediction or second", per)
-    _need(not math.isnan(floor), "floor", "a number", floor)
+    check_value("limit", limit, number(least=0))
+    check_value("cost", cost, number(above=0))
+    check_value("per", per, one_of(("prediction", "second")))
+    check_value("floor", floor, number(infinite=True))
 
 
 def check_agreement(
@@ -421,11 +423,11 @@ def check_agreement(
     Raises: ConfigurationError naming the first that is outside its range, or a window in which no
         threshold could ever hold.
     """
-    _need(0 < delta < 1, "delta", "more than 0, less than 1", delta)
-    _need(0 < confidence < 1, "confidence", "more than 0, less than 1", confidence)
-    _need(0 < audit_share <= 1, "audit_share", "more than 0, at most 1", audit_share)
+    check_value("delta", delta, number(above=0, below=1))
+    check_value("confidence", confidence, number(above=0, below=1))
+    check_value("audit_share", audit_share, number(above=0, most=1))
     least = math.ceil(math.log((1 - confidence) / thresholds) / math.log1p(-delta))
-    _need(window >= least, "window", f"at least {least} for this delta and grid", window)
+    need(window >= least, "window", f"at least {least} for this delta and grid", window)
 
 
 def _holds(failures: int, trials: int, delta: float, confidence: float) -> bool:
@@ -446,8 +448,3 @@ def _at_most(failures: int, trials: int, p: float) -> float:
 def _or_lowest(value: float) -> float:
     """`value` for a comparison: nan, the exit accuracy where nothing exits, ranks lowest."""
     return -math.inf if math.isnan(value) else value
-
-
-def _need(condition: bool, field: str, expected: str, got: object) -> None:
-    if not condition:
-        raise ConfigurationError(f"{field}: expected {expected}, got {got!r}")

@@ -67,12 +67,12 @@ def test_settings_that_contradict_each_other_are_refused(fields: Any, said: str)
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda: Budget(-0.1), "limit: expected a finite number from 0"),
-        (lambda: Budget(math.inf), "limit: expected a finite number from 0"),
+        (lambda: Budget(-0.1), "limit: expected a finite number of at least 0"),
+        (lambda: Budget(math.inf), "limit: expected a finite number of at least 0"),
         (lambda: Budget(1.0, cost=0.0), "cost: expected a finite number above 0"),
-        (lambda: Agreement(0.0), "delta: expected more than 0"),
-        (lambda: Agreement(0.05, confidence=1.0), "confidence: expected more than 0"),
-        (lambda: Agreement(0.05, audit_share=0.0), "audit_share: expected more than 0"),
+        (lambda: Agreement(0.0), "delta: expected a finite number above 0"),
+        (lambda: Agreement(0.05, confidence=1.0), "confidence: expected a finite number above 0"),
+        (lambda: Agreement(0.05, audit_share=0.0), "audit_share: expected a finite number above 0"),
         # 2,000 audits can show no disagreement below 0.26 %
         (lambda: Agreement(0.001), "window: expected at least 5296"),
     ],

@@ -25,10 +25,11 @@ from typing import Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from edge_sdk.errors import ConfigurationError
+from edge_sdk.checks import check_value
 from edge_sdk.training.formulas.evidence import kl_weight_at
 from edge_sdk.training.protocol.messages import Feedback
-from edge_sdk.training.protocol.plan import ClientPart, Distillation
+from edge_sdk.training.protocol.plan import AuxiliaryHead, ClientPart, Distillation
+from profiles.checks import one_of, share, whole
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState
 from server.training.core.weighted_mean import Contributions, by_samples
@@ -49,7 +50,8 @@ from server.training.methods.steps import ClientBatches
 Ablation = Literal[
     "none", "no_ea", "no_evidence", "no_aleatoric", "no_epistemic", "no_bcc", "no_dtd"
 ]
-Head = Literal["global", "exit"]
+
+_AUXILIARY: Final = Distillation()  # whose numbers are the defaults
 
 _COUNTED: Final[Mapping[str, Collection[Factor]]] = {
     "no_evidence": ("aleatoric", "epistemic"),
@@ -64,11 +66,11 @@ def besplit(
     missing: Missing = "mean",
     beta: float = 0.9,
     ttl: int = 100,
-    anneal_rounds: int = 10,
-    tau: float = 5.0,
-    client_share: float = 0.2,
-    server_share: float = 0.3,
-    auxiliary_head: Head = "global",
+    anneal_rounds: int = _AUXILIARY.anneal_rounds,
+    tau: float = _AUXILIARY.tau,
+    client_share: float = _AUXILIARY.client_share,
+    server_share: float = _AUXILIARY.server_share,
+    auxiliary_head: AuxiliaryHead = _AUXILIARY.head,
 ) -> Method:
     """The method, or one of the ablations of its Table 4 by `ablation`.
 
@@ -82,12 +84,10 @@ def besplit(
         anneal_rounds: T of lam_t. tau, client_share, server_share, auxiliary_head: of the
             auxiliary model (edge_sdk.training.protocol.plan.Distillation).
     """
-    _one_of("ablation", ablation, get_args(Ablation))
-    _one_of("missing", missing, get_args(Missing))
-    if not 0 <= beta <= 1:
-        raise ConfigurationError(f"beta: expected 0 to 1, got {beta}")
-    if ttl < 1:
-        raise ConfigurationError(f"ttl: expected at least 1 round, got {ttl}")
+    check_value("ablation", ablation, one_of(get_args(Ablation)))
+    check_value("missing", missing, one_of(get_args(Missing)))
+    check_value("beta", beta, share)
+    check_value("ttl", ttl, whole(1))
     distil = Distillation(auxiliary_head, client_share, server_share, tau, anneal_rounds)
 
     def step(state: ServerState, arrivals: ClientBatches, now: RoundView) -> dict[str, Feedback]:
@@ -237,8 +237,3 @@ def _part(now: RoundView, kind: str) -> dict[str, Tensor]:
     start = f"{kind}/"
     names = sorted(name for name in now.memory if name.startswith(start))
     return {name.removeprefix(start): now.memory[name].cpu() for name in names}
-
-
-def _one_of(name: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
-        raise ConfigurationError(f"{name}: expected one of {', '.join(known)}, got {value!r}")

@@ -32,7 +32,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from edge_sdk.nets.supernet import View
 from edge_sdk.training.formulas.sgd import clip_l2
 from edge_sdk.training.protocol.messages import Feedback
-from edge_sdk.training.protocol.plan import ClientPart, MetaAdaptation
+from edge_sdk.training.protocol.plan import ClientPart, LastLayer, MetaAdaptation
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import BatchNormSnapshot, ServerState, Suffix
 from server.training.methods.formulas.contrastive import Alignment, Gradients
@@ -52,24 +52,23 @@ logger = logging.getLogger(__name__)
 # g as stated; M and its rate are of the paper's lists; weight and margin of the alignment are ours:
 # with weight 1 `cnn6` on Fashion-MNIST left the finite numbers within five rounds at lr 0.05
 EXIT_SHARE: Final = 0.5
-ADAPT_STEPS: Final = 3
-ADAPT_RATE: Final = 0.01
 ALIGN_WEIGHT: Final = 0.1
 MARGIN: Final = 1.0
+_META: Final = MetaAdaptation()  # whose numbers are the defaults
 
 
 def harmony(
     *,
     exit_share: float = EXIT_SHARE,
-    adapt_steps: int = ADAPT_STEPS,
-    adapt_rate: float = ADAPT_RATE,
+    adapt_steps: int = _META.steps,
+    adapt_rate: float = _META.rate,
     align_weight: float = ALIGN_WEIGHT,
     margin: float = MARGIN,
-    stochastic_depth: bool = True,
+    stochastic_depth: bool = _META.early,
     personal_share: float = 0.0,
     finetune_steps: int | None = None,
-    head: Literal["server", "client"] = "server",
-    noise: float = 0.0,
+    head: LastLayer = _META.head,
+    noise: float = _META.noise,
 ) -> Method:
     """The method, or one of the ablations of its Fig. 4.
 

@@ -5,14 +5,15 @@ Each paper is one file in `methods/` that builds such a record out of a recipe's
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import GatePolicy
 from edge_sdk.training.protocol.plan import ClientPart, OutputKind
+from profiles.checks import number, optional, whole
 from server.training.core.server_state import Trunk
 from server.training.core.weighted_mean import WeightRule, by_samples
 from server.training.methods.formulas.contrastive import Alignment
@@ -80,14 +81,9 @@ class Method:
                 f"{self.name}: its server step needs labels, and labels = {self.labels!r} keeps"
                 " them on the clients"
             )
-        if not 0 <= self.server_weight < math.inf:
-            raise ConfigurationError(
-                f"server_weight: expected a number from 0 up, got {self.server_weight}"
-            )
-        if not isinstance(self.finetune_steps, int) or self.finetune_steps < 0:
-            raise ConfigurationError(
-                f"finetune_steps: expected a whole number from 0 up, got {self.finetune_steps}"
-            )
-        rate = self.finetune_rate
-        if rate is not None and not 0 < rate < math.inf:
-            raise ConfigurationError(f"finetune_rate: expected a number above 0, got {rate}")
+        check_fields(
+            self,
+            server_weight=number(least=0),
+            finetune_steps=whole(0),
+            finetune_rate=optional(number(above=0)),
+        )

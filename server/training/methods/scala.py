@@ -15,7 +15,6 @@ P_k is the share of each label in all of k's data, P_s their mean by n_k over th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Literal, get_args
@@ -23,9 +22,11 @@ from typing import Final, Literal, get_args
 import torch
 from torch import Tensor
 
+from edge_sdk.checks import check_value
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.protocol.messages import Feedback
 from edge_sdk.training.protocol.plan import ClientPart, Inversion
+from profiles.checks import number, one_of
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState
 from server.training.methods.formulas.adjustment import (
@@ -82,19 +83,15 @@ def scala(
         inversion: weight of the clients' guard against inversion, 0.3 in the paper's variant; 0
             for none.
     """
-    if adjust not in ADJUSTS:
-        raise ConfigurationError(f"adjust: expected one of {', '.join(ADJUSTS)}, got {adjust!r}")
-    if server not in SERVERS:
-        raise ConfigurationError(f"server: expected one of {', '.join(SERVERS)}, got {server!r}")
+    check_value("adjust", adjust, one_of(ADJUSTS))
+    check_value("server", server, one_of(SERVERS))
+    check_value("strength", strength, number(least=0))
+    check_value("least_share", least_share, number(above=0, most=1))
     if adjust == "both" and server != "joint":
         raise ConfigurationError(
             "adjust: expected local or none where nothing is concatenated: there is no joint"
             " distribution of labels to adjust by"
         )
-    if not 0 <= strength < math.inf:
-        raise ConfigurationError(f"strength: expected a number from 0 up, got {strength}")
-    if not 0 < least_share <= 1:
-        raise ConfigurationError(f"least_share: expected above 0 and at most 1, got {least_share}")
     added = partial(adjustment, strength=strength, least=least_share)
     plain = {"joint": concatenated, "copies": per_client, "in_turn": shared}[server]
     each = per_client_step if server == "copies" else shared_step

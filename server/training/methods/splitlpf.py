@@ -24,17 +24,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from edge_sdk.checks import check_value
 from edge_sdk.nets.supernet import View
 from edge_sdk.training.formulas.sgd import clip_l2
 from edge_sdk.training.protocol.messages import Feedback, Weights
 from edge_sdk.training.protocol.plan import ClientPart, PersonalBack
+from profiles.checks import share
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import BatchNormSnapshot, ServerState, Suffix
 from server.training.core.weighted_mean import Contributions, WeightRule
 from server.training.methods.formulas.contrastive import added
 from server.training.methods.formulas.contribution import (
     ALPHA,
-    check_alpha,
     contribution_weights,
     cosine,
     global_gradient,
@@ -47,14 +48,15 @@ logger = logging.getLogger(__name__)
 
 # where the last round's global gradient of the front is remembered
 PREVIOUS: Final = "previous gradient/"
+_BACK: Final = PersonalBack()  # whose numbers are the defaults
 
 
 def splitlpf(
     alpha: float = ALPHA,
     signed: bool = True,
-    dropout: float = 0.5,
-    back_rate: float | None = None,
-    follow_accuracy: bool = True,
+    dropout: float = _BACK.dropout,
+    back_rate: float | None = _BACK.learning_rate,
+    follow_accuracy: bool = _BACK.follow_accuracy,
 ) -> Method:
     """The method.
 
@@ -114,7 +116,7 @@ def through_the_middle(state: ServerState, arrivals: ClientBatches, _now: RoundV
 
 def by_contribution(alpha: float = ALPHA, *, signed: bool = True) -> WeightRule:
     """p_k by data size and by the direction of the front against the last round's    Eq. 8-11"""
-    check_alpha(alpha)
+    check_value("alpha", alpha, share)
 
     def weigh(contributions: Contributions, now: RoundView) -> dict[str, float]:
         def gradients() -> Iterator[tuple[str, Weights]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Final, Literal, Self, TypeVar, get_args
 
 from torch import Tensor
 
-from edge_sdk.errors import ConfigurationError
+from edge_sdk.checks import check_fields
 from edge_sdk.training.protocol.messages import (
     Features,
     OutputGradient,
@@ -22,6 +21,7 @@ from edge_sdk.training.protocol.messages import (
     Weights,
 )
 from edge_sdk.training.protocol.plan import Plan
+from profiles.checks import number, one_of, optional, share, whole
 from server.training.core.round_view import RoundView
 from server.training.core.spool import Spool
 from server.training.core.weighted_mean import Contribution
@@ -85,41 +85,27 @@ class RoundSettings:
     weight_cap: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("participation", "availability", "quorum"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ConfigurationError(f"{name}: expected 0 to 1, got {value}")
-        if not self.participation:
-            raise ConfigurationError("participation: expected above 0, got 0: nobody would train")
-        if self.cohort is not None and self.cohort < 1:
-            raise ConfigurationError(f"cohort: expected at least 1, got {self.cohort}")
-        for name in ("step_deadline_s", "round_deadline_s", "steps_deadline_s", "norm_bound"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigurationError(f"{name}: expected more than 0, got {value}")
-        if self.samples_max is not None and self.samples_max < 1:
-            raise ConfigurationError(f"samples_max: expected at least 1, got {self.samples_max}")
-        self._check_late()
-        self._check_robust()
-
-    def _check_late(self) -> None:
-        if self.staleness_max < 0:
-            raise ConfigurationError(f"staleness_max: expected 0 or more, got {self.staleness_max}")
-        if self.buffer is not None and self.buffer < 1:
-            raise ConfigurationError(f"buffer: expected at least 1, got {self.buffer}")
-        if not 0 <= self.staleness_power < math.inf:
-            raise ConfigurationError(
-                f"staleness_power: expected a number from 0 up, got {self.staleness_power}"
-            )
-
-    def _check_robust(self) -> None:
-        if self.robust not in {None, *get_args(Robust)}:
-            raise ConfigurationError(f"robust: expected none or trimmed, got {self.robust!r}")
-        if not 0 <= self.trim < 0.5:
-            raise ConfigurationError(f"trim: expected 0 to below 0.5, got {self.trim}")
-        for name in ("clip_factor", "weight_cap"):
-            if not getattr(self, name) >= 1:
-                raise ConfigurationError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        above_0, some = number(above=0, infinite=True), whole(1)
+        at_least_1 = number(least=1, infinite=True)
+        check_fields(
+            self,
+            participation=number(above=0, most=1),
+            availability=share,
+            cohort=optional(some),
+            quorum=share,
+            step_deadline_s=above_0,
+            round_deadline_s=above_0,
+            steps_deadline_s=optional(above_0),
+            norm_bound=optional(above_0),
+            samples_max=optional(some),
+            staleness_max=whole(0),
+            buffer=optional(some),
+            staleness_power=number(least=0),
+            robust=optional(one_of(get_args(Robust))),
+            clip_factor=at_least_1,
+            trim=number(least=0, below=0.5),
+            weight_cap=at_least_1,
+        )
 
     @property
     def trimmed(self) -> bool:

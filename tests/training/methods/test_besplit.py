@@ -351,8 +351,8 @@ def test_without_distillation_no_outputs_travel() -> None:
     [
         ({"ablation": "no_luck"}, "ablation: expected one of none, no_ea"),
         ({"missing": "zero"}, "missing: expected one of mean, sum, got 'zero'"),
-        ({"beta": 1.5}, "beta: expected 0 to 1, got 1.5"),
-        ({"ttl": 0}, "ttl: expected at least 1 round, got 0"),
+        ({"beta": 1.5}, "beta: expected a finite number from 0 to 1, got 1.5"),
+        ({"ttl": 0}, "ttl: expected a whole number of at least 1, got 0"),
         ({"anneal_rounds": 0}, "anneal_rounds"),
         ({"tau": -1.0}, "tau"),
     ],

@@ -414,10 +414,10 @@ def test_view_from_a_depth_where_nothing_is_cut_is_refused() -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ({"align_weight": -1.0}, "align_weight: expected a number from 0 up"),
-        ({"margin": float("nan")}, "margin: expected a number from 0 up"),
+        ({"align_weight": -1.0}, "align_weight: expected a finite number of at least 0"),
+        ({"margin": float("nan")}, "margin: expected a finite number of at least 0"),
         ({"adapt_steps": 1.5}, "adapt_steps: expected a whole number"),
-        ({"exit_share": 2}, "exit_share: expected 0 to 1"),
+        ({"exit_share": 2}, "exit_share: expected a finite number from 0 to 1"),
         ({"head": "both"}, "head: expected one of server, client"),
     ],
 )

@@ -102,7 +102,7 @@ def test_the_numbers_of_a_method_reach_its_record() -> None:
         ({"method": "fedprox", "method_numbers": {"mu": -0.1}}, "prox_mu"),
         ({"round": {"quorum": 2}}, "quorum"),
         ({"round": {"cohort": 0}}, "cohort"),
-        ({"round": {"participation": 0}}, "round: participation: expected above 0, got 0"),
+        ({"round": {"participation": 0}}, "round: participation: expected .* above 0 .*, got 0"),
         ({"energy": {"idle_w": 3}}, "energy: expected idle_w and busy_w, or neither"),
         ({"energy": {"idle_w": 3, "busy_w": 2}}, "energy: power model: busy_w: expected at least"),
         ({"round": {"step_deadline_s": 0}}, "step_deadline_s"),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from edge_sdk.errors import ConfigurationError
+from edge_sdk.checks import check_value
+from profiles.checks import number
 
 # by parameter; None for one that took no part
 Gradients = list[Tensor | None]
@@ -28,9 +28,8 @@ class Alignment:
     margin: float
 
     def __post_init__(self) -> None:
-        for name, value in (("align_weight", self.weight), ("margin", self.margin)):
-            if not 0 <= value < math.inf:
-                raise ConfigurationError(f"{name}: expected a number from 0 up, got {value}")
+        check_value("align_weight", self.weight, number(least=0))
+        check_value("margin", self.margin, number(least=0))
 
     def gradients(
         self, first: Tensor, second: Tensor, same: Tensor, parameters: Sequence[nn.Parameter]

@@ -13,7 +13,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.weights import is_statistic
 
@@ -101,15 +100,6 @@ def global_gradient(
             total[name] = total[name] + part if name in total else part
             held[name] = held.get(name, 0.0) + weight
     return {name: tensor / held[name] for name, tensor in total.items()}
-
-
-def check_alpha(alpha: float) -> None:
-    """See that alpha is a share.
-
-    Raises: ConfigurationError.
-    """
-    if not 0 <= alpha <= 1:
-        raise ConfigurationError(f"alpha: expected 0 to 1, got {alpha}")
 
 
 def _scaled(vector: Tensor) -> Tensor:
