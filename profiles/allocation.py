@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from profiles.checks import number, one_of, whole
 from profiles.cost import CostTable
 from profiles.device import DeviceProfile
 from profiles.errors import AllocationError, InvalidProfileError
-from profiles.fields import check_not_negative, check_number, check_whole, need
+from profiles.fields import check_fields, check_value, need
 
 Purpose = Literal["inference", "training"]
 Rule = Literal["supersfl", "budget"]
@@ -45,11 +46,14 @@ class Budget:
     batch: int = 1
 
     def __post_init__(self) -> None:
-        check_whole("budget", "memory_bytes", self.memory_bytes, least=0)
-        check_number("budget", "latency_ms", self.latency_ms, above=0)
-        known = get_args(Purpose)
-        need(self.purpose in known, "budget", "purpose", " or ".join(known), self.purpose)
-        check_whole("budget", "batch", self.batch, least=1)
+        check_fields(
+            self,
+            "budget",
+            memory_bytes=whole(0),
+            latency_ms=number(above=0),
+            purpose=one_of(get_args(Purpose)),
+            batch=whole(1),
+        )
 
     @classmethod
     def of(
@@ -94,16 +98,20 @@ def supersfl_depth(
         a: stages per GB. b: stages for the fastest device of the fleet.
     Raises: InvalidProfileError for a latency outside the fleet's range or a negative value.
     """
-    check_not_negative("supersfl", "memory_gb", memory_gb)
-    check_not_negative("supersfl", "latency_min_ms", latency_min_ms)
-    for field, value in (("latency_ms", latency_ms), ("latency_max_ms", latency_max_ms)):
-        check_not_negative("supersfl", field, value)
+    numbers = {
+        "memory_gb": memory_gb,
+        "latency_min_ms": latency_min_ms,
+        "latency_ms": latency_ms,
+        "latency_max_ms": latency_max_ms,
+        "a": a,
+        "b": b,
+    }
+    for field, value in numbers.items():
+        check_value("supersfl", field, value, number(least=0))
     inside = latency_min_ms <= latency_ms <= latency_max_ms
     fleet = f"within the fleet's {latency_min_ms:g} to {latency_max_ms:g}"
     need(inside, "supersfl", "latency_ms", fleet, latency_ms)
-    check_whole("supersfl", "stages", stages, least=2)
-    check_not_negative("supersfl", "a", a)
-    check_not_negative("supersfl", "b", b)
+    check_value("supersfl", "stages", stages, whole(2))
     span = latency_max_ms - latency_min_ms
     speed = (latency_max_ms - latency_ms) / span if span > 0 else 0.0
     return max(1, min(_floor(a * memory_gb) + _floor(b * speed), stages - 1))
@@ -190,7 +198,7 @@ def allocate(
     """
     if rule == "budget":
         return budget_depth(profile, cost, budget, cuts=cuts)
-    need(rule == "supersfl", "allocate", "rule", " or ".join(get_args(Rule)), rule)
+    check_value("allocate", "rule", rule, one_of(get_args(Rule)))
     own = supersfl_latency_ms(profile)
     latencies = [own, *(supersfl_latency_ms(device) for device in fleet)]
     depth = supersfl_depth(

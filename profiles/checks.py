@@ -68,7 +68,7 @@ def number(
 
 
 @cache
-def text(most: int) -> Check:
+def text(most: int = 200) -> Check:
     """1 to `most` characters that are not all blank."""
     return Check(
         f"a text of 1 to {most} characters",

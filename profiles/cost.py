@@ -14,15 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
+from profiles.checks import number, one_of, text, whole
 from profiles.errors import InvalidProfileError
-from profiles.fields import (
-    check_not_negative,
-    check_number,
-    check_text,
-    check_whole,
-    exact_keys,
-    need,
-)
+from profiles.fields import check_fields, check_value, exact_keys, need
 
 WEIGHT_BYTES = 4  # float32
 TRAINED_WEIGHT_BYTES = 12  # the weight, its gradient, the optimiser's momentum
@@ -52,16 +46,16 @@ class StageCost:
     latency_ms: float
 
     def __post_init__(self) -> None:
-        check_text("cost", "name", self.name)
-        owner = f"cost of {self.name}"
-        check_whole(owner, "parameters", self.parameters, least=0)
-        check_whole(owner, "flops", self.flops, least=0)
-        check_whole(owner, "activation_bytes", self.activation_bytes, least=0)
-        inference = WEIGHT_BYTES * self.parameters
-        training = TRAINED_WEIGHT_BYTES * self.parameters
-        check_whole(owner, "inference_peak_bytes", self.inference_peak_bytes, least=inference)
-        check_whole(owner, "training_peak_bytes", self.training_peak_bytes, least=training)
-        check_not_negative(owner, "latency_ms", self.latency_ms)
+        check_fields(self, "cost", name=text())
+        owner, count = f"cost of {self.name}", whole(0)
+        check_fields(self, owner, parameters=count, flops=count, activation_bytes=count)
+        check_fields(
+            self,
+            owner,
+            inference_peak_bytes=whole(WEIGHT_BYTES * self.parameters),
+            training_peak_bytes=whole(TRAINED_WEIGHT_BYTES * self.parameters),
+            latency_ms=number(least=0),
+        )
 
     @property
     def inference_sample_bytes(self) -> int:
@@ -105,10 +99,8 @@ class CostTable:
         need(len(self.stages) >= 2, "cost table", "stages", "at least 2", len(self.stages))
         need(bool(self.exits), "cost table", "exits", "at least one depth", dict(self.exits))
         for depth in self.exits:
-            check_whole("cost table", "exit depth", depth, least=1)
-            inside = depth <= len(self.stages)
-            need(inside, "cost table", "exit depth", f"at most {len(self.stages)}", depth)
-        check_number("cost table", "score_gflops", self.score_gflops, above=0)
+            check_value("cost table", "exit depth", depth, whole(1, len(self.stages)))
+        check_fields(self, "cost table", score_gflops=number(above=0))
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -127,8 +119,7 @@ class CostTable:
 
         Raises: InvalidProfileError for a depth without exit head, or a batch below 1.
         """
-        allowed = ", ".join(map(str, self.depths))
-        need(depth in self.exits, "cost table", "depth", f"one of {allowed}", depth)
+        check_value("cost table", "depth", depth, one_of(self.depths))
         parts = (*self.stages[:depth], self.exits[depth])
         cut = self.stages[depth - 1].activation_bytes
         return _together(f"prefix {depth}", parts, cut, batch)
@@ -141,9 +132,7 @@ class CostTable:
 
         Raises: InvalidProfileError for a depth outside 0 .. L, or a batch below 1.
         """
-        check_whole("cost table", "depth", depth, least=0)
-        inside = depth <= len(self.stages)
-        need(inside, "cost table", "depth", f"at most {len(self.stages)}", depth)
+        check_value("cost table", "depth", depth, whole(0, len(self.stages)))
         parts = (*self.stages[depth:], self.head)
         return _together(f"suffix {depth}", parts, self.head.activation_bytes, batch)
 
@@ -153,7 +142,7 @@ class CostTable:
         The measured time, scaled by the ratio of the scores; at the table's own score it is the
         measured time itself.
         """
-        check_number("cost table", "score_gflops", score_gflops, above=0)
+        check_value("cost table", "score_gflops", score_gflops, number(above=0))
         return self.prefix(depth).latency_ms * self.score_gflops / score_gflops
 
     def to_dict(self) -> dict[str, Any]:
@@ -186,7 +175,7 @@ class CostTable:
 
 
 def _together(name: str, parts: Sequence[StageCost], output_bytes: int, batch: int) -> StageCost:
-    check_whole("cost table", "batch", batch, least=1)
+    check_value("cost table", "batch", batch, whole(1))
     parameters = sum(part.parameters for part in parts)
     widest = max(part.inference_sample_bytes for part in parts)
     kept = sum(part.training_sample_bytes for part in parts)
@@ -204,6 +193,6 @@ def _together(name: str, parts: Sequence[StageCost], output_bytes: int, batch: i
 def _depth(key: object) -> int:
     if isinstance(key, int):
         return key
-    text = str(key)
-    need(text.isascii() and text.isdecimal(), "cost table", "exits", "depths as keys", key)
-    return int(text)
+    digits = str(key)
+    need(digits.isascii() and digits.isdecimal(), "cost table", "exits", "depths as keys", key)
+    return int(digits)

@@ -18,14 +18,8 @@ from typing import Any, cast
 import numpy as np
 import psutil
 
-from profiles.fields import (
-    check_not_negative,
-    check_number,
-    check_text,
-    check_whole,
-    exact_keys,
-    need,
-)
+from profiles.checks import number, optional, text, whole
+from profiles.fields import check_fields, exact_keys, need
 from profiles.link import LinkProfile
 
 # A device tree says "Raspberry Pi 4 Model B Rev 1.4"; the catalogue says raspberry-pi-4.
@@ -77,12 +71,20 @@ class DeviceProfile:
     link_bandwidth_mbps: float | None
 
     def __post_init__(self) -> None:
-        check_text("profile", "name", self.name)
+        check_fields(self, "profile", name=text())
         owner = f"profile {self.name}"
-        check_text(owner, "arch", self.arch)
-        check_whole(owner, "cores", self.cores, least=1)
-        check_whole(owner, "memory_total_bytes", self.memory_total_bytes, least=1)
-        check_whole(owner, "memory_available_bytes", self.memory_available_bytes, least=0)
+        check_fields(
+            self,
+            owner,
+            arch=text(),
+            cores=whole(1),
+            memory_total_bytes=whole(1),
+            memory_available_bytes=whole(0),
+            accelerator=optional(text()),
+            compute_score_gflops=number(above=0),
+            link_latency_ms=optional(number(least=0)),
+            link_bandwidth_mbps=optional(number(above=0)),
+        )
         need(
             self.memory_available_bytes <= self.memory_total_bytes,
             owner,
@@ -90,13 +92,6 @@ class DeviceProfile:
             f"at most memory_total_bytes ({self.memory_total_bytes})",
             self.memory_available_bytes,
         )
-        if self.accelerator is not None:
-            check_text(owner, "accelerator", self.accelerator)
-        check_number(owner, "compute_score_gflops", self.compute_score_gflops, above=0)
-        if self.link_latency_ms is not None:
-            check_not_negative(owner, "link_latency_ms", self.link_latency_ms)
-        if self.link_bandwidth_mbps is not None:
-            check_number(owner, "link_bandwidth_mbps", self.link_bandwidth_mbps, above=0)
 
     @property
     def memory_total_gb(self) -> float:

@@ -26,8 +26,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self
 
+from profiles.checks import number, text
 from profiles.errors import InvalidProfileError
-from profiles.fields import check_not_negative, check_number, check_text, exact_keys, need
+from profiles.fields import check_fields, exact_keys, need
 
 EnergySource = Literal["rapl", "ina", "declared", "none"]
 
@@ -47,9 +48,13 @@ class PowerModel:
     source: str
 
     def __post_init__(self) -> None:
-        check_text("power model", "source", self.source, most=1000)
-        check_not_negative("power model", "idle_w", self.idle_w)
-        check_number("power model", "busy_w", self.busy_w, above=0)
+        check_fields(
+            self,
+            "power model",
+            source=text(1000),
+            idle_w=number(least=0),
+            busy_w=number(above=0),
+        )
         need(
             self.busy_w >= self.idle_w,
             "power model",

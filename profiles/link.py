@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from profiles.checks import number, whole
 from profiles.errors import MeasurementError
-from profiles.fields import check_not_negative, check_number, check_whole
+from profiles.fields import check_fields, check_value
 
 SMALL_BYTES = 64
 LARGE_BYTES = 256 * 1024  # well above one window of slow start, well below a broker's frame limit
@@ -31,8 +32,7 @@ class LinkProfile:
     bandwidth_mbps: float
 
     def __post_init__(self) -> None:
-        check_not_negative("link", "latency_ms", self.latency_ms)
-        check_number("link", "bandwidth_mbps", self.bandwidth_mbps, above=0)
+        check_fields(self, "link", latency_ms=number(least=0), bandwidth_mbps=number(above=0))
 
     def round_trip_ms(self, size_bytes: int) -> float:
         """Time for `size_bytes` to go there and as many to come back, ms."""
@@ -61,9 +61,9 @@ def measure_link(
         clock: seconds, monotonic.
     Raises: MeasurementError if the clock did not move; InvalidProfileError for a bad argument.
     """
-    check_whole("measure_link", "small_bytes", small_bytes, least=1)
-    check_whole("measure_link", "large_bytes", large_bytes, least=small_bytes + 1)
-    check_whole("measure_link", "repeats", repeats, least=1)
+    check_value("measure_link", "small_bytes", small_bytes, whole(1))
+    check_value("measure_link", "large_bytes", large_bytes, whole(small_bytes + 1))
+    check_value("measure_link", "repeats", repeats, whole(1))
     ping(bytes(small_bytes))
     latency_s = _median_s(ping, bytes(small_bytes), repeats, clock)
     large_s = _median_s(ping, bytes(large_bytes), repeats, clock)

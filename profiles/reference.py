@@ -13,9 +13,10 @@ from dataclasses import fields
 from importlib.resources import files
 from typing import Any
 
+from profiles.checks import text
 from profiles.device import DeviceProfile
 from profiles.errors import InvalidProfileError, UnknownReferenceError
-from profiles.fields import check_text, exact_keys
+from profiles.fields import check_value, exact_keys
 
 NO_ACCELERATOR = "none"  # TOML has no null
 _SUFFIX = ".toml"
@@ -55,7 +56,7 @@ def _entries(name: str) -> dict[str, Mapping[str, Any]]:
     exact_keys(owner, document, ["title", *expected])
     entries = {field: exact_keys(owner, document[field], ["value", "source"]) for field in expected}
     for field, entry in entries.items():
-        check_text(owner, f"{field}.source", entry["source"], most=1000)
+        check_value(owner, f"{field}.source", entry["source"], text(1000))
     return entries
 
 

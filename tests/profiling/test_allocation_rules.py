@@ -179,7 +179,7 @@ def test_allocate_by_budget_needs_no_link(cost_table: CostTable) -> None:
 
 
 def test_unknown_rule_is_refused(cost_table: CostTable) -> None:
-    with pytest.raises(InvalidProfileError, match="supersfl or budget, got 'fair'"):
+    with pytest.raises(InvalidProfileError, match="one of supersfl, budget, got 'fair'"):
         allocate(cast("Rule", "fair"), DEVICE, cost_table)
 
 

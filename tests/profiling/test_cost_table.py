@@ -64,7 +64,7 @@ def test_depth_without_exit_head_is_refused(cost_table: CostTable, depth: int) -
 def test_impossible_arguments_are_refused(cost_table: CostTable) -> None:
     with pytest.raises(InvalidProfileError, match="batch"):
         cost_table.prefix(1, batch=0)
-    with pytest.raises(InvalidProfileError, match="at most 4, got 5"):
+    with pytest.raises(InvalidProfileError, match="from 0 to 4, got 5"):
         cost_table.suffix(5)
     with pytest.raises(InvalidProfileError, match="score_gflops"):
         cost_table.latency_ms(1, 0.0)
@@ -77,7 +77,9 @@ def test_exit_after_the_last_stage_leaves_the_head_to_the_server(cost_table: Cos
 
 
 def test_exit_beyond_the_last_stage_is_refused(cost_table: CostTable) -> None:
-    with pytest.raises(InvalidProfileError, match="exit depth: expected at most 4, got 5"):
+    with pytest.raises(
+        InvalidProfileError, match="exit depth: expected a whole number from 1 to 4, got 5"
+    ):
         replace(cost_table, exits={**cost_table.exits, 5: cost_table.head})
     with pytest.raises(InvalidProfileError, match="at least one depth"):
         replace(cost_table, exits={})
