@@ -1,4 +1,4 @@
-"""Methods side by side: what each takes to the same accuracy, over several seeds."""
+"""Methods side by side: the cost of each to the same accuracy, over several seeds."""
 
 from __future__ import annotations
 
@@ -6,34 +6,23 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.intervals import mean_interval
 from server.training.recipe.recipe import Recipe
 from server.training.report.evaluate import Evaluator
 from server.training.report.report import report_of
-from server.training.run.run import Row
+from server.training.run.run import Row, Simulation
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
-# a single round's accuracy swings by points where clients differ; papers' curves are as smooth
-LAST_ROUNDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class RoundPoint:
-    """What one round cost and where it led; `accuracy` is None where it was not measured."""
-
-    round: int
-    accuracy: float | None
-    seconds: float
-    bytes_up: int
-    bytes_down: int
+# Where clients differ, the accuracy of one round swings by points; papers smooth their curves too.
+LAST_ROUNDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What it took to reach a target."""
+    """Cost up to the first round that reached a target."""
 
     rounds: int
     seconds: float
@@ -42,33 +31,18 @@ class Reached:
 
     @property
     def bytes_total(self) -> int:
-        """Both ways."""
+        """Bytes of both directions."""
         return self.bytes_up + self.bytes_down
 
 
-def cost_to(target: float, points: Iterable[RoundPoint]) -> Reached | None:
-    """Rounds, seconds and bytes up to the first round that measured at least `target`.
-
-    Returns: None where no round did.
-    """
-    seconds, up, down = 0.0, 0, 0
-    for rounds, point in enumerate(points, start=1):
-        seconds += point.seconds
-        up += point.bytes_up
-        down += point.bytes_down
-        if point.accuracy is not None and point.accuracy >= target:
-            return Reached(rounds, seconds, up, down)
-    return None
-
-
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One recipe with one seed.
+class Trial:
+    """One recipe, trained with one seed.
 
     Attributes:
-        rows: as in a report.
-        accuracy: mean of the last five rounds' on the global test set.
-        final: the report's.
+        rows: the report's rounds.
+        accuracy: on the global test set, mean over the last rounds.
+        final: the report's `final`.
         exits_global, exits_own: mean accuracy of the clients' exits on the whole test set and on
             their own classes; None without exits.
     """
@@ -82,22 +56,16 @@ class Run:
     exits_own: float | None
 
     def reached(self, target: float) -> Reached | None:
-        """What it took to the first round of at least `target`; None where none was."""
-        return cost_to(
-            target,
-            [
-                RoundPoint(r["round"], r["accuracy"], r["seconds"], r["bytes_up"], r["bytes_down"])
-                for r in self.rows
-            ],
-        )
+        """Cost up to the first round that measured at least `target`; None where none did."""
+        return cost_to(target, self.rows)
 
     @property
     def seconds(self) -> float:
-        """Of training, evaluation not counted."""
+        """Seconds of training, without evaluation."""
         return math.fsum(row["seconds"] for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """For a report: the curve, without the names of all who took part."""
+        """The trial for a report: its curve, without the names of participants."""
         kept = ("round", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "supervised")
         return {
             "name": self.name,
@@ -110,73 +78,94 @@ class Run:
         }
 
 
-def run_all(
+def cost_to(target: float, rows: Iterable[Row]) -> Reached | None:
+    """Rounds, seconds and bytes up to the first round that measured at least `target`.
+
+    Returns: None where no round did.
+    """
+    seconds, up, down = 0.0, 0, 0
+    for rounds, row in enumerate(rows, start=1):
+        seconds += row["seconds"]
+        up += row["bytes_up"]
+        down += row["bytes_down"]
+        if row["accuracy"] is not None and row["accuracy"] >= target:
+            return Reached(rounds, seconds, up, down)
+    return None
+
+
+def train(recipe: Recipe, device: str = "cpu") -> tuple[Simulation, list[Row]]:
+    """Train by a recipe, in memory."""
+    simulation = build_simulation(recipe, device)
+    rows: list[Row] = []
+    for _ in run_rounds(simulation, rows):
+        pass
+    return simulation, rows
+
+
+def run_trials(
     recipes: Mapping[str, Recipe],
     seeds: Sequence[int],
-    on_run: Callable[[Run], None] | None = None,
-) -> list[Run]:
-    """Every recipe with every seed, seed by seed, so that a busy spell touches all recipes."""
-    runs = []
+    on_trial: Callable[[Trial], None] | None = None,
+) -> list[Trial]:
+    """Train by every recipe with every seed, seed by seed: a busy spell affects all recipes."""
+    trials = []
     for seed in seeds:
         for name, recipe in recipes.items():
-            runs.append(run_one(name, replace(recipe, seed=seed)))
-            if on_run is not None:
-                on_run(runs[-1])
-    return runs
+            trials.append(run_trial(name, replace(recipe, seed=seed)))
+            if on_trial is not None:
+                on_trial(trials[-1])
+    return trials
 
 
-def run_one(name: str, recipe: Recipe) -> Run:
-    """Train by one recipe, in memory, and judge what came of it."""
-    world = build_simulation(recipe)
-    rows: list[Row] = []
-    for _ in run_rounds(world, rows):
-        pass
+def run_trial(name: str, recipe: Recipe) -> Trial:
+    """Train by one recipe and evaluate the result."""
+    simulation, rows = train(recipe)
     exits_global, exits_own = None, None
-    if world.method.client.exit_head:
-        evaluator = Evaluator(world)
+    if simulation.method.client.exit_head:
+        evaluator = Evaluator(simulation)
         exits_global = evaluator.exit_accuracy()
         own = [client.inside.accuracy for client in evaluator.clients(supervised=False)]
         exits_own = statistics.fmean(own)
     measured = [row["accuracy"] for row in rows if row["accuracy"] is not None]
-    return Run(
+    return Trial(
         name,
         recipe.seed,
         rows,
         statistics.fmean(measured[-LAST_ROUNDS:]),
-        report_of(world, rows)["final"],
+        report_of(simulation, rows)["final"],
         exits_global,
         exits_own,
     )
 
 
-def cost_table(runs: Iterable[Run], target: float) -> str:
+def cost_table(trials: Iterable[Trial], target: float) -> str:
     """Markdown: rounds, bytes and seconds to the target by name, mean ± 95 % interval."""
     lines = [
         f"| method | reached {target:.0%} | rounds | MB | seconds | accuracy of the last rounds |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for name, group in by_name(runs).items():
-        reached = [cost for run in group if (cost := run.reached(target)) is not None]
+    for name, group in by_name(trials).items():
+        reached = [cost for trial in group if (cost := trial.reached(target)) is not None]
         cells = [
             shown([float(cost.rounds) for cost in reached]),
             shown([cost.bytes_total / 1e6 for cost in reached]),
             shown([cost.seconds for cost in reached]),
-            shown([100 * run.accuracy for run in group]) + " %",
+            shown([100 * trial.accuracy for trial in group]) + " %",
         ]
         lines.append(f"| {name} | {len(reached)} of {len(group)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def by_name(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Runs of one name together, in the order in which names first come."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.name, []).append(run)
+def by_name(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
+    """Trials by name, in the order in which names first occur."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(trial.name, []).append(trial)
     return groups
 
 
 def shown(values: Sequence[float]) -> str:
-    """Mean ± half width of the 95 % interval; the mean alone of one value, `-` of none."""
+    """Mean ± half width of the 95 % interval; the mean alone for one value, `-` for none."""
     if not values:
         return "-"
     found = mean_interval(values)

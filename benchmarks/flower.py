@@ -6,8 +6,8 @@ or, with Flower and this project in a virtual environment of their own:
 
     python -m benchmarks.flower compare --flower VENV/bin/python --data DIR
 
-Model, data, clients, batches, optimiser and weights in the beginning are the same, and so, but for
-the order in which floats are added, are the weights after the first round: the report has the
+Model, data, clients, batches, optimiser and first weights are the same on both sides. The weights
+after the first round are the same up to the order in which floats are added: the report has the
 largest difference. Nothing is evaluated between rounds. Flower has two cores, as two workers with
 one torch thread each; splitedge is one process with as many threads as --threads says.
 
@@ -19,7 +19,6 @@ one such round: imports, data, workers, and whatever is only slow once.
 from __future__ import annotations
 
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -28,7 +27,6 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -36,14 +34,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import orjson
 import typer
 
-from edge_sdk.durable import make_folder, write_atomic
+from benchmarks.reports import RECIPES, RESULTS, child_environment, provenance, write
 
 if TYPE_CHECKING:
     from benchmarks.plain_loops import Done
 
-HERE: Final = Path(__file__).parent
-RECIPES: Final = HERE.parent / "examples" / "recipes"
-RESULTS: Final = HERE / "results"
 LIMIT_S: Final = 900
 
 SIDES: Final = ("splitedge", "flower")
@@ -53,7 +48,7 @@ app = typer.Typer(add_completion=False, help=__doc__.partition("\n")[0] if __doc
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A recipe of examples/recipes, and what is changed in it."""
+    """A recipe of examples/recipes with changes."""
 
     recipe: str
     rounds: int
@@ -72,12 +67,12 @@ CASES: Final = (Case("fedavg-digits", 12), Case("fedavg-fashion-mnist", 6, train
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One process.
+class Trial:
+    """One process of one side.
 
     Attributes:
         start_s: from its start to the end of the first round. rounds_s: the rounds after it.
-        load: of the machine before, over one minute.
+        load: of the machine before it started, over one minute.
     """
 
     case: str
@@ -90,12 +85,12 @@ class Run:
 
     @property
     def round_s(self) -> float:
-        """A round that is not the first."""
+        """Seconds of a round that is not the first."""
         return statistics.median(self.rounds_s)
 
     @property
     def startup_s(self) -> float:
-        """Up to the first round, and what that took longer than others."""
+        """Seconds up to the first round, and what that round took longer than others."""
         return self.start_s - self.round_s
 
 
@@ -103,15 +98,15 @@ class Run:
 def compare(
     flower: Annotated[Path, typer.Option(help="Python of the environment that has Flower.")],
     data: Annotated[
-        Path | None, typer.Option(help="Folder of Fashion-MNIST; without it, digits alone.")
+        Path | None, typer.Option(help="Folder of Fashion-MNIST; without it, only the digits.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Processes of each side and case.")] = 5,
-    threads: Annotated[int, typer.Option(min=1, help="Of torch, in splitedge's process.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Torch threads of splitedge's process.")] = 1,
     results: Path = RESULTS,
 ) -> None:
     """Run both sides in turns and write training-flower.json and .md."""
     pythons = {"splitedge": Path(sys.executable), "flower": flower}
-    runs: list[Run] = []
+    trials: list[Trial] = []
     gaps: dict[str, float] = {}
     folder = None if data is None else data.resolve()
     for case in CASES:
@@ -122,16 +117,16 @@ def compare(
                 weights = {side: Path(scratch) / f"{side}.safetensors" for side in SIDES}
                 for side in SIDES:
                     what = [side, case.text(folder), str(threads), str(weights[side])]
-                    runs.append(_run(case, side, pythons[side], what))
-                    typer.echo(_line(runs[-1]))
+                    trials.append(_run(case, side, pythons[side], what))
+                    typer.echo(_line(trials[-1]))
                 gap = _largest_difference(*weights.values())
                 gaps[case.recipe] = max(gap, gaps.get(case.recipe, 0.0))
-    _write(results / "training-flower", runs, gaps, threads)
+    _write(results / "training-flower", trials, gaps, threads)
 
 
 @app.command(hidden=True)
 def side(name: str, text: str, threads: int, weights: Path) -> None:
-    """One run, in the environment of its side: the first round's weights, and figures beside."""
+    """Run one side in its environment; write the first round's weights, and figures as JSON."""
     if name == "flower":
         from benchmarks import flower_app  # noqa: PLC0415 - only there is flwr
 
@@ -141,8 +136,8 @@ def side(name: str, text: str, threads: int, weights: Path) -> None:
     from safetensors.torch import save_file  # noqa: PLC0415 - after the clock has stopped
 
     save_file(done.first, weights)
-    said = {"ends": done.ends, "accuracy": _accuracy(text, done.final), "versions": versions}
-    weights.with_suffix(".json").write_bytes(orjson.dumps(said))
+    figures = {"ends": done.ends, "accuracy": _accuracy(text, done.final), "versions": versions}
+    weights.with_suffix(".json").write_bytes(orjson.dumps(figures))
 
 
 def _ours(text: str, threads: int) -> tuple[Done, dict[str, str]]:
@@ -155,38 +150,37 @@ def _ours(text: str, threads: int) -> tuple[Done, dict[str, str]]:
     from server.training.simulation.build import build_simulation  # noqa: PLC0415
 
     torch.set_num_threads(threads)
-    world = build_simulation(read_recipe(orjson.loads(text)))
-    network = world.state.net.segment(0, None)
+    simulation = build_simulation(read_recipe(orjson.loads(text)))
+    recipe, network = simulation.recipe, simulation.state.net.segment(0, None)
     done = Done()
-    for number in range(1, world.recipe.train.rounds + 1):
-        result = world.loop.run_round(number, world.recipe.seed)
-        assert len(result.participants) == len(world.clients)
+    for number in range(1, recipe.train.rounds + 1):
+        result = simulation.loop.run_round(number, recipe.seed)
+        assert len(result.participants) == len(simulation.clients)
         done.note(read_weights(network))
     return done, {"splitedge": __version__, "torch": torch.__version__}
 
 
 def _accuracy(text: str, weights: dict[str, Any]) -> float:
-    """Of the final network on the whole test set, computed alike for both sides."""
+    """Accuracy of the final network on the whole test set, computed the same for both sides."""
     import torch  # noqa: PLC0415 - as above
 
     from edge_sdk.training.protocol.weights import load_weights  # noqa: PLC0415
     from server.training.recipe.recipe import read_recipe  # noqa: PLC0415
+    from server.training.report.evaluate import predicted_labels  # noqa: PLC0415
     from server.training.run.build import build_network, load_data  # noqa: PLC0415
 
     recipe = read_recipe(orjson.loads(text))
     data = load_data(recipe)
-    network = build_network(recipe, data).segment(0, None).eval()
+    network = build_network(recipe, data).segment(0, None)
     load_weights(network, weights)
-    x_test = torch.from_numpy(data.x_test)
-    with torch.no_grad():
-        answers = [network(x).argmax(1) for x in torch.split(x_test, 128)]
-    return float((torch.cat(answers).numpy() == data.y_test).mean())
+    labels = predicted_labels(network, data.x_test, torch.device("cpu"))
+    return float((labels == data.y_test).mean())
 
 
-def _run(case: Case, name: str, python: Path, what: Sequence[str]) -> Run:
+def _run(case: Case, name: str, python: Path, what: Sequence[str]) -> Trial:
     command = [str(python), "-P", "-m", "benchmarks.flower", "side", *what]
     weights = Path(what[-1])
-    # no message to Flower's or ray's makers about this run
+    # no usage reports to the makers of Flower and ray
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     load = os.getloadavg()[0]
     start = time.monotonic()
@@ -195,20 +189,22 @@ def _run(case: Case, name: str, python: Path, what: Sequence[str]) -> Run:
         check=False,
         capture_output=True,
         text=True,
-        env=os.environ | quiet,
+        env=child_environment() | quiet,
         timeout=LIMIT_S,
     )
     if done.returncode:
         typer.echo(done.stderr[-4000:], err=True)
         raise typer.Exit(1)
-    said = orjson.loads(weights.with_suffix(".json").read_bytes())
-    ends = said["ends"]
+    figures = orjson.loads(weights.with_suffix(".json").read_bytes())
+    ends = figures["ends"]
     rounds = [later - earlier for earlier, later in pairwise(ends)]
-    return Run(case.recipe, name, ends[0] - start, rounds, said["accuracy"], said["versions"], load)
+    return Trial(
+        case.recipe, name, ends[0] - start, rounds, figures["accuracy"], figures["versions"], load
+    )
 
 
 def _largest_difference(ours: Path, theirs: Path) -> float:
-    """Between two weights, over every tensor."""
+    """Largest difference of two files of weights, over every tensor."""
     from safetensors.torch import load_file  # noqa: PLC0415 - as above
 
     mine, other = load_file(ours), load_file(theirs)
@@ -216,57 +212,52 @@ def _largest_difference(ours: Path, theirs: Path) -> float:
     return max(float((mine[name] - other[name]).abs().max()) for name in mine)
 
 
-def _line(run: Run) -> str:
+def _line(trial: Trial) -> str:
     return (
-        f"{run.case} {run.side}: start-up {run.startup_s:.2f} s, round {run.round_s:.3f} s,"
-        f" accuracy {run.accuracy:.1%}, load {run.load:.1f}"
+        f"{trial.case} {trial.side}: start-up {trial.startup_s:.2f} s,"
+        f" round {trial.round_s:.3f} s, accuracy {trial.accuracy:.1%}, load {trial.load:.1f}"
     )
 
 
-def _write(path: Path, runs: Sequence[Run], gaps: dict[str, float], threads: int) -> None:
-    make_folder(path.parent)
-    cases = list(dict.fromkeys(run.case for run in runs))
+def _write(path: Path, trials: Sequence[Trial], gaps: dict[str, float], threads: int) -> None:
+    cases = list(dict.fromkeys(trial.case for trial in trials))
     versions: dict[str, str] = {}
-    for run in runs:
-        versions |= run.versions
-    about = {
+    for trial in trials:
+        versions |= trial.versions
+    about = provenance() | {
         "title": "FedAvg in simulation: splitedge against Flower",
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions,
-        "machine": f"{platform.machine()}, {platform.system()}, {os.cpu_count()} cores",
         "cases": [asdict(case) for case in CASES if case.recipe in cases],
         "threads": threads,
         "largest_difference_after_round_1": gaps,
         "runs": [
-            asdict(run) | {"round_s": run.round_s, "startup_s": run.startup_s} for run in runs
+            asdict(trial) | {"round_s": trial.round_s, "startup_s": trial.startup_s}
+            for trial in trials
         ],
     }
-    raw = orjson.dumps(about, option=orjson.OPT_APPEND_NEWLINE)
-    write_atomic(path.with_suffix(".json"), raw)
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
-    loads = [run.load for run in runs]
+    loads = [trial.load for trial in trials]
     facts = (
         f"{packages}; {about['machine']}, load {min(loads):.1f} to {max(loads):.1f} before a run;"
         f" {about['when']}. splitedge: one process, {threads} torch thread(s); Flower: two"
         " workers. Medians (least to most) over processes; the ratio is the median of those of"
         " neighbouring runs."
     )
-    tables = [_table(case, [run for run in runs if run.case == case], gaps[case]) for case in cases]
-    text = "\n\n".join([f"# {about['title']}", facts, *tables])
-    write_atomic(path.with_suffix(".md"), f"{text}\n".encode())
+    tables = [_table(case, [t for t in trials if t.case == case], gaps[case]) for case in cases]
+    write(path, about, [f"# {about['title']}", facts, *tables], indent=False)
     typer.echo("\n\n".join(tables))
 
 
-def _table(case: str, runs: Sequence[Run], gap: float) -> str:
-    ours, theirs = ([run for run in runs if run.side == side] for side in SIDES)
-    rows: dict[str, tuple[Callable[[Run], float], int]] = {
-        "seconds per round": (lambda run: run.round_s, 3),
-        "start-up, s": (lambda run: run.startup_s, 1),
-        "accuracy, %": (lambda run: 100 * run.accuracy, 2),
+def _table(case: str, trials: Sequence[Trial], gap: float) -> str:
+    ours, theirs = ([trial for trial in trials if trial.side == side] for side in SIDES)
+    rows: dict[str, tuple[Callable[[Trial], float], int]] = {
+        "seconds per round": (lambda trial: trial.round_s, 3),
+        "start-up, s": (lambda trial: trial.startup_s, 1),
+        "accuracy, %": (lambda trial: 100 * trial.accuracy, 2),
     }
     lines = [f"| {case} | splitedge | flower | ratio |", "| --- | --- | --- | --- |"]
     for name, (value, digits) in rows.items():
-        mine, other = [value(run) for run in ours], [value(run) for run in theirs]
+        mine, other = [value(trial) for trial in ours], [value(trial) for trial in theirs]
         ratio = statistics.median(a / b for a, b in zip(mine, other, strict=True))
         cells = [_shown(mine, digits), _shown(other, digits), f"{ratio:.2f}"]
         lines.append(f"| {name} | {' | '.join(cells)} |")

@@ -1,7 +1,7 @@
 """FedAvg in Flower's simulation, for benchmarks/flower.py: it alone imports flwr.
 
-Written as Flower's own PyTorch quickstart has it, with what spares Flower work: each worker keeps
-its data and its network from one message to the next, and only weights that are trained travel.
+Written like Flower's own PyTorch quickstart, with two things that save Flower work: each worker
+keeps its data and its network from one message to the next, and only trained weights travel.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VERSIONS: dict[str, str] = {
 
 
 class Share:
-    """What a worker knows of the recipe: data, who has which samples, a network to train in."""
+    """A worker's view of the recipe: data, the samples of each client, a network to train."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -56,7 +56,7 @@ class Share:
 
 
 def run(text: str) -> Done:
-    """Run a recipe, which is given as JSON."""
+    """Run a recipe, given as JSON."""
     recipe = read_recipe(orjson.loads(text))
     done = Done()
 
@@ -94,7 +94,7 @@ def run(text: str) -> Done:
 
 
 def train(message: Message, context: Context) -> Message:
-    """One client's round."""
+    """Train one client for a round."""
     torch.set_num_threads(1)
     config = message.content["config"]
     share = _share(config["recipe"])

@@ -1,42 +1,36 @@
-"""How much of the inputs can be drawn out of what crosses the cut, with SCALA's guards and without.
+"""Inversion attacks: how well smashed data give inputs away, with SCALA's guards or without.
 
     python -m benchmarks.inversion digits
     python -m benchmarks.inversion fashion-mnist --data DIR
     python -m benchmarks.inversion cifar-10 --data DIR
     python -m benchmarks.inversion digits --rounds 40 --epochs 60    longer, against a better attack
 
-Each variant is trained by `simulate`'s engine; then an attacker who has its prefix and one half of
-the test images trains a decoder and draws the clients' training images with it
-(benchmarks.attacks.inversion). All
-variants are cut after stage 2; SCALA and SCALA-PE also elsewhere.
+Each variant is trained in simulation. An attacker with its prefix and one half of the test images
+then trains a decoder and rebuilds the clients' training images with it
+(benchmarks.attacks.inversion). All variants are cut after stage 2, SCALA and SCALA-PE also
+elsewhere.
 Writes benchmarks/results/inversion-DATASET.json and .md.
 """
 
 from __future__ import annotations
 
-import platform
 import shlex
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-import orjson
 import torch
 import typer
 
 from benchmarks.attacks.inversion import Attacker, Leak, attack
-from edge_sdk.durable import make_folder, write_atomic
-from edge_sdk.installation import __version__
+from benchmarks.compare import train
+from benchmarks.reports import RESULTS, made_by, provenance, write
 from server.training.recipe.recipe import Recipe, read_recipe
-from server.training.simulation.build import build_simulation
-from server.training.simulation.run import run_rounds
 
-RESULTS = Path(__file__).parent / "results"
 PLAIN: Final = "SCALA"
 ENHANCED: Final = "SCALA-PE, with both"
 VARIANTS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -57,10 +51,10 @@ PAPER: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What one data set is tried on: a backbone, so much training, so strong an attack.
+    """Scale of one data set: backbone, amount of training and strength of the attack.
 
     Attributes:
-        cuts: other than DEPTH, at which SCALA and SCALA-PE are tried too; of more channels than
+        cuts: other than DEPTH, at which SCALA and SCALA-PE are tried too; with more channels than
             the bottleneck leaves.
     """
 
@@ -72,9 +66,9 @@ class Scale:
     cuts: tuple[int, ...] = ()
 
 
-# for one core: some nine minutes on the digits, where the guard makes training take three times as
-# long and what it guards has learnt nothing after 25 rounds; on Fashion-MNIST 20 epochs of the
-# attacker took 25 s a variant, 30 plain rounds 19 s
+# For one core: some nine minutes on the digits, where the guard makes training take three times as
+# long and a guarded network has learnt nothing after 25 rounds; on Fashion-MNIST 20 epochs of the
+# attacker took 25 s a variant, 30 plain rounds 19 s.
 SCALES: Final = {
     "digits": Scale("tiny", 40, 1_400, 397, Attacker(width=32, blocks=1, epochs=30), (3,)),
     "fashion-mnist": Scale("cnn6", 10, 5_000, 2_000, Attacker(width=32, blocks=2, epochs=8)),
@@ -84,7 +78,7 @@ SCALES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One variant, one cut, one seed: what it is worth and what it leaks."""
+    """One variant, one cut, one seed: its accuracy and what it leaks."""
 
     variant: str
     depth: int
@@ -95,14 +89,17 @@ class Trial:
 
 def main(  # noqa: PLR0917 - a command's options
     dataset: Annotated[
-        Literal["digits", "fashion-mnist", "cifar-10"], typer.Argument(help="What is drawn.")
+        Literal["digits", "fashion-mnist", "cifar-10"], typer.Argument(help="Data set to attack.")
     ] = "digits",
     data: Annotated[Path | None, typer.Option(help="Folder of the data set's files.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many; they are 0, 1, ...")] = 3,
-    images: Annotated[int, typer.Option(min=1, help="Of the clients, attacked.")] = 200,
-    rounds: Annotated[int | None, typer.Option(min=1, help="The data set's if not given.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 3,
+    images: Annotated[int, typer.Option(min=1, help="Number of attacked images.")] = 200,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, show_default="the data set's", help="Rounds of training.")
+    ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="The attacker's; the data set's if not given.")
+        int | None,
+        typer.Option(min=1, show_default="the data set's", help="Epochs of the attacker."),
     ] = None,
     results: Path = RESULTS,
 ) -> None:
@@ -122,12 +119,7 @@ def main(  # noqa: PLR0917 - a command's options
         "command": f"python -m benchmarks.inversion {shlex.join(words)}",
         "scale": asdict(scale),
         "images": images,
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "splitedge": __version__,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": f"{platform.machine()}, {platform.system()}",
-    }
+    } | provenance()
     tried = [(variant, DEPTH) for variant in VARIANTS]
     tried += [(variant, depth) for depth in scale.cuts for variant in (PLAIN, ENHANCED)]
     trials: list[Trial] = []
@@ -138,13 +130,13 @@ def main(  # noqa: PLR0917 - a command's options
             trials.append(run_trial(variant, recipe, scale.attacker, images))
             now = time.strftime("%H:%M:%S")
             typer.echo(f"{now} cut {depth} {_line(variant, trials[-1:])}")
-        # after every seed: one takes minutes, and a run that is stopped keeps those it has
+        # after every seed: one takes minutes, and a benchmark that is stopped keeps finished ones
         _write(results / f"inversion-{dataset}", about, trials)
     typer.echo(f"\n{report(dataset, trials)}")
 
 
 def recipe_of(variant: str, depth: int, dataset: str, scale: Scale, seed: int) -> Recipe:
-    """What is trained for a variant cut at that depth."""
+    """Recipe of a variant cut at that depth."""
     return read_recipe(
         {
             "method": "scala",
@@ -174,16 +166,14 @@ def run_trial(variant: str, recipe: Recipe, attacker: Attacker, images: int) -> 
     """Train a variant and attack it.
 
     Args:
-        images: at most so many of the clients' are drawn.
+        images: largest number of clients' images to attack.
     """
-    world, depth, seed = build_simulation(recipe), recipe.train.depth or DEPTH, recipe.seed
-    rows: list[dict[str, Any]] = []
-    for _ in run_rounds(world, rows):
-        pass
-    held = np.concatenate([client.x for client in world.clients.values()])
+    simulation, rows = train(recipe)
+    depth, seed = recipe.train.depth or DEPTH, recipe.seed
+    held = np.concatenate([client.x for client in simulation.clients.values()])
     private = held[np.random.default_rng(seed).permutation(len(held))[:images]]
-    known = world.x_test[: len(world.x_test) // 2]
-    prefix = world.state.net.prefix(depth)
+    known = simulation.x_test[: len(simulation.x_test) // 2]
+    prefix = simulation.state.net.prefix(depth)
     leak = attack(prefix, known, private, replace(attacker, seed=seed))
     return Trial(variant, depth, seed, rows[-1]["accuracy"], leak)
 
@@ -192,16 +182,16 @@ def report(dataset: str, trials: Sequence[Trial], ran: str = "") -> str:
     """The tables of a data set: our means over seeds, and the paper's figures beside them.
 
     Args:
-        ran: how these were made.
+        ran: a line on how the figures were made.
     """
     heads = ["| variant | accuracy, % | MSE | SSIM | PSNR, dB |", "| --- | --- | --- | --- | --- |"]
     here = [trial for trial in trials if trial.depth == DEPTH]
     lines = [
-        f"# What an attacker draws out of the smashed data: {dataset}",
+        f"# What an attacker rebuilds from smashed data: {dataset}",
         "",
         *([ran, ""] if ran else []),
-        "Mean ± standard deviation over seeds. The lower SSIM and PSNR and the higher MSE, the",
-        "less is given away; the blind guess is the mean image, which takes no smashed data.",
+        "Mean ± standard deviation over seeds. A low SSIM or PSNR and a high MSE mean that little",
+        "leaks. The blind guess is the mean image, which needs no smashed data.",
         "",
         f"## Cut after stage {DEPTH}",
         "",
@@ -228,21 +218,17 @@ def report(dataset: str, trials: Sequence[Trial], ran: str = "") -> str:
 
 
 def _write(path: Path, about: Mapping[str, Any], trials: Sequence[Trial]) -> None:
-    make_folder(path.parent)
     scale: Mapping[str, Any] = about["scale"]
     attacker = scale["attacker"]
     ran = (
-        f"`{about['command']}`; splitedge {about['splitedge']}, torch {about['torch']},"
-        f" {about['threads']} thread, {about['machine']}, {about['when']}. `{scale['backbone']}`,"
+        f"{made_by(about)} `{scale['backbone']}`,"
         f" {scale['rounds']} rounds; seeds {', '.join(str(s) for s in _seeds(trials))};"
         f" {about['images']} images attacked by a decoder of {attacker['width']} channels and"
         f" {attacker['blocks']} residual blocks, {attacker['epochs']} epochs on half of the test"
         " images."
     )
-    said = dict(about) | {"trials": [asdict(trial) for trial in trials]}
-    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    write_atomic(path.with_suffix(".json"), orjson.dumps(said, option=options))
-    write_atomic(path.with_suffix(".md"), report(about["dataset"], trials, ran).encode())
+    found = dict(about) | {"trials": [asdict(trial) for trial in trials]}
+    write(path, found, [report(about["dataset"], trials, ran).rstrip("\n")])
 
 
 def _seeds(trials: Sequence[Trial]) -> list[int]:

@@ -1,19 +1,18 @@
-"""What a round of each method costs beyond SplitFedV1's, and what each of its parts costs.
+"""The cost of a round of each method over SplitFedV1's, and of each of its parts.
 
     python -m benchmarks.overhead --repeats 5
     python -m benchmarks.overhead --data DIR       Fashion-MNIST on cnn6 in place of digits on tiny
 
-Same data, network, clients and batches for all, in one process. Rows take turns, a round each, so
-that a busy machine disturbs them alike. A part costs what its method takes with it less what it
-takes without, as a share of SplitFedV1's round of the same turn; since such a difference of two
-rounds is as rough as a round, it is taken of the places too: clients, server step, weighing.
+All rows have the same data, network, clients and batches, in one process. They take turns, a round
+each, so that a busy machine disturbs them alike. The cost of a part is its method's time with it
+less the time without it, as a share of SplitFedV1's round of the same turn. The difference of two
+rounds is as rough as a round, so it is also given by place: clients, server step, weighing.
 Writes overhead-DATASET.json and .md into benchmarks/results/.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 import statistics
 import time
@@ -21,18 +20,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
-import orjson
 import torch
 import typer
 from torch import Tensor
 
 from benchmarks.paper.tables import over
-from edge_sdk.durable import make_folder, write_atomic
-from edge_sdk.installation import __version__
+from benchmarks.reports import RESULTS, made_by, provenance, write
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import Feedback, Reply, Request
 from server.training.core.round_view import RoundView
@@ -46,7 +42,6 @@ from server.training.run.run import Simulation
 from server.training.simulation.build import build_simulation
 from server.training.simulation.transport import MemoryTrimmingTransport
 
-RESULTS = Path(__file__).parent / "results"
 REFERENCE: Final = "SplitFedV1"
 Place = Literal["clients", "server step", "weighing"]
 PLACES: Final[Sequence[Place]] = get_args(Place)
@@ -85,7 +80,7 @@ ROWS: Final[Mapping[str, Changes]] = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What two rows differ in.
+    """A part of a method: the difference of two rows.
 
     Attributes:
         printed: the paper's figure in %: BESplit, Table 1, a module's share of the whole run time.
@@ -121,7 +116,7 @@ _BASE: Final[Changes] = {
     "data": {"clients": 10, "partition": "shards", "numbers": {"per_client": 2}, "test_max": 200},
     "train": {"depth": 2, "learning_rate": 0.02, "momentum": 0.9},
 }
-# every client has as many samples, so SCALA's shared-out batch gives each the others' batch
+# Every client has as many samples, so a client's share of SCALA's joint batch is the others' batch.
 SCALES: Final[Mapping[str, Changes]] = {
     "digits": over(
         _BASE,
@@ -142,7 +137,7 @@ class Round:
     """One round of one row.
 
     Attributes:
-        processor, clock: seconds. places: seconds of the processor.
+        processor, clock: seconds. places: processor seconds by place.
         bytes: up and down.
     """
 
@@ -153,16 +148,16 @@ class Round:
 
 
 def main(
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds of each row that count.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Measured rounds of each row.")] = 5,
     data: Annotated[
-        Path | None, typer.Option(help="Folder of Fashion-MNIST's files; without it, the digits.")
+        Path | None, typer.Option(help="Folder of Fashion-MNIST; without it, the digits.")
     ] = None,
     iterations: Annotated[
-        int | None, typer.Option(min=1, help="Batches a round; the data set's own if not given.")
+        int | None, typer.Option(min=1, show_default="the data set's", help="Batches a round.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="Where the report goes.")] = RESULTS,
+    results: Annotated[Path, typer.Option(help="Folder of the report.")] = RESULTS,
 ) -> None:
-    """Rounds of every method beside SplitFedV1's, part by part."""
+    """Compare the rounds of every method with SplitFedV1's, part by part."""
     dataset = "digits" if data is None else "fashion-mnist"
     scale = over(SCALES[dataset], {"train": {"rounds": repeats + 1}})
     words = ["--repeats", str(repeats)]
@@ -182,54 +177,53 @@ def main(
     personal = [meters["HARMONY"].personalising() for _ in range(repeats)]
     tables = [rounds_table(counted), parts_table(counted, personal)]
     about = {
-        "title": f"What a round costs beyond {REFERENCE}'s, and what of it each part costs",
+        "title": f"The cost of a round over {REFERENCE}'s, and of each part",
         "command": f"python -m benchmarks.overhead {shlex.join(words)}",
         "dataset": dataset,
         "seed": 0,
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "splitedge": __version__,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": f"{platform.machine()}, {platform.system()}, {os.cpu_count()} cores",
         "load": [load, os.getloadavg()[0]],
         "recipe": scale,
-    }
+    } | provenance()
     _write(results / f"overhead-{dataset}", about, counted, personal, tables)
     typer.echo("\n\n".join(tables))
 
 
 class Meter:
-    """A world whose rounds are measured place by place."""
+    """A simulation with rounds that are measured place by place."""
 
-    def __init__(self, world: Simulation) -> None:
-        self._world = world
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
         self._spent: Counter[Place] = Counter()
-        method = world.method
+        method = simulation.method
         assert method.server_step is not None, "every row splits the network"
         timed = replace(
             method,
             server_step=self._timed_step(method.server_step),
             weigh=self._timed_weigh(method.weigh),
         )
-        transport = _TimedTransport(world.clients, self._at)
-        self._loop = RoundLoop(timed, world.plans, world.state, transport, world.recipe.round)
+        transport = _TimedTransport(simulation.clients, self._at)
+        self._loop = RoundLoop(
+            timed, simulation.plans, simulation.state, transport, simulation.recipe.round
+        )
 
     def round(self, number: int) -> Round:
-        """Run one and say what it took."""
+        """Run one round and measure it."""
         self._spent.clear()
         clock, processor = time.perf_counter(), time.process_time()
-        result = self._loop.run_round(number, self._world.recipe.seed)
+        result = self._loop.run_round(number, self._simulation.recipe.seed)
         processor, clock = time.process_time() - processor, time.perf_counter() - clock
-        assert set(result.participants) == set(self._world.clients), "somebody took no part"
+        assert set(result.participants) == set(self._simulation.clients), (
+            "expected every client to take part"
+        )
         places = {place: self._spent[place] for place in PLACES}
         return Round(processor, clock, places, result.bytes_up + result.bytes_down)
 
     def personalising(self) -> float:
-        """Seconds of the processor that fine-tuning all clients takes once    HARMONY, Eq. 5"""
-        plain = replace(self._world, method=replace(self._world.method, finetune_steps=0))
+        """Processor seconds to fine-tune all clients once.    HARMONY, Eq. 5"""
+        plain = replace(self._simulation, method=replace(self._simulation.method, finetune_steps=0))
         seconds = []
-        for world in (self._world, plain):
-            evaluator, start = Evaluator(world), time.process_time()
+        for simulation in (self._simulation, plain):
+            evaluator, start = Evaluator(simulation), time.process_time()
             evaluator.clients(supervised=True)
             seconds.append(time.process_time() - start)
         return seconds[0] - seconds[1]
@@ -270,7 +264,7 @@ class Meter:
 
 
 class _TimedTransport(MemoryTrimmingTransport):
-    """A simulation's own, whose visits are the clients' time."""
+    """The transport of simulations; time inside it is the clients'."""
 
     def __init__(self, clients: Mapping[str, TrainingClient], at: Callable[[Place], Any]) -> None:
         super().__init__(clients)
@@ -282,7 +276,7 @@ class _TimedTransport(MemoryTrimmingTransport):
 
 
 def rounds_table(rounds: Mapping[str, Sequence[Round]]) -> str:
-    """Every row's round over SplitFedV1's of the same turn."""
+    """Round of every row, over SplitFedV1's of the same turn."""
     heads = ["", "by processor time", "by the clock", *PLACES, "processor, s", "MB", "bytes"]
     lines = [f"| {' | '.join(heads)} |", f"| ---{' | ---' * (len(heads) - 1)} |"]
     reference = rounds[REFERENCE]
@@ -306,7 +300,7 @@ def rounds_table(rounds: Mapping[str, Sequence[Round]]) -> str:
 
 
 def parts_table(rounds: Mapping[str, Sequence[Round]], personal: Sequence[float]) -> str:
-    """Every part in % of SplitFedV1's round, in all and by place, with the papers' figures."""
+    """Cost of every part in % of SplitFedV1's round, in all and by place; the papers' figures."""
     heads = ["method", "part", "whole round", *PLACES, "bytes", "paper"]
     lines = [f"| {' | '.join(heads)} |", f"| ---{' | ---' * (len(heads) - 1)} |"]
     reference = rounds[REFERENCE]
@@ -332,13 +326,13 @@ def parts_table(rounds: Mapping[str, Sequence[Round]], personal: Sequence[float]
 
 
 def _recipe(scale: Changes, row: str, data: Path | None) -> Recipe:
-    said = over(scale, ROWS[row])
-    if said["method"] == "scala":  # its batch is of all participants together
-        joint = said["train"]["batch"] * said["data"]["clients"]
-        said = over(said, {"train": {"batch": joint}})
+    recipe = over(scale, ROWS[row])
+    if recipe["method"] == "scala":  # its batch is of all participants together
+        joint = recipe["train"]["batch"] * recipe["data"]["clients"]
+        recipe = over(recipe, {"train": {"batch": joint}})
     if data is not None:
-        said = over(said, {"data": {"folder": str(data)}})
-    return read_recipe(said)
+        recipe = over(recipe, {"data": {"folder": str(data)}})
+    return read_recipe(recipe)
 
 
 def _write(
@@ -348,30 +342,23 @@ def _write(
     personal: Sequence[float],
     tables: Sequence[str],
 ) -> None:
-    make_folder(path.parent)
     report = dict(about) | {
         "rows": {name: ROWS[name] for name in rounds},
         "parts": [asdict(part) for part in PARTS],
         "rounds": {name: [asdict(each) for each in some] for name, some in rounds.items()},
         "personalising_s": list(personal),
     }
-    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    write_atomic(path.with_suffix(".json"), orjson.dumps(report, option=options))
     train, data = about["recipe"]["train"], about["recipe"]["data"]
     before, after = about["load"]
-    ran = (
-        f"`{about['command']}`; splitedge {about['splitedge']}, torch {about['torch']},"
-        f" {about['threads']} thread, {about['machine']}, load {before:.1f} to {after:.1f},"
-        f" {about['when']}."
-    )
-    what = (
+    ran = f"{made_by(about)} Load {before:.1f} to {after:.1f}."
+    values = (
         f"`{train['backbone']}` cut at {train['depth']}, {data['clients']} clients of two shards,"
         f" {train['iterations']} batches of {train['batch']} a round and client, seed"
         f" {about['seed']}. Median (least to most) of {len(personal)} turns after one to warm up."
     )
     of_rounds = (
-        f"As a multiple of {REFERENCE}'s round of the same turn. Clients, server step and weighing"
-        f" are processor time there, over {REFERENCE}'s whole round."
+        f"Multiples of {REFERENCE}'s round of the same turn. Clients, server step and weighing are"
+        f" processor time at that place, over {REFERENCE}'s whole round."
     )
     of_parts = (
         f"A method's round with the part less its round without, in % of {REFERENCE}'s round of"
@@ -379,9 +366,9 @@ def _write(
         f" {REFERENCE}'s. The paper's figures are BESplit's, Table 1: a module's mean share of the"
         " whole run time over its data sets."
     )
-    blocks = [f"# {about['title']}: {about['dataset']}", ran, what]
+    blocks = [f"# {about['title']}: {about['dataset']}", ran, values]
     blocks += ["## Rounds", of_rounds, tables[0], "## Parts", of_parts, tables[1]]
-    write_atomic(path.with_suffix(".md"), ("\n\n".join(blocks) + "\n").encode())
+    write(path, report, blocks)
 
 
 def _ranged(ratios: Sequence[float]) -> str:

@@ -1,7 +1,7 @@
-"""What a simulation's rounds are in plain PyTorch: no messages, no checks, no engine.
+"""The rounds of a simulation in plain PyTorch: no messages, no checks, no round loop.
 
-They start from a world's weights, do its layers, batches, optimiser steps, clips and merges, and
-end each round in its weights, but for rounding. Networks are made once and loaded anew each round;
+They start from a simulation's weights, do its layers, batches, optimiser steps, clips and merges,
+and end each round in its weights, up to rounding. Networks are built once and loaded each round;
 losses are read where a method needs their values.
 
     fedavg       the whole network on each client's batches, then the mean
@@ -37,21 +37,21 @@ EPS = 1e-8
 
 @dataclass(slots=True)
 class Done:
-    """Of a run: when each round ended, on the monotonic clock; weights after the first and last."""
+    """Ends of a run's rounds on the monotonic clock; weights after the first and the last."""
 
     ends: list[float] = field(default_factory=list)
     first: Weights = field(default_factory=dict)
     final: Weights = field(default_factory=dict)
 
     def note(self, weights: Weights) -> None:
-        """A round has ended in these weights."""
+        """Record the end of a round with these weights."""
         self.ends.append(time.monotonic())
         self.final = weights
         self.first = self.first or weights
 
 
 def batches(recipe: Recipe, number: int, name: str, samples: int) -> list[NDArray[np.int64]]:
-    """The very batches of that client and round in splitedge: rows of its own samples."""
+    """The batches of that client and round in splitedge: rows of its own samples."""
     generator = np.random.default_rng([recipe.seed, number, crc32(name.encode())])
     numbers = recipe.train.training
     batch = numbers.batch
@@ -74,16 +74,16 @@ def sgd(parameters: Iterable[nn.Parameter], numbers: Training) -> torch.optim.SG
 
 
 class WholeNetwork:
-    """FedAvg, and SplitFedV1 too."""
+    """FedAvg and SplitFedV1."""
 
-    def __init__(self, world: Simulation) -> None:
-        self._world = world
-        self.network = deepcopy(world.state.net.segment(0, None))
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self.network = deepcopy(simulation.state.net.segment(0, None))
         self.network.train()
 
     def run_round(self, number: int) -> None:
-        """Every client's batches from the same weights, and their mean by samples."""
-        recipe, clients = self._world.recipe, self._world.clients
+        """Train on every client's batches from the same weights; average by samples."""
+        recipe, clients = self._simulation.recipe, self._simulation.clients
         own = own_weights(self.network)
         sent = {key: tensor.clone() for key, tensor in own.items()}
         mean = {key: torch.zeros_like(tensor) for key, tensor in own.items()}
@@ -112,15 +112,15 @@ class _Client:
 
 
 class SuperSfl:
-    """SuperSFL with its gradient fusion; heads stay with their clients."""
+    """SuperSFL with its gradient fusion; exit heads stay with their clients."""
 
-    def __init__(self, world: Simulation) -> None:
-        self._world = world
-        net = deepcopy(world.state.net)
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        net = deepcopy(simulation.state.net)
         self.network = net.segment(0, None)
         self.network.train()
         self._stages = net.L
-        self._optimiser = sgd(self.network.parameters(), world.recipe.train.training)
+        self._optimiser = sgd(self.network.parameters(), simulation.recipe.train.training)
         self._clients = {
             name: _Client(
                 plan.depth,
@@ -128,24 +128,24 @@ class SuperSfl:
                 deepcopy(net.exit_head(plan.depth)),
                 net.suffix(plan.depth),
             )
-            for name, plan in world.plans.items()
+            for name, plan in simulation.plans.items()
         }
 
     def run_round(self, number: int) -> None:
-        """All clients batch by batch in turns, and the merge."""
-        world = self._world
-        numbers = world.recipe.train.training
+        """Train all clients batch by batch in turns, then merge."""
+        simulation = self._simulation
+        numbers = simulation.recipe.train.training
         own = own_weights(self.network)
         queue = []
         for name, mine in self._clients.items():
             _load(own_weights(mine.prefix), own)
             mine.loss = 0.0
-            steps = batches(world.recipe, number, name, world.clients[name].samples)
+            steps = batches(simulation.recipe, number, name, simulation.clients[name].samples)
             optimisers = (
                 sgd(mine.prefix.parameters(), numbers),
                 sgd(mine.head.parameters(), numbers),
             )
-            queue.append((mine, world.clients[name], optimisers, steps))
+            queue.append((mine, simulation.clients[name], optimisers, steps))
         for step in range(max(len(steps) for *_, steps in queue)):
             for mine, client, optimisers, steps in queue:
                 if step < len(steps):

@@ -1,13 +1,12 @@
-"""Digests of the weights that every recipe of a checkout ends with: two files show what changed.
-them.
+"""Digests of the final weights of every recipe: two files tell whether a change kept all bits.
 
     python -m benchmarks.same_weights record before.json --data DIR    # in the checkout before
     python -m benchmarks.same_weights record after.json --data DIR     # in the checkout after
     python -m benchmarks.same_weights compare before.json after.json
 
-The recipes of the digits run in full, the others for two rounds. A digest covers each tensor of the
-last checkpoint: global weights, momentum, a method's memory, and what clients keep to themselves.
-Figures of the report are compared too, except seconds and joules, which no run repeats.
+The recipes of the digits run in full, the others for two rounds. Each tensor of the last checkpoint
+has a digest: global weights, momentum, a method's memory, and clients' personal weights.
+Figures of the report are compared too, except seconds and joules, which no two runs share.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -35,9 +35,9 @@ def record(
     out: Annotated[Path, typer.Argument(help="JSON file to write.")],
     data: Annotated[Path, typer.Option(help="Folder with the Fashion-MNIST files.")],
     checkout: Annotated[Path, typer.Option(help="Root of the checkout to run.")] = Path(),
-    only: Annotated[str, typer.Option(help="Run recipes whose name contains this.")] = "",
+    only: Annotated[str, typer.Option(help="Run only recipes with this text in their name.")] = "",
 ) -> None:
-    """Run the recipes of a checkout and write the digests of what they leave."""
+    """Run the recipes of a checkout and write the digests of their results."""
     found: dict[str, Any] = {}
     recipes = sorted((checkout / "examples" / "recipes").glob("*.toml"))
     for recipe in (path for path in recipes if only in path.stem):
@@ -69,7 +69,7 @@ def _run(checkout: Path, recipe: Path, data: Path, folder: Path) -> dict[str, An
         text if digits else re.sub(r"(?m)^rounds = \d+", f"rounds = {SHORT_ROUNDS}", text)
     )
     out = folder / "run"
-    command = [sys.executable, "-m", "edge_sdk.cli", "simulate", str(copy), "--out", str(out)]
+    command = [sys.executable, "-P", "-c", _simulate(checkout), str(copy), "--out", str(out)]
     subprocess.run(
         command if digits else [*command, "--data", str(data)],
         cwd=checkout,
@@ -86,8 +86,15 @@ def _run(checkout: Path, recipe: Path, data: Path, folder: Path) -> dict[str, An
     return {"tensors": tensors, "report": _repeatable(report)}
 
 
+def _simulate(checkout: Path) -> str:
+    """Code that runs the checkout's `splitedge simulate`, whatever version is installed."""
+    project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["splitedge.commands"]["simulate"].partition(":")
+    return f"from {module} import {name}; {name}()"
+
+
 def _repeatable(value: Any) -> Any:
-    """A report without what no two runs share: times and energy."""
+    """A report without the figures that no two runs share: times and energy."""
     if isinstance(value, dict):
         unlike = {"seconds", "energy", "latency"}
         return {k: _repeatable(v) for k, v in value.items() if k not in unlike}

@@ -1,4 +1,4 @@
-"""What training methods take to the same accuracy, and what a simulation takes in memory.
+"""The cost of training methods to the same accuracy, and of a simulation in memory and time.
 
     python -m benchmarks.training methods        SuperSFL against its baselines
     python -m benchmarks.training availability   SuperSFL with a server that is often away
@@ -11,7 +11,6 @@ Each writes a report (JSON) and a table (markdown) into benchmarks/results/.
 from __future__ import annotations
 
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -19,28 +18,21 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import orjson
 import torch
 import typer
 
-from benchmarks.compare import Run, by_name, cost_table, run_all, shown
+from benchmarks.compare import Trial, by_name, cost_table, run_trials, shown, train
 from benchmarks.plain_loops import SuperSfl, WholeNetwork
-from edge_sdk.durable import make_folder, write_atomic
-from edge_sdk.installation import __version__
+from benchmarks.reports import RECIPES, RESULTS, child_environment, provenance, write
 from edge_sdk.training.protocol.weights import own_weights
 from server.training.recipe.recipe import Recipe, load_recipe
 from server.training.simulation.build import build_simulation
-from server.training.simulation.run import run_rounds
 
-HERE = Path(__file__).parent
-RECIPES = HERE.parent / "examples" / "recipes"
-RESULTS = HERE / "results"
 METHODS = ("supersfl", "splitfed-v1", "splitfed-v2", "multi-exit", "fedavg")
 AVAILABILITIES = (0.0, 0.1, 0.2, 0.5, 0.7, 1.0)
 # SuperSFL, Table III: CIFAR-10, accuracy in % by availability
@@ -53,8 +45,8 @@ LOOPS: dict[str, type[WholeNetwork | SuperSfl]] = {
     "supersfl": SuperSfl,
 }
 
-Data = Annotated[Path | None, typer.Option(help="Folder of the data set, where it has files.")]
-Seeds = Annotated[int, typer.Option(min=1, help="How many; they are 0, 1, ...")]
+Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the data set's files.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")]
 
 app = typer.Typer(add_completion=False, help=__doc__.partition("\n")[0] if __doc__ else None)
 
@@ -62,14 +54,15 @@ app = typer.Typer(add_completion=False, help=__doc__.partition("\n")[0] if __doc
 @app.command(epilog="Example: python -m benchmarks.training methods --dataset digits")
 def methods(  # noqa: PLR0917 - a command's options
     dataset: Annotated[
-        Literal["digits", "fashion-mnist"], typer.Option(help="Whose recipes are run.")
+        Literal["digits", "fashion-mnist"], typer.Option(help="Data set of the recipes.")
     ] = "digits",
     seeds: Seeds = 3,
     target: Annotated[
-        list[float] | None, typer.Option(help="Accuracy to reach; may be given again.")
+        list[float] | None, typer.Option(help="Accuracy to reach; may be repeated.")
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="The recipes' own if not given.")
+        int | None,
+        typer.Option(min=1, show_default="the recipes'", help="Rounds of training."),
     ] = None,
     data: Data = None,
     results: Path = RESULTS,
@@ -82,23 +75,23 @@ def methods(  # noqa: PLR0917 - a command's options
             name: replace(recipe, train=replace(recipe.train, rounds=rounds))
             for name, recipe in recipes.items()
         }
-    runs = run_all(recipes, range(seeds), _tell)
-    tables = [cost_table(runs, goal) for goal in targets]
+    trials = run_trials(recipes, range(seeds), _tell)
+    tables = [cost_table(trials, goal) for goal in targets]
     title = f"Rounds, bytes and seconds to the same accuracy: {dataset}"
-    _write(results / f"training-{dataset}", title, tables, runs, {"targets": targets})
+    _write(results / f"training-{dataset}", title, tables, trials, {"targets": targets})
 
 
 @app.command(epilog="Example: python -m benchmarks.training availability --seeds 1")
 def availability(seeds: Seeds = 3, results: Path = RESULTS) -> None:
-    """SuperSFL on the digits with the server there in 0 to 100 % of rounds (its Table III)."""
+    """SuperSFL on the digits with a server available in 0 to 100 % of rounds (its Table III)."""
     recipe = _recipe("supersfl-digits", None)
     recipes = {
         f"{share:.0%}": replace(recipe, round=replace(recipe.round, availability=share))
         for share in AVAILABILITIES
     }
-    runs = run_all(recipes, range(seeds), _tell)
+    trials = run_trials(recipes, range(seeds), _tell)
     title = "SuperSFL with a server that supervises some rounds only: digits"
-    _write(results / "training-availability", title, [_availability_table(runs)], runs, {})
+    _write(results / "training-availability", title, [_availability_table(trials)], trials, {})
 
 
 @app.command(epilog="Example: python -m benchmarks.training memory --data DIR")
@@ -144,8 +137,8 @@ def throughput(
             typer.echo(lines[-1])
     title = "Throughput of a simulation, as a share of plain PyTorch"
     extra = {"figures": figures, "load": os.getloadavg()[0]}
-    shown_as = "median (least to most) of pairs of neighbouring rounds"
-    _write(results / "training-throughput", title, ["\n".join(lines)], [], extra, shown_as=shown_as)
+    values = "median (least to most) of pairs of neighbouring rounds"
+    _write(results / "training-throughput", title, ["\n".join(lines)], [], extra, values=values)
 
 
 def _case(method: str, dataset: str, clients: int, data: Path | None) -> Recipe:
@@ -164,15 +157,15 @@ def _paired(recipe: Recipe, loop: type[WholeNetwork | SuperSfl], rounds: int) ->
     The first pair is not counted: it warms both up, and the weights after it show that both did
     the same work. Later, rounding has grown.
     """
-    world = build_simulation(recipe)
-    plain = loop(world)
+    simulation = build_simulation(recipe)
+    plain = loop(simulation)
     clock, processor, apart = [], [], 0.0
     for number in range(1, rounds + 2):
-        ours = _seconds(partial(world.loop.run_round, number, recipe.seed))
+        ours = _seconds(partial(simulation.loop.run_round, number, recipe.seed))
         theirs = _seconds(partial(plain.run_round, number))
         if number == 1:
             weights = own_weights(plain.network)
-            own = own_weights(world.state.net.segment(0, None))
+            own = own_weights(simulation.state.net.segment(0, None))
             apart = max(float((own[name] - weights[name]).abs().max()) for name in own)
             continue
         clock.append(theirs[0] / ours[0])
@@ -181,7 +174,7 @@ def _paired(recipe: Recipe, loop: type[WholeNetwork | SuperSfl], rounds: int) ->
 
 
 def _seconds(work: Callable[[], object]) -> tuple[float, float]:
-    """Of the clock, and of the processor."""
+    """Seconds by the clock, and of processor time."""
     clock, processor = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - clock, time.process_time() - processor
@@ -202,20 +195,20 @@ def peak(method: str, dataset: str, clients: int, data: Data = None) -> None:
         train=replace(recipe.train, rounds=3, training=replace(recipe.train.training, epochs=1)),
         round=replace(recipe.round, cohort=10),
     )
-    world = build_simulation(recipe)
-    for _ in run_rounds(world, []):
-        pass
+    train(recipe)
     typer.echo(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)  # Linux counts in KiB
 
 
 def _peak_mib(method: str, dataset: str, clients: int, data: Path | None) -> float:
-    """Median of three processes: one and the same run differs by up to 80 MiB."""
+    """Median of three processes, because the same run differs by up to 80 MiB."""
     command = [sys.executable, "-P", "-m", "benchmarks.training", "peak", method, dataset]
     command += [str(clients)] + ([] if data is None else ["--data", str(data.resolve())])
     peaks = []
     for _ in range(3):
-        run = subprocess.run(command, check=True, capture_output=True, text=True)
-        peaks.append(float(run.stdout))
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, env=child_environment()
+        )
+        peaks.append(float(done.stdout))
     return statistics.median(peaks)
 
 
@@ -226,9 +219,9 @@ def _recipe(name: str, data: Path | None) -> Recipe:
     return replace(recipe, data=replace(recipe.data, folder=data))
 
 
-def _availability_table(runs: Sequence[Run]) -> str:
+def _availability_table(trials: Sequence[Trial]) -> str:
     heads = [
-        "server there",
+        "server available",
         "rounds supervised",
         "whole network, %",
         "exits, all classes, %",
@@ -236,7 +229,7 @@ def _availability_table(runs: Sequence[Run]) -> str:
         "paper, CIFAR-10, %",
     ]
     lines = [f"| {' | '.join(heads)} |", "| --- | --- | --- | --- | --- | --- |"]
-    for share, (name, group) in zip(AVAILABILITIES, by_name(runs).items(), strict=True):
+    for share, (name, group) in zip(AVAILABILITIES, by_name(trials).items(), strict=True):
         supervised = [float(sum(row["supervised"] for row in run.rows)) for run in group]
         whole = [100 * run.accuracy for run in group if run.final["path"] == "full"]
         cells = [
@@ -250,7 +243,7 @@ def _availability_table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def _tell(run: Run) -> None:
+def _tell(run: Trial) -> None:
     typer.echo(f"{run.name} seed {run.seed}: {run.accuracy:.1%} in {run.seconds:.0f} s")
 
 
@@ -258,26 +251,15 @@ def _write(
     path: Path,
     title: str,
     tables: Sequence[str],
-    runs: Sequence[Run],
+    trials: Sequence[Trial],
     extra: dict[str, Any],
     *,
-    shown_as: str = "mean ± half width of the 95 % interval over seeds",
+    values: str = "mean ± half width of the 95 % interval over seeds",
 ) -> None:
-    make_folder(path.parent)
-    about = {
-        "title": title,
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "splitedge": __version__,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": f"{platform.machine()}, {platform.system()}",
-    }
-    report = about | extra | {"runs": [run.to_dict() for run in runs]}
-    raw = orjson.dumps(report, option=orjson.OPT_APPEND_NEWLINE)
-    write_atomic(path.with_suffix(".json"), raw)
-    facts = f"splitedge {__version__}, torch {about['torch']}, {about['when']}; {shown_as}."
-    text = "\n\n".join([f"# {title}", facts, *tables])
-    write_atomic(path.with_suffix(".md"), f"{text}\n".encode())
+    about = {"title": title} | provenance()
+    facts = f"splitedge {about['splitedge']}, torch {about['torch']}, {about['when']}; {values}."
+    report = about | extra | {"runs": [trial.to_dict() for trial in trials]}
+    write(path, report, [f"# {title}", facts, *tables], indent=False)
     typer.echo("\n\n".join(tables))
 
 

@@ -1,38 +1,31 @@
-"""What codecs of updates save, what they lose, and what that does to accuracy.
+"""Codecs of updates: the bytes they save, the error they make, and their effect on accuracy.
 
     python -m benchmarks.update_codecs --rounds 10 --seeds 3
 
-The digits by SplitLPF, whose updates are of a front of two stages, and by FedAvg, whose updates are
-of the whole network: the recipes of examples/recipes, but for the codec and the rounds.
+Trained on the digits: SplitLPF, with updates of two stages, and FedAvg, with updates of the whole
+network. The recipes are those of examples/recipes, except for the codec and the rounds.
 Writes benchmarks/results/update-codecs.json and .md.
 """
 
 from __future__ import annotations
 
-import platform
 import shlex
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import orjson
 import torch
 import typer
 
+from benchmarks.compare import train
 from benchmarks.intervals import mean_interval
-from edge_sdk.durable import make_folder, write_atomic
-from edge_sdk.installation import __version__
+from benchmarks.reports import RECIPES, RESULTS, made_by, provenance, write
 from edge_sdk.training.protocol.update_codec import UpdateCoding
 from server.training.recipe.recipe import Recipe, load_recipe
-from server.training.simulation.build import build_simulation
-from server.training.simulation.run import run_rounds
 
-RESULTS = Path(__file__).parent / "results"
-RECIPES = Path(__file__).parent.parent / "examples" / "recipes"
 METHODS: Final = ("splitlpf", "fedavg")
 PLAIN: Final = "fp32"
 CODECS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -52,7 +45,7 @@ class Trial:
 
     Attributes:
         accuracy: after the last round, in %.
-        update_bytes, bytes: a round's updates, and all that a round sends; means over rounds.
+        update_bytes, bytes: of a round's updates, and of all its messages; means over rounds.
         error: |decoded - raw| / |raw change|, mean over updates and rounds; cosine likewise.
         seconds: of a round, mean.
     """
@@ -69,12 +62,14 @@ class Trial:
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Trained with every codec.")] = 10,
-    seeds: Annotated[int, typer.Option(min=1, help="How many; they are 0, 1, ...")] = 3,
-    method: Annotated[list[str] | None, typer.Option(help="Some methods alone.")] = None,
-    results: Annotated[Path, typer.Option(help="Where the report goes.")] = RESULTS,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each training.")] = 10,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 3,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Only this method; may be repeated.")
+    ] = None,
+    results: Annotated[Path, typer.Option(help="Folder of the report.")] = RESULTS,
 ) -> None:
-    """Codecs of updates beside one another."""
+    """Train with every codec of updates and compare them."""
     chosen = method or list(METHODS)
     unknown = sorted(set(chosen) - set(METHODS))
     if unknown:
@@ -87,12 +82,7 @@ def main(
         "command": f"python -m benchmarks.update_codecs {shlex.join(words)}",
         "rounds": rounds,
         "seeds": list(range(seeds)),
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "splitedge": __version__,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": f"{platform.machine()}, {platform.system()}",
-    }
+    } | provenance()
     trials: list[Trial] = []
     for name in chosen:
         for seed in range(seeds):
@@ -105,7 +95,7 @@ def main(
 
 
 def recipe_of(method: str, codec: str, rounds: int, seed: int) -> Recipe:
-    """The method's own recipe with a codec."""
+    """A method's recipe with a codec."""
     recipe = load_recipe(RECIPES / f"{method}-digits.toml")
     numbers = {key.removeprefix("update_"): value for key, value in CODECS[codec].items()}
     return replace(
@@ -117,11 +107,9 @@ def recipe_of(method: str, codec: str, rounds: int, seed: int) -> Recipe:
 
 
 def run_trial(recipe: Recipe, method: str, codec: str) -> Trial:
-    """Train by a recipe, and say what its updates took and lost."""
-    rows: list[dict[str, Any]] = []
-    for _ in run_rounds(build_simulation(recipe), rows):
-        pass
-    # nothing is measured where nothing is coded
+    """Train by a recipe and measure its updates."""
+    _, rows = train(recipe)
+    # without a codec there is no error to measure
     codings = [row["update_coding"] or {"error": 0.0, "cosine": 1.0} for row in rows]
     return Trial(
         method,
@@ -137,7 +125,7 @@ def run_trial(recipe: Recipe, method: str, codec: str) -> Trial:
 
 
 def table(method: str, trials: Sequence[Trial]) -> str:
-    """One method's codecs: means over seeds, and what is left of fp32's bytes."""
+    """One method's codecs: means over seeds, and bytes as a share of fp32's."""
     heads = ["codec", "updates, kB a round", "of fp32", "all, kB a round", "of fp32"]
     heads += ["error, %", "cosine", "accuracy, %", "less than fp32", "s a round"]
     lines = [f"| {' | '.join(heads)} |", f"| ---{' | ---' * (len(heads) - 1)} |"]
@@ -145,7 +133,7 @@ def table(method: str, trials: Sequence[Trial]) -> str:
     for codec in CODECS:
         own = _of(trials, method, codec)
         updates, everything = (_mean(own, name) for name in ("update_bytes", "bytes"))
-        # of the same seed: partitions differ from seed to seed more than codecs do
+        # compared within a seed: partitions differ more from seed to seed than codecs do
         lost = [p.accuracy - t.accuracy for p, t in zip(plain, own, strict=True)]
         cells = [
             codec,
@@ -187,24 +175,17 @@ def _told(trial: Trial) -> str:
 def _write(
     path: Path, about: Mapping[str, Any], trials: Sequence[Trial], tables: Mapping[str, str]
 ) -> None:
-    make_folder(path.parent)
     codecs = {name: dict(train) for name, train in CODECS.items()}
     report = dict(about) | {"codecs": codecs, "trials": [asdict(trial) for trial in trials]}
-    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    write_atomic(path.with_suffix(".json"), orjson.dumps(report, option=options))
-    ran = (
-        f"`{about['command']}`; splitedge {about['splitedge']}, torch {about['torch']},"
-        f" {about['threads']} thread, {about['machine']}, {about['when']}."
-    )
-    what = (
+    values = (
         f"{about['rounds']} rounds, seeds {', '.join(map(str, about['seeds']))}; accuracy after the"
         " last round, mean ± half width of the 95 % interval. Error: |decoded - raw| / |raw change|"
         " of an update, mean over updates and rounds. Less than fp32: points of the same seed."
     )
-    blocks = [f"# {about['title']}", ran, what]
+    blocks = [f"# {about['title']}", made_by(about), values]
     for name, lines in tables.items():
         blocks += [f"## `{name}-digits.toml`", lines]
-    write_atomic(path.with_suffix(".md"), ("\n\n".join(blocks) + "\n").encode())
+    write(path, report, blocks)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""An attack by inversion: how much of an input can be drawn out of its smashed data?
+"""An inversion attack: how much of an input can be rebuilt from its smashed data?
 
-The attacker is the server, or whoever listens to it: it has the prefix, whose weights it averages,
-and images like the clients'. It trains a decoder on features of its own images, and draws the
-clients' with it (SCALA, section 5.7; ResSFL's strongest attacker: 64 channels, 4 residual blocks,
-50 epochs).
+The attacker is the server or a listener. It has the prefix, because the server averages its
+weights, and images like the clients'. It trains a decoder on features of its own images and
+rebuilds the clients' images with it (SCALA, section 5.7; ResSFL's strongest attacker: 64 channels,
+4 residual blocks, 50 epochs).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Attacker:
-    """What the attacker can afford.
+    """Resources of an attacker.
 
     Attributes:
         width, blocks: of its decoder. learning_rate: Adam's, at its peak.
@@ -41,12 +41,12 @@ class Attacker:
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """How like the inputs its drawings are, image by image, averaged.
+    """Similarity of rebuilt images and inputs: means over images.
 
     Attributes:
         psnr: in dB.
-        mse_blind, ssim_blind: those of the mean image of what the attacker had, which takes no
-            features: an attack that does no better has learnt nothing.
+        mse_blind, ssim_blind: of the mean of the attacker's images, which needs no features: an
+            attack that does no better has learnt nothing.
     """
 
     mse: float
@@ -58,12 +58,12 @@ class Leak:
 
 @torch.no_grad()
 def attack(prefix: nn.Module, known: Array, private: Array, attacker: Attacker) -> Leak:
-    """Train the attacker's decoder and judge it on what it has never seen.
+    """Train the attacker's decoder and measure it on images it has never seen.
 
     Args:
-        prefix: raw inputs to smashed data, on one device; left as it is.
+        prefix: raw inputs to smashed data, on one device; not changed.
         known: (m, C, H, W) raw, the attacker's own images. private: (n, C, H, W) raw.
-    Raises: ConfigurationError where inputs or smashed data are no images.
+    Raises: ConfigurationError where inputs or smashed data are not images.
     """
     device = next(prefix.parameters()).device
     training = prefix.training
@@ -90,7 +90,7 @@ def attack(prefix: nn.Module, known: Array, private: Array, attacker: Attacker) 
 
 @torch.enable_grad()
 def _train(features: Tensor, images: Tensor, attacker: Attacker) -> Decoder:
-    """By mean squared error, with Adam and a one-cycle learning rate."""
+    """Train a decoder by mean squared error, with Adam and a one-cycle learning rate."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(attacker.seed)
         shapes = tuple(features.shape[1:]), tuple(images.shape[1:])

@@ -1,12 +1,12 @@
-"""What the server can read of labels in the gradients that label-private clients return to it.
+"""Label attacks: labels that the server can infer from gradients of label-private clients.
 
-The gradient of cross-entropy by logits is (softmax - onehot) / B: negative at the label alone, so
-labels that are never sent are known all the same. These attacks measure that, with and without
+The gradient of cross-entropy by logits is (softmax - onehot) / B, negative at the label only, so it
+gives away labels that are never sent. These attacks measure that, with and without
 counter-measures; nothing is called private before they fail (docs/methods.md, HARMONY).
 
     by_sign         logit gradients, nothing else known            Li et al. 2022, arXiv:2102.08504
     by_likelihood   noise about the gradient each label would give   maximum likelihood
-    by_direction    embeddings' gradients by a head nobody knows, a few labelled ones beside them
+    by_direction    embeddings' gradients by an unknown head, with a few labelled ones known
                                                                     Li et al. 2022, cosine attack
 """
 
@@ -21,7 +21,7 @@ from edge_sdk.errors import ConfigurationError
 
 
 def by_sign(gradients: Tensor) -> Tensor:
-    """The smallest entry: without noise the only negative one.
+    """Label of the smallest entry, without noise the only negative one.
 
     Args:
         gradients: (n, N) of the loss by logits.
@@ -31,7 +31,7 @@ def by_sign(gradients: Tensor) -> Tensor:
 
 
 def by_likelihood(gradients: Tensor, candidates: Tensor) -> Tensor:
-    """The label whose gradient is nearest: the most likely one under isotropic noise.
+    """Label with the nearest gradient, the most likely one under isotropic noise.
 
     Args:
         gradients: (n, D) as returned. candidates: (n, N, D), from `candidate_gradients`.
@@ -41,10 +41,10 @@ def by_likelihood(gradients: Tensor, candidates: Tensor) -> Tensor:
 
 
 def candidate_gradients(logits: Tensor, batch: int, head: Tensor | None = None) -> Tensor:
-    """What each label would give: (softmax - onehot) / batch, times the head's weight if any.
+    """Gradient of each label: (softmax - onehot) / batch, times the head's weight if there is one.
 
     Args:
-        logits: (n, N). batch: over how many samples the client's loss is a mean.
+        logits: (n, N). batch: number of samples in the mean of the client's loss.
         head: (N, D) weight of the layer behind the embeddings; None for gradients by logits.
     Returns: (n, N, D), D = N without a head.
     """
@@ -54,11 +54,11 @@ def candidate_gradients(logits: Tensor, batch: int, head: Tensor | None = None) 
 
 
 def by_direction(gradients: Tensor, known: Sequence[Tensor]) -> Tensor:
-    """The class to whose known gradients the direction is most alike, by cosine.
+    """Class with known gradients of the most similar direction, by cosine.
 
     Args:
         gradients: (n, D), of any layer's output.
-        known: for each class (m, D) of labelled gradients; empty for a class nobody has.
+        known: for each class (m, D) labelled gradients; empty for a class without any.
     Returns: (n,) int64.
     Raises: ConfigurationError if no class has any.
     """
@@ -74,7 +74,7 @@ def by_direction(gradients: Tensor, known: Sequence[Tensor]) -> Tensor:
 
 
 def guessing_rate(labels: Tensor) -> float:
-    """Accuracy of always saying the commonest label: at this rate an attack has failed."""
+    """Accuracy of always guessing the most common label: at this rate an attack has failed."""
     return float(labels.bincount().max()) / len(labels)
 
 

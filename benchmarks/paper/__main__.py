@@ -1,4 +1,4 @@
-"""A paper's table, trained at a stated scale and set beside what the paper prints.
+"""A paper's table, trained at a stated scale, with the paper's figures next to ours.
 
     python -m benchmarks.paper harmony --scale cpu --data DIR --seeds 3
 
@@ -8,42 +8,36 @@ Writes NAME-SCALE.json and NAME-SCALE.md into benchmarks/results/paper/.
 from __future__ import annotations
 
 import math
-import platform
 import shlex
 import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-import orjson
 import torch
 import typer
 
+from benchmarks import compare, reports
 from benchmarks.intervals import mean_interval
 from benchmarks.paper.measures import measured, shown
 from benchmarks.paper.tables import TABLES, Row, Scale, Table, over
-from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.errors import SplitedgeError
-from edge_sdk.installation import __version__
 from server.training.recipe.recipe import Recipe, read_recipe
-from server.training.simulation.build import build_simulation
-from server.training.simulation.run import run_rounds
 
-RESULTS = Path(__file__).parents[1] / "results" / "paper"
+RESULTS: Final = reports.RESULTS / "paper"
 
 app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """One row with one seed.
+class Trial:
+    """One row, trained with one seed.
 
     Attributes:
         measures: in %, by name.
-        seconds: of training, evaluation not counted. megabytes: up and down.
+        seconds: of training, without evaluation. megabytes: up and down.
         curve: accuracy by round, in %.
     """
 
@@ -58,12 +52,14 @@ class Trained:
 @app.command(epilog="Example: python -m benchmarks.paper all --scale smoke")
 def paper(  # noqa: PLR0917 - a command's options
     tables: Annotated[list[str], typer.Argument(help=f"all, or some of {', '.join(TABLES)}.")],
-    scale: Annotated[Scale, typer.Option(help="How much is trained.")] = "smoke",
+    scale: Annotated[Scale, typer.Option(help="Amount of training.")] = "smoke",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    seeds: Annotated[int, typer.Option(min=1, help="How many; they are 0, 1, ...")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 3,
     data: Annotated[Path | None, typer.Option(help="Folder of the data set.")] = None,
-    rows: Annotated[list[str] | None, typer.Option("--row", help="Some rows alone.")] = None,
-    results: Annotated[Path, typer.Option(help="Where reports go.")] = RESULTS,
+    rows: Annotated[
+        list[str] | None, typer.Option("--row", help="Only this row; may be repeated.")
+    ] = None,
+    results: Annotated[Path, typer.Option(help="Folder of the reports.")] = RESULTS,
 ) -> None:
     """Train the tables of the five papers and write our figures beside theirs."""
     unknown = sorted(set(tables) - {"all", *TABLES})
@@ -96,96 +92,89 @@ def _report(  # noqa: PLR0917 - the command's options
     chosen = [row for row in table.rows if not rows or row.name in rows]
     if not chosen:
         return
-    runs = []
+    trials = []
     for seed in range(seeds):  # seed by seed, so that a busy spell touches all rows
         for row in chosen:
-            runs.append(train(table, row, recipe_of(table, row, scale, seed, data), device))
-            typer.echo(_told(name, runs[-1]))
+            trials.append(train(table, row, recipe_of(table, row, scale, seed, data), device))
+            typer.echo(_told(name, trials[-1]))
     words = [name, "--scale", scale, "--seeds", str(seeds), "--device", device]
     for only in rows or []:
         words += ["--row", only]
     how = {"scale": scale, "command": f"python -m benchmarks.paper {shlex.join(words)}"}
-    _write(results / f"{name}-{scale}", table, chosen, runs, how)
+    _write(results / f"{name}-{scale}", table, chosen, trials, how)
 
 
 def recipe_of(table: Table, row: Row, scale: Scale, seed: int, data: Path | None) -> Recipe:
-    """What is trained for a row at that scale."""
-    said = over(over(table.scales[scale], row.recipe), {"seed": seed})
-    if said["method"] != "scala" and "parts" not in said and "iterations" in said["train"]:
-        # a joint batch is shared out by SCALA alone; the others' participants have as much together
-        said = over(said, {"train": {"batch": _alone(said)}})
-    if data is not None and said["data"]["name"] != "digits":
-        said = over(said, {"data": {"folder": str(data)}})
-    return read_recipe(said)
+    """Recipe of a row at that scale."""
+    recipe = over(over(table.scales[scale], row.recipe), {"seed": seed})
+    if recipe["method"] != "scala" and "parts" not in recipe and "iterations" in recipe["train"]:
+        # SCALA alone shares a joint batch out; the participants of the others have as much together
+        recipe = over(recipe, {"train": {"batch": _share_of_batch(recipe)}})
+    if data is not None and recipe["data"]["name"] != "digits":
+        recipe = over(recipe, {"data": {"folder": str(data)}})
+    return read_recipe(recipe)
 
 
-def train(table: Table, row: Row, recipe: Recipe, device: str = "cpu") -> Trained:
-    """Train one row, in memory, and judge what came of it."""
-    world = build_simulation(recipe, device)
-    done: list[dict[str, Any]] = []
-    for _ in run_rounds(world, done):
-        pass
-    return Trained(
+def train(table: Table, row: Row, recipe: Recipe, device: str = "cpu") -> Trial:
+    """Train one row and measure the result."""
+    simulation, rows = compare.train(recipe, device)
+    return Trial(
         row.name,
         recipe.seed,
-        measured(world, done, table.measures),
-        sum(each["seconds"] for each in done),
-        sum(each["bytes_up"] + each["bytes_down"] for each in done) / 1e6,
-        [None if r["accuracy"] is None else round(100 * r["accuracy"], 2) for r in done],
+        measured(simulation, rows, table.measures),
+        sum(each["seconds"] for each in rows),
+        sum(each["bytes_up"] + each["bytes_down"] for each in rows) / 1e6,
+        [None if r["accuracy"] is None else round(100 * r["accuracy"], 2) for r in rows],
     )
 
 
-def _alone(said: Mapping[str, Any]) -> int:
-    clients: int = said["data"]["clients"]
-    share: float = said["round"]["participation"]
+def _share_of_batch(recipe: Mapping[str, Any]) -> int:
+    """A participant's share of a joint batch."""
+    clients: int = recipe["data"]["clients"]
+    share: float = recipe["round"]["participation"]
     participants = max(1, round(clients * share))
-    batch: int = said["train"]["batch"]
+    batch: int = recipe["train"]["batch"]
     return max(1, batch // participants)
 
 
-def _told(name: str, run: Trained) -> str:
-    figures = ", ".join(f"{shown(k)} {v:.2f}" for k, v in run.measures.items())
+def _told(name: str, trial: Trial) -> str:
+    figures = ", ".join(f"{shown(k)} {v:.2f}" for k, v in trial.measures.items())
     now = time.strftime("%H:%M:%S")
-    return f"{now} {name}: {run.row}, seed {run.seed}: {figures} in {run.seconds:.0f} s"
+    return f"{now} {name}: {trial.row}, seed {trial.seed}: {figures} in {trial.seconds:.0f} s"
 
 
 def _write(
-    path: Path, table: Table, rows: list[Row], runs: list[Trained], how: dict[str, Any]
+    path: Path, table: Table, rows: list[Row], trials: list[Trial], how: dict[str, Any]
 ) -> None:
-    make_folder(path.parent)
-    seeds = sorted({run.seed for run in runs})
-    about = how | {
-        "title": table.title,
-        "source": table.source,
-        "paper_data": table.data,
-        "seeds": seeds,
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "splitedge": __version__,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": f"{platform.machine()}, {platform.system()}",
-        "recipe": table.scales[how["scale"]],
-    }
+    seeds = sorted({trial.seed for trial in trials})
+    about = (
+        how
+        | reports.provenance()
+        | {
+            "title": table.title,
+            "source": table.source,
+            "paper_data": table.data,
+            "seeds": seeds,
+            "recipe": table.scales[how["scale"]],
+        }
+    )
     report = about | {
         "rows": [{"name": row.name, "recipe": row.recipe, "paper": row.paper} for row in rows],
-        "runs": [asdict(run) for run in runs],
+        "runs": [asdict(trial) for trial in trials],
     }
-    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    write_atomic(path.with_suffix(".json"), orjson.dumps(report, option=options))
     printed = any(row.paper for row in rows)
-    beside = f"the paper's figures are of {table.data}" if printed else table.data
-    whose = (
-        f"{table.source}; {beside}. Ours: scale `{how['scale']}`,"
+    data = f"the paper's figures are of {table.data}" if printed else table.data
+    source = (
+        f"{table.source}; {data}. Ours: scale `{how['scale']}`,"
         f" seeds {', '.join(map(str, seeds))}, mean ± half width of the 95 % interval, in %."
     )
-    ran = f"`{about['command']}`; splitedge {__version__}, torch {torch.__version__}"
-    lines = [f"# {table.title}", whose, f"{ran}, {about['when']}.", _markdown(table, rows, runs)]
-    write_atomic(path.with_suffix(".md"), ("\n\n".join(lines) + "\n").encode())
-    typer.echo(lines[-1])
+    blocks = [f"# {table.title}", source, reports.made_by(about), _markdown(table, rows, trials)]
+    reports.write(path, report, blocks)
+    typer.echo(blocks[-1])
 
 
 def _cell(values: list[float]) -> str:
-    """Mean ± half width; of those there are, and how many, where some are not."""
+    """Mean ± half width of the values that are defined, and how many are where some are not."""
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return "-"
@@ -194,7 +183,7 @@ def _cell(values: list[float]) -> str:
     return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)})"
 
 
-def _markdown(table: Table, rows: list[Row], runs: list[Trained]) -> str:
+def _markdown(table: Table, rows: list[Row], trials: list[Trial]) -> str:
     printed = {name for row in rows for name in row.paper}
     heads = [h for m in table.measures for h in (shown(m), "paper")[: 1 + (m in printed)]]
     lines = [
@@ -202,14 +191,14 @@ def _markdown(table: Table, rows: list[Row], runs: list[Trained]) -> str:
         f"| --- |{' --- |' * (len(heads) + 2)}",
     ]
     for row in rows:
-        own = [run for run in runs if run.row == row.name]
+        own = [trial for trial in trials if trial.row == row.name]
         cells = []
         for name in table.measures:
-            cells.append(_cell([run.measures[name] for run in own]))
+            cells.append(_cell([trial.measures[name] for trial in own]))
             if name in printed:
                 cells.append(f"{row.paper[name]:.2f}" if name in row.paper else "-")
-        seconds = statistics.median(run.seconds for run in own)
-        megabytes = statistics.median(run.megabytes for run in own)
+        seconds = statistics.median(trial.seconds for trial in own)
+        megabytes = statistics.median(trial.megabytes for trial in own)
         lines.append(f"| {row.name} | {' | '.join(cells)} | {seconds:.0f} | {megabytes:.0f} |")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""What each client would reach without the others: the other side of SplitLPF's PC."""
+"""Accuracy that each client would reach without the others: one side of SplitLPF's PC."""
 
 from __future__ import annotations
 
@@ -12,35 +12,31 @@ from server.training.simulation.build import build_simulation
 from server.training.simulation.transport import MemoryTrimmingTransport
 
 
-def stand_alone(recipe: Recipe, device: str = "cpu") -> list[ClientScore]:
-    """Every client's whole network, trained on its own data alone, on its own test samples.
+def local_only_scores(recipe: Recipe, device: str = "cpu") -> list[ClientScore]:
+    """Scores of every client's whole network, trained on its own data alone.
 
-    With the recipe's budget: as many rounds, epochs and batches at its rates, from the same first
-    weights. Its test samples are those of a run of the recipe, so that the two can be compared
-    (benchmarks.paper.measures.pearson).
+    A client has the recipe's budget: as many rounds, epochs and batches at the recipe's rates, from
+    the same first weights. It is tested on the samples that a run of the recipe tests it on, so
+    that the two can be compared (benchmarks.paper.measures.pearson).
 
     Args:
         recipe: of any method.
     """
-    world = build_simulation(by_itself(recipe), device)
-    first = world.state.read()
-    evaluator = Evaluator(world)
+    simulation = build_simulation(local_only_recipe(recipe), device)
+    state, transport = simulation.state, MemoryTrimmingTransport(simulation.clients)
+    first = state.read()
+    evaluator = Evaluator(simulation)
     scores = []
-    for place, name in enumerate(world.clients):
-        world.state.write(first)
-        loop = RoundLoop(
-            world.method,
-            {name: world.plans[name]},
-            world.state,
-            MemoryTrimmingTransport(world.clients),
-        )
+    for place, (name, plan) in enumerate(simulation.plans.items()):
+        state.write(first)
+        loop = RoundLoop(simulation.method, {name: plan}, state, transport)
         for number in range(1, recipe.train.rounds + 1):
             loop.run_round(number, recipe.seed)
         scores.append(evaluator.clients(supervised=False)[place])
     return scores
 
 
-def by_itself(recipe: Recipe) -> Recipe:
-    """The recipe of a client alone: nothing is split, nothing travels, its budget stays."""
+def local_only_recipe(recipe: Recipe) -> Recipe:
+    """The recipe of a client alone: the network is not split, and updates are not coded."""
     train = replace(recipe.train, update=UpdateCoding())
     return replace(recipe, method="fedavg", method_numbers={}, parts={}, train=train)

@@ -1,43 +1,43 @@
-"""What a trained world is judged by, in %."""
+"""Measures of a trained simulation, in %: the columns of the papers' tables."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import orjson
 
 from benchmarks.compare import LAST_ROUNDS
-from benchmarks.paper.local_only import by_itself, stand_alone
+from benchmarks.paper.local_only import local_only_recipe, local_only_scores
 from edge_sdk.errors import ConfigurationError
 from server.training.report.evaluate import ClientScore, Evaluator
 from server.training.report.metrics import ClientSummary, summarise_clients
+from server.training.report.rows import ever_supervised
 from server.training.run.run import Row, Simulation
 
-# of each client alone, by its recipe: one training for all rows that leave it the same budget
-_ALONE: Final[dict[bytes, list[float]]] = {}
+# Accuracy of each client alone, by recipe: one training for all rows with the same budget.
+_LOCAL_ONLY: Final[dict[bytes, list[float]]] = {}
 
 Measure = Callable[[Simulation, list[Row]], float]
 
 
-def measured(world: Simulation, rows: list[Row], names: Iterable[str]) -> dict[str, float]:
-    """The measures asked for by name.
+def measured(run: Simulation, rows: list[Row], names: Iterable[str]) -> dict[str, float]:
+    """The named measures of a finished run.
 
-    `rho X` is the clients' mean at that share of OOD samples; `MB to X` what travelled until the
-    global test set was first answered with X % right, NaN where it never was.
+    `rho X` is the clients' mean at that share of OOD samples; `MB to X` counts the bytes up to the
+    first round with X % accuracy on the global test set, NaN where no round reached it.
     """
-    return {name: _measured(world, rows, name) for name in names}
+    return {name: _measured(run, rows, name) for name in names}
 
 
 def pearson(alone: Sequence[float], together: Sequence[float]) -> float:
     """PC = 100 * Cov / (sd * sd) of the clients' stand-alone and collaborative accuracy.
 
-    SplitLPF, 4.2 (scaled Pearson correlation): 100 where who does well alone does well together.
-    NaN where either side is the same for all.
+    SplitLPF, 4.2 (scaled Pearson correlation): 100 where the clients that do well alone also do
+    well together. NaN where either side is the same for all.
     """
     if len(alone) != len(together):
         raise ConfigurationError(f"PC: expected as many of both, got {len(alone)}, {len(together)}")
@@ -48,12 +48,12 @@ def pearson(alone: Sequence[float], together: Sequence[float]) -> float:
     return float(100 * (a @ b) / math.sqrt((a @ a) * (b @ b)))
 
 
-def _measured(world: Simulation, rows: list[Row], name: str) -> float:
+def _measured(run: Simulation, rows: list[Row], name: str) -> float:
     if name.startswith("rho "):
-        return _at_rho(world, rows, float(name.removeprefix("rho ")))
+        return 100 * _summary(run, rows, float(name.removeprefix("rho "))).accuracy
     if name.startswith("MB to "):
         return _megabytes_to(rows, float(name.removeprefix("MB to ")) / 100)
-    return MEASURES[name](world, rows)
+    return MEASURES[name](run, rows)
 
 
 def _megabytes_to(rows: list[Row], target: float) -> float:
@@ -65,64 +65,59 @@ def _megabytes_to(rows: list[Row], target: float) -> float:
     return math.nan
 
 
-def _accuracy(_world: Simulation, rows: list[Row]) -> float:
-    """Of the last rounds, on the global test set."""
+def _accuracy(_run: Simulation, rows: list[Row]) -> float:
+    """Mean accuracy of the last rounds on the global test set."""
     found = [row["accuracy"] for row in rows if row["accuracy"] is not None]
     return 100 * statistics.fmean(found[-LAST_ROUNDS:])
 
 
-def _exits(world: Simulation, _rows: list[Row]) -> float:
-    """Mean over clients of their exits, on the global test set."""
-    if not world.method.client.exit_head:
+def _exits(run: Simulation, _rows: list[Row]) -> float:
+    """Accuracy of exits on the global test set, mean over clients."""
+    if not run.method.client.exit_head:
         return math.nan
-    return 100 * Evaluator(world).exit_accuracy()
+    return 100 * Evaluator(run).exit_accuracy()
 
 
-def _clients(world: Simulation, rows: list[Row]) -> float:
-    return 100 * _summary(world, rows).accuracy
+def _clients(run: Simulation, rows: list[Row]) -> float:
+    return 100 * _summary(run, rows).accuracy
 
 
-def _ood(world: Simulation, rows: list[Row]) -> float:
-    """Mean over clients, each on test samples of classes it has never seen."""
-    return 100 * _summary(world, rows).accuracy_ood
+def _ood(run: Simulation, rows: list[Row]) -> float:
+    """Accuracy on test samples of classes that a client has never seen, mean over clients."""
+    return 100 * _summary(run, rows).accuracy_ood
 
 
-def _auxiliary(world: Simulation, _rows: list[Row]) -> float:
-    """Mean over clients of their auxiliary models, on the global test set (BESplit-A)."""
-    found = Evaluator(world).auxiliary()
+def _auxiliary(run: Simulation, _rows: list[Row]) -> float:
+    """Accuracy of auxiliary models on the global test set, mean over clients (BESplit-A)."""
+    found = Evaluator(run).auxiliary()
     return math.nan if found is None else 100 * float(found["accuracy"])
 
 
-def _jain(world: Simulation, rows: list[Row]) -> float:
-    return _summary(world, rows).jain
+def _jain(run: Simulation, rows: list[Row]) -> float:
+    return _summary(run, rows).jain
 
 
-def _std(world: Simulation, rows: list[Row]) -> float:
-    return 100 * _summary(world, rows).std
+def _std(run: Simulation, rows: list[Row]) -> float:
+    return 100 * _summary(run, rows).std
 
 
-def _pearson(world: Simulation, rows: list[Row]) -> float:
-    """PC of SplitLPF: with the others against alone, each client with the same budget."""
-    said = by_itself(world.recipe).to_dict() | {"device": world.device.type}
-    key = orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
-    if key not in _ALONE:
-        _ALONE[key] = _each(stand_alone(world.recipe, world.device.type))
-    together = Evaluator(world).clients(supervised=any(row["supervised"] for row in rows))
-    return pearson(_ALONE[key], _each(together))
+def _pearson(run: Simulation, rows: list[Row]) -> float:
+    """PC of SplitLPF: clients trained together against each alone with the same budget."""
+    recipe = local_only_recipe(run.recipe).to_dict() | {"device": run.device.type}
+    key = orjson.dumps(recipe, option=orjson.OPT_SORT_KEYS)
+    if key not in _LOCAL_ONLY:
+        _LOCAL_ONLY[key] = _each(local_only_scores(run.recipe, run.device.type))
+    together = Evaluator(run).clients(supervised=ever_supervised(rows))
+    return pearson(_LOCAL_ONLY[key], _each(together))
 
 
 def _each(scores: Sequence[ClientScore]) -> list[float]:
     return [(score.inside + score.outside).accuracy for score in scores]
 
 
-def _at_rho(world: Simulation, rows: list[Row], rho: float) -> float:
-    evaluate = replace(world.recipe.evaluate, rho=rho)
-    return _clients(replace(world, recipe=replace(world.recipe, evaluate=evaluate)), rows)
-
-
-def _summary(world: Simulation, rows: list[Row]) -> ClientSummary:
-    """Of all clients, each on the test samples of its own classes and some of others."""
-    scores = Evaluator(world).clients(supervised=any(row["supervised"] for row in rows))
+def _summary(run: Simulation, rows: list[Row], rho: float | None = None) -> ClientSummary:
+    """Over all clients, each on test samples of its own classes and some of others."""
+    scores = Evaluator(run, rho).clients(supervised=ever_supervised(rows))
     return summarise_clients([s.inside for s in scores], [s.outside for s in scores])
 
 
@@ -139,7 +134,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
 
 
 def shown(name: str) -> str:
-    """As a column's head."""
+    """Head of the measure's column."""
     heads: Mapping[str, Any] = {
         "accuracy": "accuracy",
         "exits": "exits",

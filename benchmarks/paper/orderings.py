@@ -1,8 +1,8 @@
-"""Which orderings that the papers claim our reports show: differences between rows, seed by seed.
+"""Orderings that the papers claim, checked in our reports: differences of rows, seed by seed.
 
     python -m benchmarks.paper.orderings --scale cpu
 
-Reads NAME-SCALE.json of `python -m benchmarks.paper` and writes orderings-SCALE.md beside them.
+Reads NAME-SCALE.json of `python -m benchmarks.paper` and writes orderings-SCALE.md next to them.
 Rows of one seed have the same data on the same clients, so they are compared in pairs.
 """
 
@@ -72,10 +72,10 @@ CLAIMS: Final[Sequence[Claim]] = (
 
 @app.command(epilog="Example: python -m benchmarks.paper.orderings --scale cpu")
 def orderings(
-    scale: Annotated[Scale, typer.Option(help="Of the reports.")] = "cpu",
-    results: Annotated[Path, typer.Option(help="Where reports are.")] = RESULTS,
+    scale: Annotated[Scale, typer.Option(help="Scale of the reports.")] = "cpu",
+    results: Annotated[Path, typer.Option(help="Folder of the reports.")] = RESULTS,
 ) -> None:
-    """Say of each ordering whether the reports that are there show it."""
+    """Tell for each ordering whether the reports in the folder show it."""
     about = (
         f"Scale `{scale}`. Difference: the first row less the second, in points, mean ± half width"
         " of the 95 % interval over seeds, each seed compared with itself. An ordering is shown"
@@ -89,7 +89,7 @@ def orderings(
     for claim in CLAIMS:
         path = results / f"{claim.table}-{scale}.json"
         if not path.is_file():
-            typer.echo(f"{path.name} is not there: left out", err=True)
+            typer.echo(f"{path.name} does not exist: left out", err=True)
             continue
         report = orjson.loads(path.read_bytes())
         rows += [_line(claim, report, below) for below in claim.below]
@@ -100,7 +100,7 @@ def orderings(
 
 
 def differences(report: Mapping[str, Any], measure: str, above: str, below: str) -> list[float]:
-    """Of every seed that has both rows, `above` less `below`."""
+    """`above` less `below`, for every seed that has both rows."""
     found = {(run["row"], run["seed"]): run["measures"].get(measure) for run in report["runs"]}
     pairs = [(found.get((above, seed)), found.get((below, seed))) for seed in report["seeds"]]
     return [one - other for one, other in pairs if one is not None and other is not None]

@@ -1,7 +1,7 @@
-"""The papers' tables as recipes: what is trained at each scale, and what the paper prints.
+"""The papers' tables as recipes: the training at each scale, and the printed figures.
 
-`smoke` shows that a table runs, on the digits; `cpu` is for two cores and shows orderings, on
-Fashion-MNIST; `full` has the paper's own numbers, as far as it states them, and is for a GPU.
+`smoke` shows that a table runs, on the digits. `cpu` is for two cores and shows orderings, on
+Fashion-MNIST. `full` has the paper's numbers, as far as it states them, and is for a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Row:
     """One line of a table.
 
     Attributes:
-        recipe: what it changes in the scale's recipe.
+        recipe: its changes to the scale's recipe.
         paper: the paper's figures in %, by measure (benchmarks.paper.measures).
     """
 
@@ -33,8 +33,8 @@ class Table:
     """One table of a paper.
 
     Attributes:
-        source: where in the paper; `data`: on which data its figures are.
-        measures: what is reported of every row.
+        source: where in the paper. data: data set of its figures.
+        measures: reported for every row (benchmarks.paper.measures).
         scales: the recipe of each scale, which rows change.
     """
 
@@ -59,7 +59,7 @@ def over(base: Changes, changes: Changes) -> dict[str, Any]:
 
 
 def _smoke(**changes: Any) -> dict[str, Any]:
-    """A minute's worth of nothing: four clients with a hundred digits each, two rounds."""
+    """Less than a minute: four clients with a hundred digits each, two rounds."""
     return over(
         {
             "data": {"name": "digits", "clients": 4, "train_max": 400, "test_max": 200},
@@ -77,7 +77,7 @@ def _smoke(**changes: Any) -> dict[str, Any]:
 
 
 def _cpu(**changes: Any) -> dict[str, Any]:
-    """Fashion-MNIST on `cnn6`, a hundred thousand samples or so a run."""
+    """Fashion-MNIST on `cnn6`, about a hundred thousand samples a run."""
     return over(
         {
             "data": {"name": "fashion-mnist", "train_max": 10_000, "test_max": 2_000},

@@ -6,28 +6,29 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compare import Reached, RoundPoint, Run, cost_table, cost_to, run_one, shown
+from benchmarks.compare import Reached, Trial, cost_table, cost_to, run_trial, shown
 from server.training.recipe.recipe import read_recipe
 
 
-def run_of(name: str, seed: int, curve: list[float | None]) -> Run:
+def run_of(name: str, seed: int, curve: list[float | None]) -> Trial:
     rows = [
         {"round": at, "accuracy": value, "seconds": 2.0, "bytes_up": 600_000, "bytes_down": 400_000}
         for at, value in enumerate(curve, start=1)
     ]
-    return Run(name, seed, rows, 0.5, {}, None, None)
+    return Trial(name, seed, rows, 0.5, {}, None, None)
 
 
 def test_cost_counts_every_round_up_to_the_first_that_reaches_it() -> None:
-    points = [
-        RoundPoint(1, 0.3, 1.5, 10, 20),
-        RoundPoint(2, None, 1.0, 10, 20),  # not measured, paid all the same
-        RoundPoint(3, 0.6, 2.0, 11, 22),
-        RoundPoint(4, 0.5, 9.0, 99, 99),
+    rows: list[dict[str, Any]] = [
+        {"accuracy": 0.3, "seconds": 1.5, "bytes_up": 10, "bytes_down": 20},
+        # not measured, but paid for
+        {"accuracy": None, "seconds": 1.0, "bytes_up": 10, "bytes_down": 20},
+        {"accuracy": 0.6, "seconds": 2.0, "bytes_up": 11, "bytes_down": 22},
+        {"accuracy": 0.5, "seconds": 9.0, "bytes_up": 99, "bytes_down": 99},
     ]
-    assert cost_to(0.6, points) == Reached(3, 4.5, 31, 62)
-    assert cost_to(0.2, points) == Reached(1, 1.5, 10, 20)
-    assert cost_to(0.61, points) is None
+    assert cost_to(0.6, rows) == Reached(3, 4.5, 31, 62)
+    assert cost_to(0.2, rows) == Reached(1, 1.5, 10, 20)
+    assert cost_to(0.61, rows) is None
     assert cost_to(0.1, []) is None
     assert Reached(3, 4.5, 31, 62).bytes_total == 93
 
@@ -62,7 +63,7 @@ def test_a_run_keeps_exits_beside_the_whole_network() -> None:
         "train": {"backbone": "tiny", "rounds": 2, "learning_rate": 0.1, "batch": 16, "depth": 2},
         "seed": 1,
     }
-    run = run_one("ours", read_recipe(recipe))
+    run = run_trial("ours", read_recipe(recipe))
     assert [row["round"] for row in run.rows] == [1, 2]
     mean = (run.rows[0]["accuracy"] + run.rows[1]["accuracy"]) / 2
     assert run.accuracy == pytest.approx(mean)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.paper.local_only import stand_alone
+from benchmarks.paper.local_only import local_only_scores
 from edge_sdk.nets import build
 from server.training.recipe.recipe import read_recipe
 from server.training.simulation.build import build_simulation
@@ -25,7 +25,7 @@ RECIPE: dict[str, Any] = {
 
 def test_a_client_alone_is_plain_sgd_on_its_own_samples() -> None:
     recipe = read_recipe(RECIPE)
-    scores = stand_alone(recipe)
+    scores = local_only_scores(recipe)
     world = build_simulation(recipe)
     for name, score in zip(world.clients, scores, strict=True):
         client, plan = world.clients[name], world.plans[name]
@@ -48,7 +48,7 @@ def test_a_client_alone_is_plain_sgd_on_its_own_samples() -> None:
 def test_one_client_with_the_others_is_as_good_as_alone() -> None:
     one = {"method": "fedavg", "data": RECIPE["data"] | {"clients": 1}}
     recipe = read_recipe(RECIPE | one)
-    (score,) = stand_alone(recipe)
+    (score,) = local_only_scores(recipe)
     rows: list[Any] = []
     for _ in run_rounds(build_simulation(recipe), rows):
         pass

@@ -63,4 +63,4 @@ def test_report_says_what_is_shown_and_what_was_not_run(tmp_path: Path) -> None:
     text = (tmp_path / "orderings-cpu.md").read_text()
     assert "| SCALA | Minibatch-SFL | 2.167 ± 1.9 | 3 of 3 | shown |" in text
     assert "| Minibatch-SFL | SplitFedV1 | - | - | not run |" in text
-    assert "harmony-cpu.json is not there" in ran.output
+    assert "harmony-cpu.json does not exist" in ran.output

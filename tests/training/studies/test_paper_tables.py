@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.paper.__main__ import app, recipe_of
-from benchmarks.paper.local_only import stand_alone
-from benchmarks.paper.measures import _ALONE, measured
+from benchmarks.paper.local_only import local_only_scores
+from benchmarks.paper.measures import _LOCAL_ONLY, measured
 from benchmarks.paper.tables import TABLES, over
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import Evaluator
@@ -55,7 +55,7 @@ def test_an_unknown_table_is_told_which_there_are() -> None:
 
 def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed() -> None:
     table = TABLES["splitlpf-udds"]
-    _ALONE.clear()
+    _LOCAL_ONLY.clear()
     alone: list[list[float]] = []
     for row in table.rows[:2]:
         recipe = recipe_of(table, row, "smoke", 0, None)
@@ -63,12 +63,12 @@ def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed()
         for _ in run_rounds(world, rows):
             pass
         found = measured(world, rows, ["pearson"])["pearson"]
-        alone.append([(s.inside + s.outside).accuracy for s in stand_alone(recipe)])
+        alone.append([(s.inside + s.outside).accuracy for s in local_only_scores(recipe)])
         scores = Evaluator(world).clients(supervised=True)
         together = [(s.inside + s.outside).accuracy for s in scores]
         assert found == pytest.approx(100 * np.corrcoef(alone[-1], together)[0, 1])
     assert alone[0] == alone[1]  # methods differ in nothing that one trains by alone
-    assert len(_ALONE) == 1
+    assert len(_LOCAL_ONLY) == 1
 
 
 @pytest.mark.parametrize(

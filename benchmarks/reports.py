@@ -1,0 +1,60 @@
+"""Reports of benchmarks: where they are written, and how their figures were made."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from edge_sdk.durable import make_folder, write_atomic
+from edge_sdk.installation import __version__
+
+ROOT: Final = Path(__file__).parents[1]
+RECIPES: Final = ROOT / "examples" / "recipes"
+RESULTS: Final = Path(__file__).parent / "results"
+
+
+def child_environment() -> dict[str, str]:
+    """Environment of a child process that imports `benchmarks`, which is not installed."""
+    before = os.environ.get("PYTHONPATH")
+    path = str(ROOT) if before is None else os.pathsep.join([str(ROOT), before])
+    return os.environ | {"PYTHONPATH": path}
+
+
+def provenance() -> dict[str, Any]:
+    """When, by what and on which machine the figures of a report were made."""
+    import torch  # noqa: PLC0415 - a benchmark of start-up times imports it on its own time
+
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "splitedge": __version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": f"{platform.machine()}, {platform.system()}, {os.cpu_count()} cores",
+    }
+
+
+def made_by(about: Mapping[str, Any]) -> str:
+    """The provenance as a line of a report's text."""
+    return (
+        f"`{about['command']}`; splitedge {about['splitedge']}, torch {about['torch']},"
+        f" {about['threads']} thread(s), {about['machine']}, {about['when']}."
+    )
+
+
+def write(
+    path: Path, report: Mapping[str, Any], blocks: Iterable[str], *, indent: bool = True
+) -> None:
+    """Write PATH.json, and PATH.md with these blocks of markdown.
+
+    Raises: StorageError.
+    """
+    make_folder(path.parent)
+    options = orjson.OPT_APPEND_NEWLINE | (orjson.OPT_INDENT_2 if indent else 0)
+    write_atomic(path.with_suffix(".json"), orjson.dumps(report, option=options))
+    write_atomic(path.with_suffix(".md"), ("\n\n".join(blocks) + "\n").encode())
