@@ -71,7 +71,7 @@ def serve(settings: ServerSettings, announce: Callable[[str, str], None]) -> Non
         services = Services(settings)
         stack.callback(services.stop)
         services.start()
-        mqtt = services.broker_url
+        mqtt = services.broker.address.url
         _remember(settings, listener.address, mqtt)
         server = HttpServer(create_app(services), listener, settings.tls_cert, settings.tls_key)
         server.run(lambda: announce(server.url, mqtt))

@@ -53,10 +53,10 @@ class DeviceServices(Protocol):
     def broker_address(self) -> Mapping[str, Any]:
         """Where the broker is: `url`, and what else a device should know of it."""
 
-    def enrolled(self, device: Device, credential: str) -> None:
+    def admit(self, device: Device, credential: str) -> None:
         """Let the device in at the broker; raises if the broker did not take it."""
 
-    def revoked(self, device: Device) -> None:
+    def expel(self, device: Device) -> None:
         """Keep the device out of the broker, and cut its live connections."""
 
     def assign(self, device: Device) -> str | None:
@@ -233,7 +233,7 @@ def _add_operator_routes(api: APIRouter, services: DeviceServices, access: _Acce
     def revoke(device_id: str) -> DeviceView:
         """Refuse a device from now on; again, if its connections should be cut again."""
         device = services.registry.revoke(device_id)
-        services.revoked(device)
+        services.expel(device)
         logger.info("device=%s revoked", device.id)
         return _view(device)
 
@@ -292,7 +292,7 @@ def _let_in(services: DeviceServices, device: Device, credential: str, token: st
     Raises: NotReadyError if the broker did not take the device; the token can be used again.
     """
     try:
-        services.enrolled(device, credential)
+        services.admit(device, credential)
     except Exception as err:
         logger.exception("device=%s not enrolled: the broker did not take it", device.id)
         services.registry.undo_enrolment(device, token)

@@ -58,7 +58,7 @@ def enrol(services: Services, name: str, reference: str = "raspberry-pi-4") -> s
     token = services.registry.create_token()
     profile = load_reference(reference).to_dict()
     device, credential = services.registry.redeem_token(token, name, profile)
-    services.enrolled(device, credential)
+    services.admit(device, credential)
     return credential
 
 
@@ -322,7 +322,7 @@ def test_a_device_revoked_here_is_cut_at_once(
     services: Services, device: Callable[..., Device]
 ) -> None:
     one = device(broker_of(services), "pi-1", enrol(services, "pi-1"))
-    services.revoked(services.registry.revoke("pi-1"))
+    services.expel(services.registry.revoke("pi-1"))
     wait_until(lambda: not one.link.connected, "still connected", 2)
 
 
@@ -511,15 +511,15 @@ def test_one_removal_that_fails_stops_no_other(
         services.start()
         try:
             credentials = {name: enrol(services, name) for name in ("pi-1", "pi-2", "pi-3")}
-            assert services._admin is not None
-            remove, failing = services._admin.remove_device, [True]
+            assert services.broker._admin is not None
+            remove, failing = services.broker._admin.remove_device, [True]
 
             def flaky(device: str) -> None:
                 if device == "pi-1" and failing:
                     raise LinkError("Mosquitto did not answer")
                 remove(device)
 
-            monkeypatch.setattr(services._admin, "remove_device", flaky)
+            monkeypatch.setattr(services.broker._admin, "remove_device", flaky)
             for name in ("pi-1", "pi-2"):
                 services.registry.revoke(name)
             wait_until(lambda: not lets_in(address, "pi-2", credentials["pi-2"]), "still let in")
@@ -554,10 +554,10 @@ def test_a_broker_that_devices_cannot_reach_is_warned_of_once(
     )
     services.start()
     services.stop()
-    said = [line for line in caplog.messages if "cannot reach their broker" in line]
+    said = [line for line in caplog.messages if "cannot reach the broker" in line]
     assert len(said) == warned
-    assert all("--mqtt-public" in line and services.broker_url in line for line in said)
-    assert services.broker_address()["url"] == (public or services.broker_url)
+    assert all("--mqtt-public" in line and services.broker.address.url in line for line in said)
+    assert services.broker_address()["url"] == (public or services.broker.address.url)
 
 
 @pytest.mark.broker

@@ -60,13 +60,13 @@ class World:
     def broker_address(self) -> Mapping[str, Any]:
         return {"url": "mqtt://127.0.0.1:1883"}
 
-    def enrolled(self, device: Device, credential: str) -> None:
+    def admit(self, device: Device, credential: str) -> None:
         assert is_secret(credential, device.credential_sha256)
         if self.broker_is_down:
             raise NotReadyError("broker: away")
         self.let_in.append(device.id)
 
-    def revoked(self, device: Device) -> None:
+    def expel(self, device: Device) -> None:
         self.cut_off.append(device.id)
 
     def assign(self, device: Device) -> str | None:
