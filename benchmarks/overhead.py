@@ -34,7 +34,7 @@ from edge_sdk.training.protocol.messages import Feedback, Reply, Request
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState
 from server.training.core.weighted_mean import Contributions, WeightRule
-from server.training.methods.steps import Asking, ClientBatches, ServerStep, needs_labels
+from server.training.methods.steps import AskClients, ClientBatches, ServerStep, needs_labels
 from server.training.recipe.recipe import Recipe, read_recipe
 from server.training.report.evaluate import Evaluator
 from server.training.rounds.loop import RoundLoop
@@ -241,7 +241,7 @@ class Meter:
             with self._at("server step"):
                 return step(state, arrivals, now)
 
-        def asking(state: ServerState, arrivals: ClientBatches, now: RoundView) -> Asking:
+        def asking(state: ServerState, arrivals: ClientBatches, now: RoundView) -> AskClients:
             under_way: Any = step(state, arrivals, now)
             replies = None
             while True:

@@ -1,9 +1,9 @@
-"""BESplit: votes by evidence, biased clients that make up for each other, an auxiliary model taught
-by two teachers. docs/methods.md, BESplit.
+"""BESplit: weights by evidence, biased clients that exchange samples, an auxiliary model with two
+teachers. docs/methods.md, BESplit.
 
     client, forward      z = W_C(x), to the server with its labels
     server
-       pairs             the biased, by their records, matched as they are there    (Eq. 11, 33)
+       pairs             the biased clients by their records, matched greedily     (Eq. 11, 33)
        exchange          over-represented samples change sides                (Eq. 12-14, 29-32)
        step              W_Sk on its batch, evidential loss with lam_t                   (Eq. 5)
        record            evidence and uncertainties by true class, each one's own      (Eq. 3-4)
@@ -11,7 +11,7 @@ by two teachers. docs/methods.md, BESplit.
                          W_A: L_evid + lam_C * KD_C + lam_G * KD_G                   (Eq. 15-18)
     aggregate            records fade by staleness; W_C and W_S by evidence          (Eq. 6-10)
 
-The server keeps, from round to round and in checkpoints:
+`RecordMemory` keeps, from round to round and in checkpoints:
 
     record/CLIENT   (N, N + 3) float64    round/CLIENT   when it last took part
     weight/CLIENT   of the round before   new/CLIENT     of the round under way, which `open` names
@@ -30,6 +30,7 @@ from edge_sdk.training.formulas.evidence import kl_weight_at
 from edge_sdk.training.protocol.messages import Feedback
 from edge_sdk.training.protocol.plan import AuxiliaryHead, ClientPart, Distillation
 from profiles.checks import one_of, share, whole
+from server.training.core.memory import MemoryPart
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState
 from server.training.core.weighted_mean import Contributions, by_samples
@@ -44,14 +45,20 @@ from server.training.methods.formulas.client_records import (
 )
 from server.training.methods.formulas.collaboration import counts_to_move, pairs_present
 from server.training.methods.method import Method
-from server.training.methods.smashed_exchange import Batches, Lesson, exchanged, learn, own_batch
+from server.training.methods.smashed_exchange import (
+    BatchResult,
+    HostBatches,
+    exchanged,
+    own_batch,
+    step_hosts,
+)
 from server.training.methods.steps import ClientBatches
 
 Ablation = Literal[
     "none", "no_ea", "no_evidence", "no_aleatoric", "no_epistemic", "no_bcc", "no_dtd"
 ]
 
-_AUXILIARY: Final = Distillation()  # whose numbers are the defaults
+_AUXILIARY: Final = Distillation()  # the source of the defaults
 
 _COUNTED: Final[Mapping[str, Collection[Factor]]] = {
     "no_evidence": ("aleatoric", "epistemic"),
@@ -90,30 +97,34 @@ def besplit(
     check_value("ttl", ttl, whole(1))
     distil = Distillation(auxiliary_head, client_share, server_share, tau, anneal_rounds)
 
-    def step(state: ServerState, arrivals: ClientBatches, now: RoundView) -> dict[str, Feedback]:
+    def step(state: ServerState, batches: ClientBatches, now: RoundView) -> dict[str, Feedback]:
         kl_weight = kl_weight_at(now.round, anneal_rounds)
-        _open(now, beta, ttl)
-        joint = {} if ablation == "no_bcc" else _exchanges(arrivals, now)
-        lessons = _learn(state, arrivals, joint, kl_weight)
-        _record(now, lessons)
+        memory = RecordMemory(now.memory)
+        memory.open(now.round, beta, ttl)
+        joint = {} if ablation == "no_bcc" else _exchanges(batches, memory, now)
+        results = _learn(state, batches, joint, kl_weight)
+        for client, result in results.items():
+            memory.record(client, result)
         return {
-            client: _feedback(lessons[client], outputs=ablation != "no_dtd")
-            for client in arrivals
-            if client in lessons
+            client: _feedback(results[client], outputs=ablation != "no_dtd")
+            for client in batches
+            if client in results
         }
 
     def weigh(contributions: Contributions, now: RoundView) -> dict[str, float]:
-        records = _close(now, now.round, contributions, beta, ttl)
+        memory = RecordMemory(now.memory)
+        memory.close(now.round, contributions, beta, ttl)
         if ablation == "no_ea":
             weights = by_samples(contributions, now)
         else:
             counted = _COUNTED.get(ablation, FACTORS)
+            records = _on_cpu(memory.records)
             known = {client: records[client] for client in contributions if client in records}
             weights = _for_all(
                 evidential_weights(known, missing=missing, factors=counted), contributions, now
             )
         for client, weight in weights.items():
-            now.memory[f"weight/{client}"] = torch.tensor(weight, dtype=torch.float64)
+            memory.weights[client] = torch.tensor(weight, dtype=torch.float64)
         return weights
 
     return Method(
@@ -128,93 +139,101 @@ def besplit(
     )
 
 
-def _exchanges(arrivals: ClientBatches, now: RoundView) -> dict[str, Batches]:
-    """The batches of each pair of the step, under both clients' names; nobody waits for anybody.
+class RecordMemory:
+    """The client records in the method's memory, and what the round under way adds to them.
 
-    Pairs are of clients with the same cut: another's smashed samples do not fit a copy.
+    A recipe may take its weights from another method, which closes no round: then all clients that
+    were seen in the last round took part in it.
+
+    Attributes:
+        records: by client, (N, N + 3) float64 (server.training.methods.formulas.client_records).
+        rounds: the round in which each last took part.
+        weights: each one's share in the last merge.
+        new: the round's own records, not yet in `records`.
     """
-    records = _part(now, "record")
+
+    def __init__(self, memory: dict[str, Tensor]) -> None:
+        self._memory = memory
+        self.records = MemoryPart(memory, "record")
+        self.rounds = MemoryPart(memory, "round")
+        self.weights = MemoryPart(memory, "weight")
+        self.new = MemoryPart(memory, "new")
+
+    def open(self, number: int, beta: float, ttl: int) -> None:
+        """Prepare the client records for this round."""
+        last = int(self._memory.get("open", torch.tensor(number)))
+        if last != number:
+            self.close(last, self.new.keys(), beta, ttl)
+        self._memory["open"] = torch.tensor(number)
+
+    def record(self, client: str, result: BatchResult) -> None:
+        """Add a step's evidence to the client that the samples are of."""
+        new = record_of(result.outputs, result.labels).cpu()
+        self.new[client] = self.new[client] + new if client in self.new else new
+
+    def close(self, number: int, took_part: Collection[str], beta: float, ttl: int) -> None:
+        """Renew the records by round `number` (Eq. 6), and forget clients not seen for long.
+
+        What was seen of a client whose update does not count is left out with it.
+        """
+        new, old = _on_cpu(self.new), _on_cpu(self.records)
+        for client in sorted(new.keys() & set(took_part)):
+            last = int(self.rounds.get(client, torch.tensor(number)))
+            self.records[client] = updated(old.get(client), new[client], number - last, beta)
+            self.rounds[client] = torch.tensor(number)
+        for client, seen in list(self.rounds.items()):
+            if number - int(seen) >= ttl:
+                del self.records[client], self.rounds[client]
+        self.new.clear()
+        self.weights.clear()
+        self._memory.pop("open", None)
+
+
+def _exchanges(
+    batches: ClientBatches, memory: RecordMemory, now: RoundView
+) -> dict[str, HostBatches]:
+    """The batches of each pair of the step, under both clients' names.
+
+    Pairs are matched among those present, of clients with the same cut: another's features do not
+    fit a copy.
+    """
+    records = _on_cpu(memory.records)
     if not records:
         return {}
     shares, overall = label_shares(records)
-    weights = _part(now, "weight")
-    found: dict[str, Batches] = {}
-    for depth in sorted({arrival.depth for arrival in arrivals.values()}):
-        present = [client for client, arrival in arrivals.items() if arrival.depth == depth]
+    weights = _on_cpu(memory.weights)
+    found: dict[str, HostBatches] = {}
+    for depth in sorted({batch.depth for batch in batches.values()}):
+        present = [client for client, batch in batches.items() if batch.depth == depth]
         for one, other in pairs_present(shares, overall, present):
             moves = {}
             for i, j in ((one, other), (other, one)):
-                counts = torch.bincount(arrivals[i].labels.cpu(), minlength=len(overall))
+                counts = torch.bincount(batches[i].labels.cpu(), minlength=len(overall))
                 ahead = float(weights[i] - weights[j]) if {i, j} <= weights.keys() else 0.0
                 moves[i, j] = counts_to_move(counts, shares[i], shares[j], overall, ahead)
-            batches = exchanged(arrivals, moves, [now.plans[one].seed, now.round, now.step])
-            if batches is not None:
-                found |= {one: batches, other: batches}
+            pair = exchanged(batches, moves, [now.plans[one].seed, now.round, now.step])
+            if pair is not None:
+                found |= {one: pair, other: pair}
     return found
 
 
 def _learn(
-    state: ServerState, arrivals: ClientBatches, joint: dict[str, Batches], kl_weight: float
-) -> dict[str, Lesson]:
+    state: ServerState, batches: ClientBatches, joint: dict[str, HostBatches], kl_weight: float
+) -> dict[str, BatchResult]:
     """Every client's batch, of a pair or its own; those that cannot be learnt from are missing."""
-    lessons: dict[str, Lesson] = {}
-    for client, arrival in arrivals.items():
+    results: dict[str, BatchResult] = {}
+    for client, batch in batches.items():
         if together := joint.get(client):
-            lessons |= learn(state, arrivals, together, kl_weight) or {}
+            results |= step_hosts(state, batches, together, kl_weight) or {}
             for tried in together:  # a pair that cannot learn together is tried apart, once
                 del joint[tried]
-        if client not in lessons:
-            lessons |= learn(state, arrivals, own_batch(client, arrival), kl_weight) or {}
-    return lessons
+        if client not in results:
+            results |= step_hosts(state, batches, own_batch(client, batch), kl_weight) or {}
+    return results
 
 
-def _feedback(lesson: Lesson, *, outputs: bool) -> Feedback:
-    return Feedback(lesson.gradient, lesson.loss, lesson.outputs if outputs else None)
-
-
-def _record(now: RoundView, lessons: Mapping[str, Lesson]) -> None:
-    """Add a step's evidence to the records of the round, each sample to the client it is of."""
-    for client, lesson in lessons.items():
-        name = f"new/{client}"
-        new = record_of(lesson.outputs, lesson.labels).cpu()
-        now.memory[name] = now.memory[name] + new if name in now.memory else new
-
-
-def _open(now: RoundView, beta: float, ttl: int) -> None:
-    """Have records for this round.
-
-    A recipe may take its weights from another method, which closes none: then all who were seen in
-    the last round took part in it.
-    """
-    last = int(now.memory.get("open", torch.tensor(now.round)))
-    if last != now.round:
-        _close(now, last, _part(now, "new"), beta, ttl)
-    now.memory["open"] = torch.tensor(now.round)
-
-
-def _close(
-    now: RoundView, number: int, took_part: Collection[str], beta: float, ttl: int
-) -> dict[str, Tensor]:
-    """Renew the records by round `number` (Eq. 6), and forget who has not been seen for long.
-
-    What was seen of a client whose update does not count is left out with it.
-
-    Returns: all records there are now.
-    """
-    memory = now.memory
-    new, old, seen = _part(now, "new"), _part(now, "record"), _part(now, "round")
-    for client in sorted(new.keys() & set(took_part)):
-        last = int(seen.get(client, torch.tensor(number)))
-        memory[f"record/{client}"] = updated(old.get(client), new[client], number - last, beta)
-        memory[f"round/{client}"] = torch.tensor(number)
-    for client, round_seen in _part(now, "round").items():
-        if number - int(round_seen) >= ttl:
-            del memory[f"record/{client}"], memory[f"round/{client}"]
-    for kind in ("new", "weight"):
-        for client in _part(now, kind):
-            del memory[f"{kind}/{client}"]
-    memory.pop("open", None)
-    return _part(now, "record")
+def _feedback(result: BatchResult, *, outputs: bool) -> Feedback:
+    return Feedback(result.gradient, result.loss, result.outputs if outputs else None)
 
 
 def _for_all(
@@ -232,8 +251,5 @@ def _for_all(
     return {client: weight / total for client, weight in weights.items()}
 
 
-def _part(now: RoundView, kind: str) -> dict[str, Tensor]:
-    """What is kept under that name, by client; in one order, whatever a resumed run has read."""
-    start = f"{kind}/"
-    names = sorted(name for name in now.memory if name.startswith(start))
-    return {name.removeprefix(start): now.memory[name].cpu() for name in names}
+def _on_cpu(part: MemoryPart) -> dict[str, Tensor]:
+    return {client: tensor.cpu() for client, tensor in part.items()}

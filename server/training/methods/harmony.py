@@ -1,5 +1,5 @@
 """HARMONY: extractors that learn to be personalised, and a server that aligns what they extract.
-METHODS.md, HARMONY; papers/003, 3.1-3.5.
+docs/methods.md, HARMONY; the paper's 3.1-3.5.
 
     client      adapt (f, h) to B1 and to B2;  z1 = f1[:K](x2), z2 = f2(x1)           (Eq. 3-4)
                 I = [y1 == y2];  sends z2, z1, K, I
@@ -29,32 +29,19 @@ from 10 on.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-import torch
-from torch import Tensor, nn
-
-from edge_sdk.nets.supernet import View
-from edge_sdk.training.formulas.sgd import clip_l2
-from edge_sdk.training.protocol.messages import Feedback
 from edge_sdk.training.protocol.plan import ClientPart, LastLayer, MetaAdaptation
-from server.training.core.round_view import RoundView
-from server.training.core.server_state import BatchNormSnapshot, ServerState, Suffix
-from server.training.methods.formulas.contrastive import Alignment, Gradients
+from server.training.methods.ask_clients import ask_clients
+from server.training.methods.formulas.contrastive import Alignment
 from server.training.methods.method import Method
-from server.training.methods.steps import Asking, ClientBatch, ClientBatches, Pairs, ServerStep
-
-logger = logging.getLogger(__name__)
 
 # g as stated; M and its rate are of the paper's lists; weight and margin of the alignment are ours:
 # with weight 1 `cnn6` on Fashion-MNIST left the finite numbers within five rounds at lr 0.05
 EXIT_SHARE: Final = 0.5
 ALIGN_WEIGHT: Final = 0.1
 MARGIN: Final = 1.0
-_META: Final = MetaAdaptation()  # whose numbers are the defaults
+_META: Final = MetaAdaptation()  # the source of the defaults
 
 
 def harmony(
@@ -102,7 +89,7 @@ def harmony(
         "harmony",
         labels="derivable",
         client=part,
-        server_step=label_private(1 - exit_share),
+        server_step=ask_clients(1 - exit_share, early_views=True),
         trunk="own",
         align=Alignment(align_weight, margin),
         asks=("logits", "embeddings"),
@@ -110,124 +97,3 @@ def harmony(
         finetune_steps=adapt_steps if finetune_steps is None else finetune_steps,
         finetune_rate=adapt_rate,
     )
-
-
-def label_private(server_share: float) -> ServerStep:
-    """The server's half: task and alignment, each client's on its own copy of the trunk.
-
-    Args:
-        server_share: 1 - gamma.
-    """
-
-    def step(state: ServerState, arrivals: ClientBatches, now: RoundView) -> Asking:
-        under_way: dict[str, _Forward] = {}
-        for client, arrival in arrivals.items():
-            found = _forward(state, client, arrival, now)
-            if found is not None:
-                under_way[client] = found
-        replies = yield {client: f.outputs.detach().contiguous() for client, f in under_way.items()}
-        answers = {}
-        for client, reply in replies.items():
-            forward = under_way[client]
-            gradient, *task = forward.pull(reply.gradient)
-            own = [None if part is None else server_share * part for part in task]
-            if forward.first is not None and forward.pairs is not None:
-                first, same = forward.first, forward.pairs.same
-                align, parameters = forward.pairs.align, forward.copy.parameters
-                csa = align.gradients(first, forward.second, same, parameters)
-                own = list(map(_sum, own, csa))
-            sound = _finite(gradient, *own) and forward.statistics.sound
-            if gradient is None or not sound:
-                forward.statistics.restore()
-                logger.warning("client=%s gets no feedback: its gradient is not finite", client)
-                continue
-            _step(forward.copy, own, state.clip)
-            answers[client] = Feedback(gradient.contiguous(), reply.loss)
-        return answers
-
-    return step
-
-
-@dataclass(frozen=True, slots=True)
-class _Forward:
-    """One client's way through its copy of the trunk.
-
-    outputs: logits of s2, or s2 itself where the client has the last layer.
-    first, second: embeddings s1 and s2; pairs: with I. None without a second view.
-    statistics: the copy's, from before.
-    """
-
-    copy: Suffix
-    statistics: BatchNormSnapshot
-    z: Tensor
-    outputs: Tensor
-    second: Tensor
-    first: Tensor | None
-    pairs: Pairs | None
-
-    def pull(self, gradient: Tensor) -> Gradients:
-        """From the outputs' gradient to z's and to those of the copy's parameters."""
-        wanted = [self.z, *self.copy.parameters]
-        keep = self.first is not None
-        return list(
-            torch.autograd.grad(
-                self.outputs, wanted, gradient, retain_graph=keep, allow_unused=True
-            )
-        )
-
-
-def _forward(
-    state: ServerState, client: str, arrival: ClientBatch, now: RoundView
-) -> _Forward | None:
-    """None where the batch cannot be judged: the client then learns by its exit head alone."""
-    features, pairs = arrival.features, arrival.pairs
-    # whole, since the second view may enter as early as the shallowest exit
-    copy = state.copy_for(client, min(state.trunk.cuts))
-    trunk = copy.module
-    assert isinstance(trunk, View), "a copy of the trunk is a view of it"
-    z = features.features.detach().requires_grad_()
-    statistics = BatchNormSnapshot(trunk)
-    try:
-        second = _neck(trunk, arrival.depth)(z)
-        first = None
-        if pairs is not None:
-            first = _neck(trunk, pairs.entry)(pairs.z)
-    except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
-        statistics.restore()
-        logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
-        return None
-    embeddings = now.plans[client].part.answers == "embeddings"
-    outputs = second if embeddings else trunk.classifier(second)
-    if not bool(torch.isfinite(outputs.detach().sum())):
-        statistics.restore()
-        logger.warning("client=%s gets no feedback: its outputs are not finite", client)
-        return None
-    return _Forward(copy, statistics, z, outputs, second, first, pairs)
-
-
-def _neck(trunk: View, depth: int) -> nn.Sequential:
-    """From the stage after `depth` to the embeddings: depth-matched routing    HARMONY, Eq. 6"""
-    return nn.Sequential(
-        *(
-            part
-            for name, part in trunk.neck.named_children()
-            if name == "head" or int(name.removeprefix("stage")) > depth
-        )
-    )
-
-
-def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None or other is None:
-        return one if other is None else other
-    return one + other
-
-
-def _finite(*gradients: Tensor | None) -> bool:
-    return all(g is None or bool(torch.isfinite(g.sum())) for g in gradients)
-
-
-def _step(copy: Suffix, gradients: Sequence[Tensor | None], clip: float | None) -> None:
-    """One step of the stages that took part; the others do not even decay."""
-    part = [(p, g) for p, g in zip(copy.parameters, gradients, strict=True) if g is not None]
-    taken = Suffix(copy.module, [parameter for parameter, _ in part], copy.optimiser)
-    taken.step(clip_l2([gradient for _, gradient in part], clip))

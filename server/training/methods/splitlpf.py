@@ -17,23 +17,17 @@ compared with, so the fronts' are (docs/methods.md).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Final
 
-import torch
-from torch import Tensor
-
 from edge_sdk.checks import check_value
-from edge_sdk.nets.supernet import View
-from edge_sdk.training.formulas.sgd import clip_l2
-from edge_sdk.training.protocol.messages import Feedback, Weights
+from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.plan import ClientPart, PersonalBack
 from profiles.checks import share
+from server.training.core.memory import MemoryPart
 from server.training.core.round_view import RoundView
-from server.training.core.server_state import BatchNormSnapshot, ServerState, Suffix
 from server.training.core.weighted_mean import Contributions, WeightRule
-from server.training.methods.formulas.contrastive import added
+from server.training.methods.ask_clients import ask_clients
 from server.training.methods.formulas.contribution import (
     ALPHA,
     contribution_weights,
@@ -42,13 +36,10 @@ from server.training.methods.formulas.contribution import (
     gradient_of,
 )
 from server.training.methods.method import Method
-from server.training.methods.steps import Asking, ClientBatches
 
-logger = logging.getLogger(__name__)
-
-# where the last round's global gradient of the front is remembered
-PREVIOUS: Final = "previous gradient/"
-_BACK: Final = PersonalBack()  # whose numbers are the defaults
+# the kind of memory that holds the last round's global gradient of the front
+PREVIOUS: Final = "previous gradient"
+_BACK: Final = PersonalBack()  # the source of the defaults
 
 
 def splitlpf(
@@ -72,46 +63,10 @@ def splitlpf(
         "splitlpf",
         labels="derivable",
         client=ClientPart(back=back),
-        server_step=through_the_middle,
+        server_step=ask_clients(),
         weigh=by_contribution(alpha, signed=signed),
         asks=("embeddings",),
     )
-
-
-def through_the_middle(state: ServerState, arrivals: ClientBatches, _now: RoundView) -> Asking:
-    """Each client's features through its copy of the middle, and its gradient back through it."""
-    under_way: dict[str, tuple[Suffix, BatchNormSnapshot, Tensor, Tensor | None, Tensor]] = {}
-    for client, arrival in arrivals.items():
-        middle = _middle(state.copy_for(client, arrival.depth))
-        statistics = BatchNormSnapshot(middle.module)
-        z, pairs = arrival.features.features.detach().requires_grad_(), arrival.pairs
-        try:
-            e = middle.module(z)
-            first = None if pairs is None else middle.module(pairs.z)
-            under_way[client] = middle, statistics, z, first, e
-        except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
-            statistics.restore()
-            logger.warning("client=%s gets no feedback: a batch of %d: %s", client, len(z), err)
-    replies = yield {client: e.detach().contiguous() for client, (*_, e) in under_way.items()}
-    feedback = {}
-    for client, reply in replies.items():
-        middle, statistics, z, first, e = under_way[client]
-        gradient, *own = torch.autograd.grad(
-            e, [z, *middle.parameters], reply.gradient, retain_graph=first is not None
-        )
-        sound = bool(torch.isfinite(gradient.sum()))
-        pairs = arrivals[client].pairs
-        if own and first is not None and pairs is not None:
-            own = added(own, pairs.align.gradients(first, e, pairs.same, middle.parameters))
-            sound = sound and all(bool(torch.isfinite(each.sum())) for each in own)
-        if not sound or not statistics.sound:
-            statistics.restore()
-            logger.warning("client=%s gets no feedback: its gradient is not finite", client)
-            continue
-        if own:
-            middle.step(clip_l2(own, state.clip))
-        feedback[client] = Feedback(gradient.contiguous(), reply.loss)
-    return feedback
 
 
 def by_contribution(alpha: float = ALPHA, *, signed: bool = True) -> WeightRule:
@@ -124,26 +79,16 @@ def by_contribution(alpha: float = ALPHA, *, signed: bool = True) -> WeightRule:
             for client, c in contributions.items():
                 yield client, gradient_of(now.sent, c.own)
 
-        previous = {
-            name.removeprefix(PREVIOUS): tensor
-            for name, tensor in now.memory.items()
-            if name.startswith(PREVIOUS)
-        }
+        previous = MemoryPart(now.memory, PREVIOUS)
+        remembered = dict(previous)
         weights = contribution_weights(
             {client: c.update.samples for client, c in contributions.items()},
-            {client: cosine(gradient, previous) for client, gradient in gradients()},
+            {client: cosine(gradient, remembered) for client, gradient in gradients()},
             alpha,
             signed=signed,
         )
         average = global_gradient(gradients(), weights)
-        now.memory |= {PREVIOUS + name: tensor for name, tensor in average.items()}
+        previous.update(average)
         return weights
 
     return weigh
-
-
-def _middle(suffix: Suffix) -> Suffix:
-    """A copy of the server's half without its classifier, which clients have of their own."""
-    assert isinstance(suffix.module, View), "a suffix is a view of the network"
-    neck = suffix.module.neck
-    return Suffix(neck, list(neck.parameters()), suffix.optimiser)

@@ -16,7 +16,7 @@ from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 from server.training.core.server_state import ServerState
 from server.training.methods.formulas.contrastive import Alignment, alignment_loss
-from server.training.methods.smashed_exchange import exchanged, learn, own_batch
+from server.training.methods.smashed_exchange import exchanged, own_batch, step_hosts
 from server.training.methods.steps import ClientBatch
 
 RATE = 0.1
@@ -80,13 +80,13 @@ def test_gradients_and_outputs_are_those_of_the_copy_a_sample_lay_in() -> None:
     server, both = state(), pair()
     # copies that differ
     for client in both:
-        assert learn(server, both, own_batch(client, both[client]), 0.3) is not None
+        assert step_hosts(server, both, own_batch(client, both[client]), 0.3) is not None
     before = {c: deepcopy(server.copies[c].module) for c in both}
     batches = {
         "i": {"i": torch.tensor([0, 3]), "j": torch.tensor([1, 4, 2])},
         "j": {"j": torch.tensor([0, 3]), "i": torch.tensor([1, 2])},
     }
-    lessons = learn(server, both, batches, 0.3)
+    lessons = step_hosts(server, both, batches, 0.3)
     assert lessons is not None
 
     for host, pieces in batches.items():
@@ -124,7 +124,7 @@ def test_gradients_and_outputs_are_those_of_the_copy_a_sample_lay_in() -> None:
 def test_steps_are_clipped_as_the_server_is_told() -> None:
     server, one = state(clip=1e-3), {"i": pair()["i"]}
     before = read_weights(server.net.suffix(2))
-    learn(server, one, own_batch("i", one["i"]), 1.0)
+    step_hosts(server, one, own_batch("i", one["i"]), 1.0)
     after = read_weights(server.copies["i"].module)
     moved = sum(float((after[name] - before[name]).square().sum()) for name in before) ** 0.5
     assert abs(moved - RATE * 1e-3) < 1e-7
@@ -139,12 +139,12 @@ def test_a_pair_that_cannot_be_learnt_from_changes_nothing() -> None:
         "i": {"i": torch.tensor([1, 2, 3]), "j": torch.tensor([0])},
         "j": {"j": torch.tensor([1, 2, 3]), "i": torch.tensor([0])},
     }
-    assert learn(server, both, batches, 1.0) is None
+    assert step_hosts(server, both, batches, 1.0) is None
     fresh = server.net.suffix(2).state_dict()
     for client in both:
         for name, tensor in server.copies[client].module.state_dict().items():
             assert torch.equal(tensor, fresh[name]), name
-    assert learn(server, both, own_batch("j", both["j"]), 1.0) is not None
+    assert step_hosts(server, both, own_batch("j", both["j"]), 1.0) is not None
 
 
 def test_zero_gradients_are_a_step_like_any_other() -> None:
@@ -152,7 +152,7 @@ def test_zero_gradients_are_a_step_like_any_other() -> None:
     with torch.no_grad():
         for parameter in server.net.head.parameters():
             parameter.zero_()  # no logit depends on z then
-    lessons = learn(server, one, own_batch("i", one["i"]), 1.0)
+    lessons = step_hosts(server, one, own_batch("i", one["i"]), 1.0)
     assert lessons is not None
     assert float(lessons["i"].gradient.abs().sum()) == 0
 
@@ -173,10 +173,10 @@ def test_second_views_change_sides_with_their_samples() -> None:
         "i": {"i": torch.tensor([0, 3]), "j": torch.tensor([1, 4, 2])},
         "j": {"j": torch.tensor([0, 3]), "i": torch.tensor([1, 2])},
     }
-    alone = learn(state(), pair(), batches, 0.3)
+    alone = step_hosts(state(), pair(), batches, 0.3)
     server = state()
     both = {client: paired(one, 5 + len(one.labels), 0.4) for client, one in pair().items()}
-    lessons = learn(server, both, batches, 0.3)
+    lessons = step_hosts(server, both, batches, 0.3)
     assert alone is not None
     assert lessons is not None
     for client, lesson in lessons.items():
@@ -209,10 +209,10 @@ def test_alignment_that_is_nothing_or_overflows(weight: float) -> None:
     server, plain = state(), state()
     one = paired(pair()["i"], 9, weight)
     one = replace(one, align=Alignment(weight, 1e30 if weight else 1.0))
-    got = learn(server, {"i": one}, own_batch("i", one), 0.3)
+    got = step_hosts(server, {"i": one}, own_batch("i", one), 0.3)
     assert (got is None) == bool(weight)
     if got is not None:
-        learn(plain, {"i": pair()["i"]}, own_batch("i", pair()["i"]), 0.3)
+        step_hosts(plain, {"i": pair()["i"]}, own_batch("i", pair()["i"]), 0.3)
     expected = plain.copies["i"].module if plain.copies else plain.net.suffix(2)
     now = read_weights(server.copies["i"].module)
     assert all(torch.equal(now[name], t) for name, t in read_weights(expected).items())

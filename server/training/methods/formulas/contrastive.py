@@ -46,7 +46,7 @@ class Alignment:
 def alignment_loss(first: Tensor, second: Tensor, same: Tensor, margin: float) -> Tensor:
     """Pulls pairs of one class together, pushes others apart up to a margin.
 
-    L = I * |s1 - s2|^2 / 2 + (1 - I) * max(0, m - |s1 - s2|)^2 / 2    HARMONY, Eq. 7 (papers/003)
+    L = I * |s1 - s2|^2 / 2 + (1 - I) * max(0, m - |s1 - s2|)^2 / 2    HARMONY, Eq. 7
 
     Two embeddings at one point have no direction to be pushed in: their gradient is 0 there.
 
@@ -64,6 +64,9 @@ def alignment_loss(first: Tensor, second: Tensor, same: Tensor, margin: float) -
     return torch.where(same, squared, push).mean() / 2
 
 
-def added(own: Sequence[Tensor], more: Gradients) -> list[Tensor]:
-    """Both gradients of each parameter; the second's are missing where it took no part."""
-    return [one if other is None else one + other for one, other in zip(own, more, strict=True)]
+def added(own: Sequence[Tensor | None], more: Sequence[Tensor | None]) -> Gradients:
+    """The sum of two gradients of each parameter; None where it took part in neither loss."""
+    return [
+        one if other is None else other if one is None else one + other
+        for one, other in zip(own, more, strict=True)
+    ]
