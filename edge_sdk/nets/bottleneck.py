@@ -1,8 +1,8 @@
-"""A narrow place at a cut: what crosses it is small, and tells less of the input.
+"""A bottleneck at a cut: the features that cross it are small, and reveal less of the input.
 
 SCALA, section 5.7, after ResSFL (Li et al. 2022): a pair of 3x3 convolutions without ReLU, stride
-1. The device's last stage ends in the one to few channels, the server's first one begins with the
-one back.
+1. The device's last stage ends with the convolution to few channels, and the server's first stage
+begins with the convolution back.
 
     stage d     ... -> (C, H, W) -> squeeze -> (c, H, W)   over the wire
     stage d+1   (c, H, W) -> expand -> (C, H, W) -> ...
@@ -19,14 +19,14 @@ from edge_sdk.nets.supernet import Supernet
 
 
 def add_bottleneck(net: Supernet, depth: int, channels: int) -> None:
-    """Narrow the cut at `depth` to `channels`, in place; the exit head there is drawn anew.
+    """Narrow the cut at `depth` to `channels`, in place, with a new exit head there.
 
-    With C channels before, 9*C*c + c parameters join the prefix and 9*C*c + C the suffix (3 for
-    9 where maps have one axis). Every tensor keeps its name, but those of a stage that is no
-    nn.Sequential: these are under `block.` then.
+    With C channels before, 9*C*c + c parameters join the prefix and 9*C*c + C the suffix (3 in
+    place of 9 for maps of one axis). Every tensor keeps its name, except in a stage that is no
+    nn.Sequential: its tensors get the prefix `block.`.
 
-    Raises: ConfigurationError if `depth` is no cut, what crosses it has no channels, or `channels`
-        is not below theirs.
+    Raises: ConfigurationError if `depth` is no cut, if the features there have no channels, or if
+        `channels` is not below the number that they have.
     """
     shape = net.shape_at(depth)
     if len(shape) != len(net.input_shape):
@@ -55,10 +55,10 @@ def add_bottleneck(net: Supernet, depth: int, channels: int) -> None:
 
 
 def _xavier(conv: nn.Conv1d | nn.Conv2d) -> nn.Module:
-    """Drawn so that a pair without ReLU hands on about as much as it takes (Glorot & Bengio 2010).
+    """Draw weights with which a pair without ReLU keeps the variance (Glorot & Bengio 2010).
 
-    As torch draws them each would hand on a third of the variance: `tiny` with 8 channels at depth
-    2 then learnt nothing of the digits in 30 rounds of 10 steps, and 94 % without.
+    With torch's own draw each convolution keeps a third of the variance: `tiny` with 8 channels at
+    depth 2 then learnt nothing of the digits in 30 rounds of 10 steps, and 94 % with this one.
     """
     nn.init.xavier_uniform_(conv.weight)
     assert conv.bias is not None
@@ -71,9 +71,7 @@ def _children(part: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _narrowed(head: nn.Module, before: int, channels: int) -> nn.Sequential:
-    """The same head on fewer channels: its pooling keeps them apart, only the linear layer grows
-    with them.
-    """
+    """The same head for fewer channels: the pooling is per channel, so only the linear changes."""
     *pooling, linear = head.children()
     assert isinstance(linear, nn.Linear)
     features = linear.in_features // before * channels

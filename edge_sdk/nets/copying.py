@@ -1,4 +1,4 @@
-"""Copies of networks, made often: a client's for each of its rounds."""
+"""Fast copies of networks: a client makes them in every round."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def copy_module(module: M) -> M:
-    """A copy that shares no tensor with `module`; what two of its parts share, two of the copy do.
+    """A copy that shares no tensor with `module`; tensors shared inside it stay shared in the copy.
 
-    What copy.deepcopy makes of modules whose attributes beside parameters, buffers and parts are
-    plain settings, as ours all are, in a quarter of the time (`tiny`: 0.3 ms for 1.3 ms).
+    The result equals copy.deepcopy's for modules that hold only parameters, buffers, submodules and
+    plain settings, as all of ours do. It takes a quarter of the time (`tiny`: 0.3 ms for 1.3 ms).
     """
-    return _copied(module, {}, {})
+    return _copy(module, {}, {})
 
 
-def _copied(module: M, parts: dict[nn.Module, Any], tensors: dict[Tensor, Tensor]) -> M:
+def _copy(module: M, parts: dict[nn.Module, Any], tensors: dict[Tensor, Tensor]) -> M:
     if module in parts:
         known: M = parts[module]
         return known
     twin = parts[module] = copy(module)
     for name, value in vars(module).items():
         if isinstance(value, dict):  # parameters, buffers, parts, and hooks
-            held = ((key, _twin(one, parts, tensors)) for key, one in value.items())
+            held = ((key, _copy_value(one, parts, tensors)) for key, one in value.items())
             vars(twin)[name] = type(value)(held)
     return twin
 
 
-def _twin(value: Any, parts: dict[nn.Module, Any], tensors: dict[Tensor, Tensor]) -> Any:
+def _copy_value(value: Any, parts: dict[nn.Module, Any], tensors: dict[Tensor, Tensor]) -> Any:
     if isinstance(value, nn.Module):
-        return _copied(value, parts, tensors)
+        return _copy(value, parts, tensors)
     if not isinstance(value, Tensor):
         return value
     if value not in tensors:

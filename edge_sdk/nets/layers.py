@@ -17,20 +17,20 @@ def norm2d(kind: Norm, channels: int) -> nn.Module:
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """GroupNorm, for clients whose batches are small or unlike one another.
+    """GroupNorm, for clients with batches that are small or differ from each other.
 
-    Groups are of 16 channels (as good as 32 groups in Wu & He 2018, Table 3), of 8 where 16 does
-    not divide the width: never so small that a 1x1 map would leave nothing to normalise over.
+    A group has 16 channels (as good as 32 groups in Wu & He 2018, Table 3), or 8 if 16 does not
+    divide the width. So even a 1x1 map has several values in each group.
     """
     return nn.GroupNorm(channels // math.gcd(channels, 16), channels)
 
 
 def grid_pool(side: int, cells: int) -> nn.Module | None:
-    """Average a side x side map down to cells x cells; None where that is not allowed.
+    """Average pooling of a side x side map to cells x cells; None if the sizes do not allow it.
 
-    Plain average pooling only, since adaptive pooling is slow once exported. It is allowed where
-    the map divides evenly. 7 to 3 takes windows of 3 by steps of 2, the same windows as adaptive
-    pooling; 8 to 3 takes the same, which are those of alexnet's own last pool.
+    Only plain average pooling is used, because adaptive pooling is slow in an exported graph. The
+    map must divide evenly. Two more cases are allowed: 7 to 3 takes windows of 3 with steps of 2,
+    as adaptive pooling does; 8 to 3 takes the same windows, as alexnet's own last pool does.
     """
     if side == cells:
         return nn.Identity()
@@ -42,7 +42,7 @@ def grid_pool(side: int, cells: int) -> nn.Module | None:
 
 
 def grid_head(channels: int, side: int, cells: int, classes: int) -> nn.Sequential | None:
-    """Head: pool to cells x cells, flatten, linear; None where the map does not allow it."""
+    """Head: pool to cells x cells, flatten, linear; None if `grid_pool` does not allow it."""
     pool = grid_pool(side, cells)
     if pool is None:
         return None
@@ -55,7 +55,7 @@ def global_head(channels: int, classes: int) -> nn.Sequential:
 
 
 def he_initialised(module: M) -> M:
-    """`module` with its convolutions drawn anew, N(0, 2 / fan_out), biases 0 (He et al. 2015)."""
+    """`module` with new convolutions, N(0, 2 / fan_out), and biases 0 (He et al. 2015)."""
     for part in module.modules():
         if isinstance(part, nn.Conv1d | nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")

@@ -1,8 +1,8 @@
 """MobileNetV2, cut between its inverted residuals (Sandler et al. 2018, Table 2).
 
-The network of HARMONY's CIFAR-100 results.
+HARMONY uses it on CIFAR-100.
 
-Differs: no dropout before the last layer, so that a step depends on nothing but its batch.
+Differs: no dropout before the last layer, so that a step depends only on its batch.
 """
 
 from __future__ import annotations

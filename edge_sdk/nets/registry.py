@@ -1,4 +1,4 @@
-"""Builds a backbone by name."""
+"""The backbones by name, and how to build them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ from edge_sdk.nets.vit import vit_b, vit_s
 
 @dataclass(frozen=True, slots=True)
 class _Backbone:
-    """How to build it, the input and classes of the paper's data, where none are given, which
-    normalisation layers it may have, the default first, and whether its features are maps.
+    """One row of the registry.
+
+    Attributes:
+        input_shape, classes: defaults, those of the paper's data.
+        norms: the normalisation layers that it may have, the default first.
+        maps: whether its features are maps; if not, they are tokens.
     """
 
     builder: Callable[[NetSpec], Supernet]
@@ -36,7 +40,7 @@ class _Backbone:
     maps: bool = True
 
 
-# Held while first weights are drawn: torch takes them from one generator, which threads share.
+# Held while initial weights are drawn: torch has one generator, which all threads share.
 INIT_LOCK: Final = RLock()
 _BATCH_OR_GROUP: Final[tuple[Norm, ...]] = ("batch", "group")
 _BACKBONES: Final = {
@@ -75,12 +79,12 @@ def build(
         classes: N; the backbone's default if None.
         input_shape: one raw sample, channels first; the backbone's default if None.
         mean, std: per channel, in the unit of the raw input; see Normalise. 0 and 1 if None.
-        seed: same weights for the same seed, the global generator untouched; None draws them
+        seed: equal seeds give equal weights, and the global generator does not change; None draws
             from the global generator.
-        norm: the normalisation layers of a backbone that has BatchNorm, its default.
-        bottleneck: a depth and the channels to which its cut is narrowed; see add_bottleneck. The
-            other layers' weights are those of the same seed without it.
-    Raises: ConfigurationError for an unknown name, or arguments the backbone cannot take.
+        norm: the kind of normalisation layers; None takes BatchNorm if the backbone has any.
+        bottleneck: a depth, and the channels to which its cut is narrowed; see add_bottleneck. All
+            other layers have the weights of the same seed without it.
+    Raises: ConfigurationError for an unknown name, and for arguments that the backbone cannot take.
     """
     backbone = _BACKBONES.get(name)
     if backbone is None:

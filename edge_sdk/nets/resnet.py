@@ -1,8 +1,8 @@
 """ResNet-18 and ResNet-50, cut between their blocks (He et al. 2016, Table 1).
 
-ResNet-18 is the network of BESplit (its Table 8 cuts after stem + 1 block) and of SplitLPF's
-CIFAR-10 results; ResNet-50 that of HARMONY's larger ones. Images may have 1 or 3 channels and any
-side from 28 up: the global pool takes what is left.
+BESplit uses ResNet-18 (its Table 8 cuts after stem + 1 block), and so does SplitLPF on CIFAR-10.
+HARMONY uses ResNet-50 on larger images. Images may have 1 or 3 channels and any side from 28 up,
+because the pool is global.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def resnet18(spec: NetSpec) -> Supernet:
 def resnet50(spec: NetSpec) -> Supernet:
     """Stem, then 16 bottleneck blocks; L = 17.
 
-    Differs: a block shrinks the map in its 3x3 convolution, not in the 1x1 before it, as the
-    common reference implementations do; the parameters are the same.
+    Differs: a block shrinks the map in its 3x3 convolution, not in the 1x1 before it, as common
+    reference implementations do; the parameters are the same.
     """
     return _resnet("resnet50", spec, blocks=(3, 4, 6, 3), bottleneck=True)
 

@@ -1,8 +1,8 @@
 """A backbone as stages, with an exit head after each depth at which it may be cut.
 
-Whoever runs a part of it takes a view: a module that holds the very same parameter tensors, so an
-optimiser step on a view is a step on the super-network. A view names its parts `normalise`,
-`stage1` .. `stageL` and `head`, whatever its ends, so one stage has one name in every view.
+A part of it runs as a view: a module that holds the very same parameter tensors, so an optimiser
+step on a view is a step on the super-network. A view names its parts `normalise`, `stage1` ..
+`stageL` and `head`, wherever it starts and ends, so one stage has one name in every view.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from edge_sdk.nets.layers import Norm
 
 
 class Normalise(nn.Module):
-    """`(x - mean) / std` per channel, in float32: the preprocessing that travels with the model.
+    """`(x - mean) / std` per channel, in float32: preprocessing as part of the model.
 
     Args:
-        mean, std: one number per channel, or one for all of them; in the unit of the raw input
-            (0..255 for images of uint8). mean 0 and std 1 give the input itself as float32.
+        mean, std: one number per channel, or one for all channels, in the unit of the raw input
+            (0..255 for uint8 images). mean 0 and std 1 only cast the input to float32.
 
     Input (B, C, ...) uint8 or float; output (B, C, ...) float32.
-    Raises: ConfigurationError where the lengths differ or a std is not above 0.
+    Raises: ConfigurationError if the lengths differ or a std is not above 0.
     """
 
     mean: Tensor
@@ -53,10 +53,10 @@ class Normalise(nn.Module):
 
 
 class View(nn.Sequential):
-    """Modules of a super-network in a row, shared and not copied.
+    """A row of modules of a super-network, shared and not copied.
 
-    A new nn.Sequential is in train mode while the modules in it may be in eval mode. The mode of a
-    view is therefore that of its parts; `train()` and `eval()` on a view set the shared parts.
+    A new nn.Sequential is in train mode, while its modules may be in eval mode. The mode of a view
+    is therefore the mode of its parts; `train()` and `eval()` on a view set the shared parts.
     """
 
     @property
@@ -65,7 +65,7 @@ class View(nn.Sequential):
 
     @training.setter
     def training(self, mode: bool) -> None:
-        """Hold nothing: nn.Module sets this flag on itself, then on the parts, which count."""
+        """Ignore the value: nn.Module also sets the flag of each part, and only those count."""
 
     @property
     def classifier(self) -> nn.Linear:
@@ -76,7 +76,7 @@ class View(nn.Sequential):
 
     @property
     def neck(self) -> View:
-        """A view with the final head, but for its classifier: what it gives are embeddings."""
+        """The same view without its classifier: it returns embeddings."""
         parts = OrderedDict(self.named_children())
         *body, _classifier = self[-1].named_children()
         parts["head"] = nn.Sequential(OrderedDict(body))
@@ -88,15 +88,15 @@ class Supernet(nn.Module):
 
     Args:
         name: of the backbone.
-        input_shape: one raw sample, without the batch axis, channels first.
-        stages: L modules; stage i takes what stage i - 1 gives.
-        exits: the exit head of each depth where a cut is allowed. A head is an nn.Sequential
-            that ends in the nn.Linear giving the logits.
+        input_shape: of one raw sample, without the batch axis, channels first.
+        stages: L modules; the output of stage i - 1 is the input of stage i.
+        exits: the exit head of each depth where a cut is allowed. A head is an nn.Sequential; its
+            last module is the nn.Linear that returns the logits.
         head: the final head, of the same form, on the last stage's output.
         classes: N, the number of logits.
-        normalise: what is done to raw inputs first; nothing by default.
+        normalise: the normalisation of raw inputs; only a cast to float32 by default.
 
-    Raises: ConfigurationError where no exit is given or one lies outside 1..L.
+    Raises: ConfigurationError if no exit is given, or if one lies outside 1..L.
     """
 
     def __init__(
@@ -127,23 +127,23 @@ class Supernet(nn.Module):
 
     @property
     def L(self) -> int:  # noqa: N802 - the papers' name, everywhere
-        """How many stages there are."""
+        """The number of stages."""
         return len(self.stages)
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """The depths at which it may be cut, ascending: those with an exit head."""
+        """The depths at which a cut is allowed, ascending; each has an exit head."""
         return tuple(int(depth) for depth in self.exits)
 
     def prefix(self, d: int) -> View:
-        """What a device of depth `d` runs: raw input (B, *input_shape) to smashed data.
+        """The part that a device of depth `d` runs: raw input (B, *input_shape) to smashed data.
 
         Raises: ConfigurationError if `d` is no allowed cut.
         """
         return self.segment(0, self._cut(d))
 
     def suffix(self, d: int) -> View:
-        """What the server runs after a cut at `d`: smashed data to logits (B, N).
+        """The part that the server runs after a cut at `d`: smashed data to logits (B, N).
 
         Raises: ConfigurationError if `d` is no allowed cut.
         """
@@ -177,11 +177,11 @@ class Supernet(nn.Module):
         return self.exits[str(self._cut(d))]
 
     def shape_at(self, d: int) -> tuple[int, ...]:
-        """Of one sample's smashed data after a cut at `d`.
+        """The shape of one sample's smashed data after a cut at `d`.
 
         Raises: ConfigurationError if `d` is no allowed cut.
         """
-        with torch.no_grad():  # on no device: shapes alone, and no statistics are touched
+        with torch.no_grad():  # on the meta device: shapes only, and no statistics change
             prefix = deepcopy(self.prefix(d)).to("meta").eval()
             z = prefix(torch.empty(1, *self.input_shape, device="meta"))
         return tuple(z.shape[1:])
@@ -195,7 +195,7 @@ class Supernet(nn.Module):
         return logits
 
     def forward_exits(self, x: Tensor) -> tuple[dict[int, Tensor], Tensor]:
-        """Every exit's logits by depth, and the final ones, each (B, N), in one pass."""
+        """Logits of every exit by depth, and the final logits, each (B, N), in one pass."""
         z: Tensor = self.normalise(x)
         logits: dict[int, Tensor] = {}
         for depth, stage in enumerate(self.stages, start=1):
@@ -208,18 +208,18 @@ class Supernet(nn.Module):
         if d not in self.cuts:
             allowed = ", ".join(map(str, self.cuts))
             raise ConfigurationError(
-                f"{self.name}: expected a depth where it may be cut, one of {allowed}; got {d}"
+                f"{self.name}: expected a depth where a cut is allowed, one of {allowed}; got {d}"
             )
         return d
 
 
 @dataclass(frozen=True, slots=True)
 class NetSpec:
-    """What a builder is asked for.
+    """The arguments of every backbone's builder.
 
     Attributes:
         input_shape, classes, normalise: as in Supernet.
-        norm: the normalisation layers between convolutions, in the backbones that have them.
+        norm: the normalisation layers between convolutions, for backbones that have them.
     """
 
     input_shape: tuple[int, ...]
@@ -235,7 +235,7 @@ class NetSpec:
         exits: Mapping[int, nn.Module],
         head: nn.Module,
     ) -> Supernet:
-        """The super-network of these parts, with this input, classes and normalisation."""
+        """A super-network of these parts, with the input, classes and normalisation of the spec."""
         return Supernet(
             name=name,
             input_shape=self.input_shape,

@@ -1,7 +1,7 @@
 """VGG-11 with batch normalisation for 32x32 images (Simonyan & Zisserman 2015, column A).
 
-The network of HARMONY's CIFAR-10 results and of SCALA's attack on smashed data. One linear layer
-stands in place of its three, as usual at this size.
+HARMONY uses it on CIFAR-10, and SCALA for its attack on smashed data. One linear layer replaces the
+three of the paper, as is usual at this size.
 """
 
 from __future__ import annotations

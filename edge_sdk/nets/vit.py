@@ -1,6 +1,6 @@
 """Vision transformers ViT-S/16 and ViT-B/16, cut between blocks (Dosovitskiy et al. 2021).
 
-ViT-S is HARMONY's largest network; SuperSFL says only "ViT-16", read as ViT-B/16 here.
+ViT-S is HARMONY's largest network. SuperSFL's "ViT-16" is taken as ViT-B/16.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _vit(name: str, spec: NetSpec, *, width: int, heads: int) -> Supernet:
 
 
 def _head(width: int, classes: int) -> nn.Sequential:
-    """Class token, norm, linear: the norm is per token, so the others need none."""
+    """Class token, norm, linear: the norm is per token, so the other tokens need none."""
     return nn.Sequential(_ClassToken(), nn.LayerNorm(width, eps=_LN_EPS), nn.Linear(width, classes))
 
 

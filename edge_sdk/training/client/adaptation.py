@@ -80,7 +80,7 @@ class Adaptation:
         return self._plan.classes if self._classifier is None else self._classifier.in_features
 
     def forward(self, x: Tensor, y: Tensor) -> OpenBatch:
-        """Both adaptations and both views; of the second the gradients of Lc are kept."""
+        """Both adaptations and both views; keeps the second adaptation's gradients of Lc."""
         x2, y2 = self._state.at(self._second_rows.take(len(y)))
         view = None
         if self._plan.part.views:
@@ -96,9 +96,10 @@ class Adaptation:
         return OpenBatch(x, y, z, adapted.prefix_parameters, own, float(loss.detach()), view)
 
     def answer(self, batch: OpenBatch, step: int, outputs: Tensor) -> tuple[Tensor, float]:
-        """dLs by the server's outputs, with noise; the last layer learns where it is here.
+        """The gradient of Ls by the server's outputs, with noise.
 
-        The loss sent is 0: Ls itself would say the label of a batch of one through any noise.
+        If the last layer is on the client, it takes a step. The loss returned for sending is 0: Ls
+        itself would tell the label of a batch of one through any noise.
         """
         if self._classifier is None:
             logits = outputs
@@ -149,7 +150,7 @@ class Adaptation:
 
 
 class ScratchCopy:
-    """Copies of a client's prefix and exit head that run ahead and are thrown away."""
+    """Copies of a client's prefix and exit head that take the steps of one adaptation."""
 
     def __init__(self, prefix: nn.Module, head: nn.Module) -> None:
         self.prefix, self.head = deepcopy(prefix), deepcopy(head)
@@ -162,7 +163,7 @@ class ScratchCopy:
         prefix_parameters: list[Parameter],
         head_parameters: list[Parameter],
     ) -> None:
-        """Go back to the client's own weights, and to its prefix's buffers."""
+        """Take the client's own weights again, and the buffers of its prefix."""
         own = self.prefix_parameters + self.head_parameters
         with torch.no_grad():
             for copy, source in zip(own, prefix_parameters + head_parameters, strict=True):

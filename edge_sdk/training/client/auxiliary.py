@@ -1,8 +1,8 @@
 """The auxiliary model: a small model that the client trains for itself.    BESplit, 4.3
 
-The auxiliary model W_A answers on the device. It is an extractor built as the client's prefix W_C
-is, and a head; personal, never averaged, and never sent. Each batch teaches it once the server's
-answer is there, and without KD_G where the server is silent.
+The auxiliary model W_A answers on the device. It is an extractor of the same form as the client's
+prefix W_C, and a head. It is personal: never averaged, never sent. It learns from each batch after
+the server's feedback, and without KD_G if there is none.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Auxiliary(nn.Module):
         return logits
 
     def read(self) -> Weights:
-        """Copies of its weights, by the names under which they are kept."""
+        """Copies of the weights, by the keys under which a client keeps them."""
         return AUXILIARY.prefixed(
             {
                 Namespace(part).key(name): tensor
@@ -55,9 +55,10 @@ class Auxiliary(nn.Module):
         )
 
     def load(self, personal: Weights) -> bool:
-        """Take the weights kept among a client's personal ones, if they are there.
+        """Load W_A from a client's personal weights.
 
-        Raises: FrameError where they do not fit: they were kept for another cut or network.
+        Returns: whether they have a W_A.
+        Raises: FrameError if the W_A is of another cut or network.
         """
         kept = AUXILIARY.select(personal)
         if kept:
@@ -67,18 +68,19 @@ class Auxiliary(nn.Module):
 
 
 def build_auxiliary(plan: Plan) -> Auxiliary:
-    """A new W_A with the weights of the plan's seed: those of the network, and a fresh linear.
+    """A new W_A, with weights drawn from the plan's seed.
 
-    Raises: ConfigurationError for a plan without one, or a head its features do not allow.
+    Raises: ConfigurationError for a plan without an auxiliary model, and for features that the
+        plan's head cannot pool.
     """
     return deepcopy(_template(plan))
 
 
 class AuxiliaryTrainer(Companion):
-    """Trains W_A with every batch of the round; the prefix does not notice.
+    """Trains W_A with every batch of the round; the prefix learns the same as without it.
 
-    KD_G is learnt from the whole network's logits: those that the server returns or, where the last
-    layer or the loss is on the client, those that the client sees itself.
+    KD_G needs the logits of the whole network. The server returns them or, where the client answers
+    the server's outputs, the client knows them already.
     """
 
     learns_alone = True
@@ -96,7 +98,7 @@ class AuxiliaryTrainer(Companion):
     def close(self, batch: OpenBatch) -> None:
         """One step of W_A on L_evid + lam_C * KD_C + lam_G * KD_G    Eq. 18
 
-        KD_G is left out while nobody has said what the whole network answers.
+        KD_G is left out where the logits of the whole network are not known.
         """
         how, answers = self._distil, batch.logits
         features = self.model.extractor(batch.x)
@@ -112,7 +114,7 @@ class AuxiliaryTrainer(Companion):
                 )
             loss = loss + how.server_share * kd_global(logits, answers, how.tau)
         gradients = torch.autograd.grad(loss, self._parameters)
-        if math.isfinite(float(loss.detach())):  # a batch that is not must not spoil what is kept
+        if math.isfinite(float(loss.detach())):  # else the batch would spoil the kept weights
             self._optimiser.step(gradients)
 
     def kept(self) -> Weights:
@@ -130,19 +132,17 @@ def _template(plan: Plan) -> Auxiliary:
 
 
 def _global_head(net: Supernet, plan: Plan) -> nn.Sequential:
-    """Global average pool and linear, whatever the network's own exit heads are."""
-    with torch.no_grad():
-        prefix = deepcopy(net.prefix(plan.depth)).to("meta").eval()
-        channels, *sides = prefix(torch.empty(1, *net.input_shape, device="meta")).shape[1:]
+    """Global average pool and linear layer, whatever form the network's exit heads have."""
+    channels, *sides = net.shape_at(plan.depth)
     pools = {1: nn.AdaptiveAvgPool1d, 2: nn.AdaptiveAvgPool2d}
     own = [part for part in net.exit_head(plan.depth).modules() if isinstance(part, nn.Linear)]
     if len(sides) not in pools or own[-1].in_features % channels:
         raise ConfigurationError(
-            f"{net.name}: its features are no maps to pool over; expected distil head exit"
+            f"{net.name}: expected distil head exit, because its features are no maps to pool over"
         )
     linear = nn.Linear(channels, net.classes, device="meta").to_empty(device="cpu")
     generator = torch.Generator().manual_seed(plan.seed)
-    bound = 1 / math.sqrt(channels)  # as torch draws a linear layer, but by the plan's seed
+    bound = 1 / math.sqrt(channels)  # torch's bound for a linear layer; the seed is the plan's
     nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
     nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
     return nn.Sequential(pools[len(sides)](1), nn.Flatten(), linear)

@@ -36,9 +36,9 @@ class TrainingClient(ClientState):
         name: unique among the clients; random streams are keyed by it.
         x: (n, ...) raw inputs. y: (n,) labels, whole numbers.
         device: where it trains.
-        secret: what noise that guards its data is drawn from, in place of the plan's seed, which
-            the server knows. None draws a new one; a simulation gives one, to be repeatable.
-        held_out: inputs and labels that it never trains on, to be scored by.
+        secret: the seed of the noise that guards its data. None draws a new one; a simulation sets
+            one, to be repeatable.
+        held_out: inputs and labels for scores, on which it never trains.
     """
 
     def __init__(
@@ -60,21 +60,21 @@ class TrainingClient(ClientState):
             held_out,
         )
         self._round: ClientRound | None = None
-        # by round: noise is never drawn twice alike for what may differ
+        # starts of each round: a round that starts again must draw other noise
         self._begun: Counter[int] = Counter()
-        self._guarded = False  # whether its data were ever promised noise
+        self._guarded = False  # whether any plan put noise on its data
 
     def handle(self, message: Request | NoReply) -> Reply:
-        """Do what the server asks, or go on without it.
+        """Do what the server asks, or finish the round without it.
 
-        Raises: FrameError for a message that does not belong to the round under way, and for
-            NoReply where no part of the client learns alone; ConfigurationError for a request to
-            score data that are under noise: a count of right answers would be exact.
+        Raises: FrameError for a message of another round than the current one, and for NoReply if
+            no part of the client learns alone; ConfigurationError for a request to score data that
+            are under noise, because a count of right answers is exact.
         """
         if isinstance(message, StartRound | Evaluate) and message.plan.part.noise is not None:
             self._guarded = True
         match message:
-            case Evaluate():  # of a round that is over; one under way goes on
+            case Evaluate():  # scores belong to a past round; the current one goes on
                 if self._guarded:
                     raise ConfigurationError(f"client {self.name}: {NO_SCORES}")
                 return evaluate_locally(self, message)

@@ -1,10 +1,10 @@
-"""What a client does in one round.
+"""One round of training on a client.
 
-ready      counts, before the first batch
-step       close the batch before with the server's feedback, open the next: features go up
-answer     methods whose labels stay on the client: from the server's outputs to their gradient
-end        close the last batch, hand over the weights
-alone      the same without the server
+ready      report the counts of samples, steps and labels
+step       close the batch before with the server's feedback, open the next one: its features go up
+answer     return the gradient of the server's outputs, in methods that keep labels on the client
+end        close the last batch and hand over the weights
+alone      finish the round without the server
 
 A round without an adaptation and without companions is SplitFed's; with an exit head and gradient
 fusion it is SuperSFL's.
@@ -106,7 +106,7 @@ class ClientRound:
         self._seen = self._done = self._supervised = 0
 
     def ready(self) -> Ready:
-        """Counts, before the first batch."""
+        """The counts that the server needs before the first batch."""
         counts: tuple[int, ...] = ()
         if self.plan.send_labels:
             counts = tuple(np.bincount(self.state.y, minlength=self.plan.classes).tolist())
@@ -126,7 +126,7 @@ class ClientRound:
             )
         self._close(message.feedback)
         x, y = self.state.at(self.batches.rows(message.step, message.batch))
-        # before the first view, whose way back needs BatchNorm as it leaves it
+        # made before the first view, which needs BatchNorm unchanged until its way back
         view = self._second_view(y)
         batch = self._batch = self._forward(x, y)
         self._opened = message.step + 1
@@ -135,14 +135,14 @@ class ClientRound:
             z = noised_features(z, noise, self.noise_key, self._sent)
         self._sent += 1
         values, ranges = encode_batch(z, self.plan.training.codec)
-        # the loss of a batch of one is its label, so it stays where labels stay
-        told = self.exit_head is not None and self.responder is None
+        # the loss of a batch of one tells its label, so it stays where labels stay
+        sends_loss = self.exit_head is not None and self.responder is None
         features = Features(
             self.number,
             message.step,
             values,
             y if self.plan.send_labels else None,
-            batch.loss if told else None,
+            batch.loss if sends_loss else None,
             ranges,
         )
         view = batch.view or view
@@ -164,7 +164,7 @@ class ClientRound:
             raise FrameError(f"{expected}, but no step {message.step} waits for outputs")
         outputs = message.outputs.to(self.state.device).detach().requires_grad_()
         shape = (len(batch.y), responder.width)
-        # of the sum: as good, and faster than looking at each
+        # the sum is finite if each element is, and it is faster to check
         if outputs.shape != shape or not bool(torch.isfinite(outputs.sum())):
             raise FrameError(
                 f"{expected}, {self.plan.part.answers} of shape {shape},"
@@ -206,8 +206,8 @@ class ClientRound:
         """
         if self.exit_head is None and not any(each.learns_alone for each in self.companions):
             raise FrameError(
-                f"client {self.state.name}: round {self.number} is given up: without an exit head"
-                " there is nothing to learn by while the server is silent"
+                f"client {self.state.name}: round {self.number} is given up: the server is silent,"
+                " and a client without an exit head cannot go on alone"
             )
         self._close(None)
         for step in range(self._opened, self.batches.steps):
@@ -228,8 +228,8 @@ class ClientRound:
     def _through_prefix(self, x: Tensor, y: Tensor) -> OpenBatch:
         """Through the prefix and, with an exit head, one step of that head.
 
-        SuperSFL, Alg. 2, phase 1. Of the client's own gradient the part at the cut is kept: the
-        way back through the prefix is taken once it is known whether the server answers.
+        SuperSFL, Alg. 2, phase 1. The batch keeps the client's own gradient at the cut. Its way
+        back through the prefix waits until it is known whether the server answers.
         """
         batch = OpenBatch(x, y, self.prefix.run(x), self.prefix.parameters)
         if self.exit_head is not None:
@@ -242,7 +242,7 @@ class ClientRound:
     def _second_view(self, y: Tensor) -> SecondView | None:
         """Other samples through the prefix as it is, for a batch of labels `y`.
 
-        None where none is asked for, and where the adaptation makes it.
+        None if the plan asks for none, or if the adaptation makes it.
         """
         if self.adaptation is not None or not self.plan.part.views:
             return None
@@ -250,7 +250,7 @@ class ClientRound:
         statistics = [(buffer, buffer.clone()) for buffer in self.prefix.module.buffers()]
         with torch.no_grad():
             z = self.prefix.run(x2)
-            for buffer, before in statistics:  # the first view's are those that count
+            for buffer, before in statistics:  # only the first view counts in the statistics
                 buffer.copy_(before)
         return SecondView.encode(z, self.plan.depth, y == y2, self.plan)
 
@@ -287,7 +287,7 @@ class ClientRound:
         return client_weight(self.plan, self._stages, batch.loss, feedback.loss)
 
     def _gradient(self, batch: OpenBatch, feedback: Feedback | None, share: float) -> list[Tensor]:
-        """The prefix's: of the client and the server, and each companion's in full."""
+        """The prefix's gradients: client's and server's joined, plus each companion's in full."""
         pulls = [
             batch.pull(gradient, keep=True)
             for companion in self.companions
@@ -304,7 +304,7 @@ class ClientRound:
             assert batch.own is not None
             return clip_l2(batch.pull(batch.own), self._clip)
         gradient = feedback.gradient
-        # of the sum: as good, and twice as fast as looking at each
+        # the sum is finite if each element is, and it is twice as fast to check
         if gradient.shape != batch.z.shape or not math.isfinite(float(gradient.sum())):
             raise FrameError(
                 f"client {self.state.name}: feedback: expected a finite gradient of shape"

@@ -69,14 +69,14 @@ class Companion:
     learns_alone: bool = False
 
     def forward(self, batch: OpenBatch) -> None:
-        """Take notice of a batch whose features were just made."""
+        """Prepare for a batch, just after its forward pass."""
 
-    def gradient(self, batch: OpenBatch) -> Tensor | None:  # noqa: ARG002 - for those that pull
+    def gradient(self, batch: OpenBatch) -> Tensor | None:  # noqa: ARG002 - for companions that pull
         """Own gradient with respect to z, added in full to what the prefix learns."""
         return None
 
     def close(self, batch: OpenBatch) -> None:
-        """Learn from a batch; `batch.logits` has the whole network's answers, if known."""
+        """Learn from a batch; `batch.logits` holds the whole network's logits, if known."""
 
     def kept(self) -> Weights:
         """Weights for the client's next round, by the keys under which they are kept."""

@@ -1,4 +1,4 @@
-"""How good what was learnt is on a device's own held-out samples, which stay where they are."""
+"""Scores of the trained network on a client's own held-out samples, which stay on the client."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ BATCH: Final = 128
 
 
 def evaluate_locally(client: ClientState, message: Evaluate) -> Scores:
-    """Right answers of the whole network, with what is personal in it, and of the device's exit.
+    """Count the right answers of the whole network, and of the model that answers on the device.
 
-    Returns: no samples where the device has none that are held out.
-    Raises: FrameError where the weights are of another network.
+    The client's personal weights are part of both.
+
+    Returns: scores of 0 samples if the client has none held out.
+    Raises: FrameError if the weights are of another network.
     """
     held_out = client.held_out
     if held_out is None or not len(held_out[1]):
@@ -51,7 +53,7 @@ def evaluate_locally(client: ClientState, message: Evaluate) -> Scores:
 
 
 def _models(client: ClientState, message: Evaluate) -> tuple[nn.Module, nn.Module | None]:
-    """The whole network as this client uses it, and what answers without the server, if any."""
+    """The network as this client uses it, and the model that answers on the device, if any."""
     plan, part, personal = message.plan, message.plan.part, client.personal
     net = deepcopy(network_of(plan))
     stages, head = parted(client.start_weights(plan, message.weights), plan.depth)

@@ -17,8 +17,8 @@ class ExitHead:
 
     Args:
         number: of the round.
-        weights: as the round starts; empty in the first round, which takes those of the plan's
-            seed.
+        weights: at the start of the round; none in the first round, which takes the weights of the
+            plan's seed.
 
     Attributes:
         module: smashed data to logits (B, N), in train mode.

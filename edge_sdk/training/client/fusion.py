@@ -1,4 +1,4 @@
-"""How a client joins its own gradient of the prefix with the server's."""
+"""Gradient fusion: a client joins its own gradient of the prefix with the server's."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def client_weight(plan: Plan, stages: int, own_loss: float, server_loss: float) 
         stages: L. own_loss, server_loss: Lc and Ls, nats, at least 0.
     """
     depth = plan.depth / stages
-    # (Lc+eps)^-1 / ((Lc+eps)^-1 + (Ls+eps)^-1) without the two divisions by something tiny
-    surer = (server_loss + EPS) / (own_loss + server_loss + 2 * EPS)
+    # (Lc+eps)^-1 / ((Lc+eps)^-1 + (Ls+eps)^-1), without dividing by tiny numbers
+    by_loss = (server_loss + EPS) / (own_loss + server_loss + 2 * EPS)
     match plan.part.fusion:
         case "tpgf":
-            return depth * surer
+            return depth * by_loss
         case "no_loss":
             return depth
         case "no_depth":
-            return surer
+            return by_loss
         case "equal":
             return 0.5
         case "fixed":

@@ -3,8 +3,9 @@ privacy-enhanced variant).
 
     Lk + weight * max(0, SSIM(decoder(z), x) - threshold)    SCALA, Eq. 17; after ResSFL
 
-Each batch steps the decoder first, towards the inputs, and then pulls the prefix away from what the
-decoder makes of its features. The decoder is personal: kept between rounds, never sent.
+The decoder reconstructs inputs from the client's features. Each batch first steps the decoder
+towards better reconstructions, and then the prefix towards worse ones. The decoder is personal:
+kept between rounds, never sent.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from edge_sdk.training.protocol.weights import load_weights, read_weights
 
 
 class InversionGuard(Companion):
-    """Has the prefix learn to be hard to invert."""
+    """Trains the prefix to be hard to invert."""
 
     def __init__(self, state: ClientState, plan: Plan) -> None:
         assert plan.part.inversion is not None, "the plan asks for a guard"
@@ -36,7 +37,7 @@ class InversionGuard(Companion):
         self._away: Tensor | None = None  # the guard's gradient by the open batch's features
 
     def forward(self, batch: OpenBatch) -> None:
-        """Step the decoder, then see how well it draws the batch."""
+        """Step the decoder, then measure how well it reconstructs the batch."""
         z, images = batch.z.detach(), self._pixels(batch.x)
         self._step_decoder(z, images)
         z.requires_grad_()
@@ -44,8 +45,8 @@ class InversionGuard(Companion):
         (away,) = torch.autograd.grad(excess, z)
         self._away = away * self._guard.weight if float(excess.detach()) > 0 else None
 
-    def gradient(self, batch: OpenBatch) -> Tensor | None:  # noqa: ARG002 - kept since `forward`
-        """Away from what the decoder draws; None while its drawing is no harm."""
+    def gradient(self, batch: OpenBatch) -> Tensor | None:  # noqa: ARG002 - `forward` computed it
+        """Away from good reconstructions; None while they are below the threshold."""
         return self._away
 
     def kept(self) -> Weights:

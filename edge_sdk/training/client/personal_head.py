@@ -27,7 +27,7 @@ from edge_sdk.training.protocol.weights import load_weights, read_weights
 
 # the name in the namespace `back` of the share of right answers in the last round
 ACCURACY: Final = "accuracy"
-LEAST_RATE: Final = 0.1  # of the plan's: a client that is always right still learns
+LEAST_RATE: Final = 0.1  # share of the rate: a client that is always right still learns
 
 _DROPOUT: Final = 0x64726F70  # apart from every other stream of training
 
@@ -44,11 +44,11 @@ def personal_rate(rate: float, accuracy: float) -> float:
 
 
 def personal_classifier(plan: Plan, personal: Weights) -> nn.Linear:
-    """The last layer as its client last left it; before the first time, as the plan's seed has it.
+    """The last layer, with the client's own weights or, before its first round, the plan's seed's.
 
     Args:
         personal: the client's personal weights.
-    Raises: FrameError where they are of another network.
+    Raises: FrameError if they are of another network.
     """
     classifier = deepcopy(network_of(plan).suffix(plan.depth).classifier)
     names, kept = read_weights(classifier), BACK.select(personal)
@@ -94,14 +94,14 @@ class PersonalHead(Companion):
         return gradient, batch.server_loss
 
     def kept(self) -> Weights:
-        """The last layer and, if the round had an answer, the share of right ones."""
+        """The last layer and, if the server asked in this round, the share of right answers."""
         kept = read_weights(self._classifier)
         if self._seen:
             kept[ACCURACY] = torch.tensor(self._right / self._seen)
         return BACK.prefixed(kept)
 
     def _mask(self, step: int, outputs: Tensor) -> Tensor:
-        """Dropout's factors; drawn from a key, so that every transport draws the same."""
+        """Dropout's factors, drawn from a key so that every transport draws the same."""
         if not self._dropout:
             return torch.ones((), device=outputs.device)
         drawn = np.random.default_rng([*self._key, step]).random(outputs.shape, np.float32)

@@ -19,7 +19,7 @@ class Prefix:
     """A copy of the plan's stages, with an optimiser.
 
     Args:
-        weights: of the stages, as the round starts.
+        weights: of the stages, at the start of the round.
 
     Attributes:
         module: raw input (B, ...) to smashed data, in train mode.

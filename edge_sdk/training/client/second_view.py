@@ -1,8 +1,7 @@
-"""The second view of a batch: other samples of the same client at a cut, and for each sample a bit
-that says whether the labels of both views are equal. The server aligns by it    HARMONY, Eq. 4, 7
+"""The second view of a batch: features of other samples of the same client, and one bit per sample
+that says whether the labels of both views are equal. The server aligns by it.   HARMONY, Eq. 4, 7
 
-An adaptation makes the view with a copy of the prefix that ran ahead; without one, the prefix makes
-it as it is.
+An adaptation makes the view with an adapted copy of the prefix; without one, the prefix makes it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _SECOND: Final = 0x62617463  # apart from every other stream of training
 
 @dataclass(frozen=True, slots=True)
 class SecondView:
-    """z1 as it travels, the depth K it comes from, and where the two views' labels are equal."""
+    """z1 as it travels, its depth K, and the samples at which both views have the same label."""
 
     values: Tensor
     ranges: Tensor | None
@@ -34,7 +33,7 @@ class SecondView:
 
     @classmethod
     def encode(cls, z: Tensor, depth: int, same: Tensor, plan: Plan) -> SecondView:
-        """A view in the codec of the plan's features.
+        """Make a view, in the codec of the plan's features.
 
         Args:
             z: (B, ...) without a graph. same: (B,) bool.
@@ -43,7 +42,7 @@ class SecondView:
         return cls(values, ranges, depth, same.to(torch.uint8))
 
     def added_to(self, features: Features) -> Features:
-        """The first view's features, with this view."""
+        """The message with the first view's features, and this view in it."""
         return replace(
             features,
             view=self.values,

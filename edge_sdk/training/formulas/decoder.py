@@ -1,7 +1,8 @@
-"""Decoders that draw an input out of what crosses the cut, and the pixels they draw.
+"""Decoders that reconstruct images from smashed data, and the scale of their pixels.
 
-An attacker trains one on features of images it has; a client that is on its guard trains a small
-one of its own, to see how well it would do (SCALA, section 5.7, after ResSFL, Li et al. 2022).
+An attacker trains one on the features of its own images. A client with an inversion guard trains a
+small one, to measure how much its features reveal (SCALA, section 5.7, after ResSFL, Li et al.
+2022).
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ class Decoder(nn.Sequential):
     """Features (B, c, h, w) to images (B, C, H, W) in [0, 1].
 
     A convolution to `width` channels, `blocks` residual blocks, then up to the image's size by
-    doublings, each followed by a convolution. GroupNorm, since a batch may be of one.
+    doublings, each followed by a convolution. The normalisation is GroupNorm, because a batch may
+    have one sample.
 
     Args:
         features: shape of one sample's features. image: that of one image.
         width: channels inside, a multiple of 8.
-    Raises: ConfigurationError for what is no map of an image.
+    Raises: ConfigurationError unless inputs and features are maps of three axes.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class Decoder(nn.Sequential):
 
 
 class Pixels:
-    """Raw inputs on the scale from 0 to 1: of 0 to 255 as uint8, else of least to most in `x`."""
+    """Scales raw inputs to 0..1: uint8 from 0..255, other types from the range of `x`."""
 
     def __init__(self, x: Array) -> None:
         bytewise = x.dtype == np.uint8
@@ -53,7 +55,7 @@ class Pixels:
         self.high = 255.0 if bytewise else float(x.max())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Scaled; all 0 where `x` was of one value."""
+        """The scaled inputs; all 0 if the range is a single value."""
         return (x.to(torch.float32) - self.low) / max(self.high - self.low, 1e-12)
 
 
@@ -73,7 +75,7 @@ def _conv(channels: int, width: int) -> nn.Module:
 
 
 def _sizes(small: tuple[int, ...], large: tuple[int, ...]) -> list[tuple[int, int]]:
-    """From one size to the other by doublings, the last one cut to fit."""
+    """Sizes from `small` to `large` by doublings; the last one is cut to fit."""
     (height, width), sizes = small, []
     while (height, width) != large:
         height, width = min(2 * height, large[0]), min(2 * width, large[1])

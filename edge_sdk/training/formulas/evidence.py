@@ -1,10 +1,10 @@
-"""What a network's logits say as evidence: a Dirichlet, its uncertainties, and the loss that
-teaches it.    BESplit, 3.2, after Sensoy et al. 2018
+"""Evidence in a network's logits: a Dirichlet distribution, its uncertainties, and the loss that
+trains it.    BESplit, 3.2, after Sensoy et al. 2018
 
     e = softplus(logits)    alpha = e + 1    S = sum alpha    p = alpha / S    u = N / S
 
-All of it is computed in float64: lnGamma of a large S loses in float32 the digits that count, and
-these are B x N numbers beside the millions of a forward pass.
+Everything is computed in float64, because lnGamma of a large S loses the digits that matter in
+float32. The cost is small: B x N numbers, next to the millions of a forward pass.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from edge_sdk.errors import ConfigurationError
 
-# Entropies are differences of terms as large as alpha * ln alpha: up to here float64 keeps nine
-# digits of them, and a class with more evidence than this is no surer in any way that matters.
+# Entropies are differences of terms as large as alpha * ln alpha. Up to this value float64 keeps
+# nine digits of them, and more evidence for a class changes no decision.
 EVIDENCE_MAX: Final = 1e6
 
 
 def evidence(logits: Tensor) -> Tensor:
     """e = softplus(logits), float64, of the same shape.
 
-    Ours: the paper leaves the non-negative activation open.
+    Ours: the paper does not name the non-negative activation.
     """
     return nn.functional.softplus(logits.double())
 
@@ -54,7 +54,7 @@ def dirichlet_entropy(alpha: Tensor) -> Tensor:
 
     H = sum_i lnGamma(alpha_i) - lnGamma(S) - sum_i (alpha_i-1) * (digamma(alpha_i) - digamma(S))
 
-    Differs: the paper prints lnGamma(S) inside the sum, which takes it away N times.
+    Differs: the paper prints lnGamma(S) inside the sum, which subtracts it N times.
 
     Args:
         alpha: (B, N) float64.
@@ -67,10 +67,10 @@ def dirichlet_entropy(alpha: Tensor) -> Tensor:
 
 
 def epistemic(alpha: Tensor) -> Tensor:
-    """U_epi = 1 / (1 + H_max - H), with H_max = -lnGamma(N) that of no evidence.
+    """U_epi = 1 / (1 + H_max - H), with H_max = -lnGamma(N), the entropy without evidence.
 
-    Differs: the paper takes H itself, which is negative for N > 2 and so gives the surer client the
-    smaller ratio in Eq. 9. This one grows with the uncertainty and stays above 0.
+    Differs: the paper takes H itself, which is negative for N > 2. The more certain client would
+    then get the smaller ratio in Eq. 9. This U_epi grows with the uncertainty and stays above 0.
 
     Args:
         alpha: (B, N) float64.
@@ -92,11 +92,11 @@ def evidential_losses(logits: Tensor, labels: Tensor, kl_weight: float) -> Tenso
     """The evidential loss of each sample.    Eq. 5
 
     L = digamma(S) - digamma(alpha_y) + lam_t * KL(Dir(alpha~) || Dir(1)),
-    alpha~ = y + (1 - y) * alpha: the evidence for the true class is not held against it.
+    alpha~ = y + (1 - y) * alpha: evidence for the true class is not penalised.
 
     Args:
         logits: (B, N) float. labels: (B,) int64, each in [0, N).
-        kl_weight: lam_t; 0 leaves the expected cross-entropy under the Dirichlet alone.
+        kl_weight: lam_t; with 0, only the expected cross-entropy under the Dirichlet is left.
     Returns: (B,) float64.
     """
     alpha = concentration(logits)
@@ -111,7 +111,7 @@ def kl_weight_at(number: int, anneal_rounds: int) -> float:
     """lam_t = min(1, t / T) of round t, counted from 1.    Eq. 5
 
     Args:
-        anneal_rounds: T; with 1 the whole weight from the first round on.
+        anneal_rounds: T; with 1, the full weight from the first round on.
     Raises: ConfigurationError if T is below 1.
     """
     if anneal_rounds < 1:

@@ -1,9 +1,9 @@
-"""Noise on gradients that a client returns, so that they say less about its labels.
+"""Noise on the gradients that a client returns, so that they reveal less about its labels.
 
-Of the family in Li et al., "Label Leakage and Protection in Two-party Split Learning" (ICLR 2022,
-arXiv:2102.08504), its isotropic member. The paper's others do not carry over to many classes:
-Marvell's structure is optimised for two, and max_norm only scales a gradient, whose one entry of
-the other sign still is the label's.
+This is the isotropic noise of Li et al., "Label Leakage and Protection in Two-party Split Learning"
+(ICLR 2022, arXiv:2102.08504). The paper's other methods do not fit many classes: Marvell's
+structure is optimised for two, and max_norm only scales a gradient, in which the one entry of
+opposite sign still marks the label.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from torch import Tensor
 def isotropic(gradient: Tensor, strength: float, generator: np.random.Generator) -> Tensor:
     """g + n, n ~ N(0, s / D * max_j |g_j|^2 * I) for each sample    Li et al., `iso`
 
-    A sample's noise has s times the squared norm, in the mean, of the batch's largest gradient.
+    The expected squared norm of one sample's noise is s times that of the batch's largest gradient.
 
     Args:
-        gradient: (B, D). strength: s; 0 leaves the gradient as it is.
-        generator: must be drawn from what the receiver does not know, or it takes the noise off.
+        gradient: (B, D). strength: s; 0 returns the gradient unchanged.
+        generator: must come from a key that the receiver does not know, because it could subtract
+            the noise otherwise.
     """
     if not strength:
         return gradient

@@ -1,6 +1,6 @@
-"""How alike two images are: what an inversion attack is judged by, and what it is trained against.
+"""Similarity of images: it scores inversion attacks, and the inversion guard trains against it.
 
-Each measure takes two batches (B, C, H, W) of values in [0, 1] and gives one number an image.
+Each measure takes two batches (B, C, H, W) of values in [0, 1] and returns one number per image.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WINDOW: Final = 11
 SIGMA: Final = 1.5
 C1: Final = 0.01**2
 C2: Final = 0.03**2
-# 100 dB: a perfect copy would be infinitely good, and no mean could be taken over it
+# limits PSNR to 100 dB: a perfect copy would have infinity, which has no mean
 LEAST_ERROR: Final = 1e-10
 
 
@@ -36,11 +36,11 @@ def ssim(image: Tensor, other: Tensor) -> Tensor:
     SSIM = (2*m_a*m_b + C1) * (2*c_ab + C2) / ((m_a^2 + m_b^2 + C1) * (v_a + v_b + C2))
 
     Wang et al. 2004, Eq. 13: means, variances and covariance under a Gaussian window, channel by
-    channel; the mean over all places where the window lies inside the image, and all channels.
-    An image smaller than 11x11 gets the largest window of an odd side that lies inside.
+    channel; the mean is over all positions of the window inside the image, and all channels.
+    An image smaller than 11x11 gets the largest window with an odd side that fits.
     """
     batch, channels, height, width = image.shape
-    # both images, their squares and their product in one go, each plane by itself
+    # one convolution over both images, their squares and their product, each plane by itself
     planes = torch.stack([image, other, image**2, other**2, image * other])
     planes = planes.reshape(5 * batch * channels, 1, height, width)
     for side, shape in ((height, (1, 1, -1, 1)), (width, (1, 1, 1, -1))):

@@ -1,8 +1,8 @@
-"""Stochastic gradient descent by gradients that are handed over.
+"""Stochastic gradient descent with explicit gradients, and their clip.
 
-The arithmetic is torch.optim.SGD's, bit for bit, without what else a step of that does (hooks,
-records for a profiler, groups): on `tiny` most of a step. Nor does it import torch's compiler, as
-the first of torch's optimisers does: 2.4 s of a process's start.
+The arithmetic is torch.optim.SGD's, bit for bit. The hooks, profiler records and groups of that
+optimiser are left out: on `tiny` they take most of a step. Torch's compiler is not imported either,
+which the first of torch's optimisers does: 2.4 s of a process's start.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Sgd:
     """v = m * v + (g + d * w);  w = w - lr * v
 
     Args:
-        parameters: w, of the same module for as long as their momentum counts.
+        parameters: w; they must stay the same tensors while their momentum counts.
         momentum: m; 0 keeps no v. weight_decay: d.
 
     Attributes:
-        velocities: v by parameter, of those that have been stepped.
+        velocities: v by parameter, for the parameters that took a step.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Sgd:
         """One step.
 
         Args:
-            gradients: of `parameters`, one each; they are left as they are.
-            parameters: some of those there are, all where None; no other is touched.
+            gradients: one for each of `parameters`; they are not changed.
+            parameters: the subset to step; None steps all.
         """
         stepped = self.parameters if parameters is None else parameters
         with torch.no_grad():
@@ -71,7 +71,7 @@ def clip_l2(gradients: Sequence[Tensor], limit: float | None) -> list[Tensor]:
     """The gradients scaled so that their joint L2 norm is at most `limit`; None leaves them.
 
     Args:
-        gradients: of every parameter named, flattened together for the norm.
+        gradients: of all parameters together; the norm is over their concatenation.
     """
     if limit is None:
         return list(gradients)

@@ -162,7 +162,7 @@ def test_of_several_companions_one_that_learns_alone_is_enough_to_go_on() -> Non
     lone = client_of()
     lone.handle(start_of(plan_of(back=PersonalBack(), inversion=Inversion())))
     lone.handle(Step(1, 0))
-    with pytest.raises(FrameError, match="without an exit head there is nothing to learn by"):
+    with pytest.raises(FrameError, match="without an exit head cannot go on alone"):
         lone.handle(NoReply(1))
 
 
