@@ -35,6 +35,7 @@ from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.tls import tls_context, tls_context_for
 from edge_sdk.wire.frames import HTTP_LIMITS, decode, encode
 from edge_sdk.wire.messages import RETRY_AFTER_MAX_S, Problem, Query, Reply, read_reply
+from edge_sdk.wire.topics import PAYLOAD_BYTES
 
 if TYPE_CHECKING:
     from profiles import DeviceProfile
@@ -62,7 +63,7 @@ class Connection:
     """Where the fleet's broker is and what it takes."""
 
     broker: str
-    max_packet_bytes: int = 2_000_000
+    max_packet_bytes: int = PAYLOAD_BYTES
 
     def address(self, identity: Identity) -> BrokerAddress:
         """The broker's address; one that listens everywhere is where the server is."""
@@ -308,7 +309,7 @@ def _connection(answer: Mapping[str, Any]) -> Connection:
     broker = answer.get("broker")
     if not isinstance(broker, dict) or not isinstance(broker.get("url"), str):
         raise LinkError("the server names no broker; is it of the same version?")
-    size = broker.get("max_packet_bytes", 2_000_000)
+    size = broker.get("max_packet_bytes", PAYLOAD_BYTES)
     if not isinstance(size, int):
         raise LinkError(f"max_packet_bytes: expected a number of bytes, got {shown(size)}")
     return Connection(broker["url"], size)

@@ -29,6 +29,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from edge_sdk.errors import ConfigurationError, FrameTooLargeError, LinkError
 from edge_sdk.tls import pinned_tls_context, tls_context
+from edge_sdk.wire.topics import PAYLOAD_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class MqttLink:
         ca: str | None = None,
         pinned: str | None = None,
         keepalive_s: int = 30,
-        max_packet_bytes: int = 2_000_000,
+        max_packet_bytes: int = PAYLOAD_BYTES,
         max_in_flight: int = 256,
         on_state: Callable[[bool], None] | None = None,
         mqtt5: bool = True,

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edge_sdk.cli.output import print_json
+from edge_sdk.wire.topics import PAYLOAD_BYTES
 
 if TYPE_CHECKING:
     from edge_sdk.mqtt import BrokerAddress
@@ -74,7 +75,7 @@ def run(
             help="Longest MQTT message; longer ones go over HTTP. Stay 1,000 below a smaller limit "
             "of your own broker: 130000 for AWS IoT, 1000000 for EMQX."
         ),
-    ] = 2_000_000,
+    ] = PAYLOAD_BYTES,
     state: State = STATE_DEFAULT,
     allocation: Annotated[
         str | None, typer.Option(help="budget or supersfl; default the last one, or budget.")

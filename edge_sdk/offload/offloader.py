@@ -32,7 +32,7 @@ from edge_sdk.wire.messages import (
     pack_query,
     read_reply,
 )
-from edge_sdk.wire.topics import Kind, Topic
+from edge_sdk.wire.topics import PAYLOAD_BYTES, Kind, Topic
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Offloader:
         identity: Identity,
         broker: BrokerAddress,
         *,
-        max_packet_bytes: int = 2_000_000,
+        max_packet_bytes: int = PAYLOAD_BYTES,
         probe_interval_s: float = 0.5,
         heartbeat_s: float = 30.0,
         locate: Callable[[], BrokerAddress | None] | None = None,

@@ -22,6 +22,7 @@ import orjson
 from numpy.typing import NDArray
 
 from edge_sdk.errors import FrameError, FrameTooLargeError, shown
+from edge_sdk.wire.topics import PAYLOAD_BYTES
 
 Array = NDArray[Any]
 
@@ -45,7 +46,7 @@ class Limits:
     `elements` bounds the product of a tensor's sizes other than 0.
     """
 
-    frame_bytes: int = 2_000_000
+    frame_bytes: int = PAYLOAD_BYTES
     header_bytes: int = 65_536
     tensors: int = 16
     rank: int = 8

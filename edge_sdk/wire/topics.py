@@ -15,6 +15,9 @@ from edge_sdk.errors import FrameError, shown
 
 ROOT: Final = "splitedge/v1"
 ID_PATTERN: Final = re.compile(r"[a-z0-9-]{1,63}")
+# The longest message on any topic; a longer query goes over HTTP. Stands here because the broker's
+# process loads no numpy (30 MB), which frames.py needs.
+PAYLOAD_BYTES: Final = 2_000_000
 
 
 class Kind(StrEnum):

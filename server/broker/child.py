@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_sdk.errors import ConfigurationError, LinkError
-from server.broker.connection import PAYLOAD_BYTES
+from edge_sdk.wire.topics import PAYLOAD_BYTES
 from server.broker.policy import Principal
 
 _START_S: Final = 20.0  # importing amqtt takes about 1 s on one slow core

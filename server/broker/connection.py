@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_sdk.errors import FrameError, FrameTooLargeError
+from edge_sdk.wire.topics import PAYLOAD_BYTES
 from server.broker import packets
 from server.broker.packets import PUBLISH_OVERHEAD_BYTES, Connect, PacketType
 from server.broker.policy import Principal
-
-# edge_sdk.wire.frames.MQTT_LIMITS says the same; that module needs numpy, 30 MB of this process
-PAYLOAD_BYTES: Final = 2_000_000
 
 _CHUNK_BYTES: Final = 65_536
 _TURNS: Final = 8  # of the event loop, more than taking a message and acknowledging it

@@ -25,8 +25,7 @@ from typing import Any, Final
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.mqtt import BrokerAddress, Message, MqttLink, loopback
-from edge_sdk.wire.topics import check_id
-from server.broker.connection import PAYLOAD_BYTES
+from edge_sdk.wire.topics import PAYLOAD_BYTES, check_id
 from server.broker.packets import PUBLISH_OVERHEAD_BYTES
 from server.broker.policy import BACKEND_HEARS, BACKEND_SAYS, SHARED_PREFIX, device_rules
 

@@ -39,6 +39,7 @@ from edge_sdk.manifest import (
     TensorSpec,
 )
 from edge_sdk.wire.frames import Tensor, pack_request, unpack
+from edge_sdk.wire.topics import PAYLOAD_BYTES
 from profiles import load_reference
 from server.processes import ServerProcess
 from server.registry.artifacts import ArtifactRepository
@@ -586,7 +587,7 @@ class Fleet:
         bundle: str = "digits/1/d2",
         *,
         broker_port: int | None = None,
-        max_packet_bytes: int = 2_000_000,
+        max_packet_bytes: int = PAYLOAD_BYTES,
     ) -> Path:
         """The state folder of a new device with that bundle, told that the broker is at the port
         (of a proxy, say) and takes messages of that size.

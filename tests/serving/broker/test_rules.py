@@ -9,8 +9,8 @@ import pytest
 
 from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.wire.frames import MQTT_LIMITS
+from edge_sdk.wire.topics import PAYLOAD_BYTES
 from server.broker import packets, policy
-from server.broker.connection import PAYLOAD_BYTES
 from server.broker.packets import Connect, PacketType, Will
 from server.broker.policy import Principal, credential_sha256
 
