@@ -1,6 +1,6 @@
-"""The server's HTTP API as a device uses it: enrolment, where things are, big offloads.
+"""The server's HTTP API as a device uses it: enrolment, the broker's address, large queries.
 
-Imported only where it is needed: urllib3 costs 2 MB that a running agent mostly does without.
+Imported only where it is needed: urllib3 takes 2 MB, and most agents run without it.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ CA_NAME: Final = "ca.pem"
 REFUSED: Final = {
     404: Problem.UNKNOWN_MODEL,
     429: Problem.OVERLOADED,
-    500: Problem.FAILED,  # as over MQTT, so that a late query ends alike
+    500: Problem.FAILED,  # the same as over MQTT, so that a late query ends in the same way
     503: Problem.NOT_READY,
     504: Problem.EXPIRED,
 }
-# What an answer may hold, but for the tensors of an offload.
+# The longest answer in JSON; that of a query holds tensors, and may be longer.
 JSON_BYTES: Final = 2_000_000
-# Root, connection and identity take less than this.
+# Room on the disk for root, connection and identity, which take less.
 ENROLMENT_BYTES: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where the fleet's broker is and what it takes."""
+    """The fleet's broker: its URL, and the longest message that it takes."""
 
     broker: str
     max_packet_bytes: int = PAYLOAD_BYTES
 
     def address(self, identity: Identity) -> BrokerAddress:
-        """The broker's address; one that listens everywhere is where the server is."""
+        """The broker's address; a broker that listens everywhere has the server's host."""
         address = BrokerAddress.parse(self.broker)
         if address.host in ("0.0.0.0", "::"):  # noqa: S104 - read from the server, not bound
             host = urlsplit(identity.server).hostname or address.host
@@ -75,9 +75,9 @@ class Connection:
 
     @classmethod
     def load(cls, state: Path) -> Connection:
-        """What enrolment or the last look-up left in the state folder.
+        """The connection that enrolment or the last look-up left in the state folder.
 
-        Raises: EnrolmentError if there is nothing.
+        Raises: EnrolmentError if there is none.
         """
         try:
             return _connection(orjson.loads((state / CONNECTION_NAME).read_bytes()))
@@ -107,10 +107,10 @@ def enroll(
         server: base URL of its API, `https://host:port`.
         token: from `splitedge server token create`.
         state: the folder of everything the device keeps; made where missing, for its owner only.
-        profile: what this device is like; measured, which takes seconds, when None.
-        name: wanted device id; the profile's when None.
-        ca: PEM file of the only authority to trust; the system's when None. It is copied.
-    Returns: who the device is from now on.
+        profile: of this device; None measures it, which takes seconds.
+        name: wanted device id; None takes the profile's.
+        ca: PEM file of the only authority to trust, which is copied; None trusts the system's.
+    Returns: the device's identity from now on.
     Raises: before the token is spent: ConfigurationError for the URL, the `ca`, or a folder that
         has an identity already; StorageError if the folder cannot be written; LinkError if the
         server cannot be reached; HiddenPackageError if a user's `profiles.py` hides the package
@@ -123,7 +123,7 @@ def enroll(
     profile = profile or _probe()
     new = not state.exists()
     try:
-        # a token is spent by the first answer: whatever may fail here fails before it
+        # the first answer spends the token, so what may fail on this device fails before it
         make_folder(state, mode=0o700)
         make_folder((state / ROOT_NAME).parent)
         check_writable(state, ENROLMENT_BYTES)
@@ -138,19 +138,13 @@ def enroll(
         raise
 
 
-def _probe() -> DeviceProfile:
-    # imported here: an agent runs without `profiles`, also beside a user's file of that name
-    require_package("profiles")
-    from profiles import probe  # noqa: PLC0415
-
-    return probe()
-
-
 def connection(
     identity: Identity, state: Path | None = None, *, timeout_s: float = TIMEOUT_S
 ) -> Connection:
-    """Where the broker is now; kept in `state` when given and the disk takes it.
+    """Ask the server where the broker is.
 
+    Args:
+        state: folder to keep the answer in, if the disk takes it; None keeps nothing.
     Raises: LinkError.
     """
     url = identity.url(f"api/v1/devices/{identity.device}/connection")
@@ -159,14 +153,14 @@ def connection(
     found = _connection(answer)
     if state is not None:
         with contextlib.suppress(StorageError, EnrolmentError):
-            # asked every few seconds while the broker is away: flash wears with each write
+            # asked every few seconds while the broker is away, and flash wears with each write
             if found != Connection.load(state):
                 _save_connection(state, answer)
     return found
 
 
 def report_profile(identity: Identity, profile: DeviceProfile) -> None:
-    """Tell the server what this device is now.
+    """Send the server this device's profile of today.
 
     Raises: LinkError.
     """
@@ -175,12 +169,12 @@ def report_profile(identity: Identity, profile: DeviceProfile) -> None:
 
 
 class Echo:
-    """Sends bytes there and back, for measuring the link.
+    """Sends bytes to the server and back, to measure the link.
 
         with Echo(identity) as echo:
             link = measure_link(echo)
 
-    All over one connection: setting one up takes several round trips, and the agent's stays up.
+    All bytes take one connection: setting one up takes several round trips, and the agent's stays.
     """
 
     def __init__(self, identity: Identity) -> None:
@@ -189,7 +183,7 @@ class Echo:
         self._client = _client(self._url, identity.ca)
 
     def __call__(self, payload: bytes) -> None:
-        """One round trip.
+        """Make one round trip.
 
         Raises: LinkError.
         """
@@ -219,10 +213,11 @@ class Echo:
 
 
 def infer(identity: Identity, query: Query, deadline: float) -> Reply:
-    """One offload over HTTP, for frames above the broker's limit.
+    """Send one query over HTTP, for frames above the broker's limit.
 
     Args:
         deadline: on the monotonic clock.
+    Returns: the reply, or the problem that the server names.
     Raises: LinkError if the server cannot be reached in time, does not know this device or is
         broken, all of which may pass; FrameError for a bad answer.
     """
@@ -238,10 +233,7 @@ def infer(identity: Identity, query: Query, deadline: float) -> Reply:
         answer = client.request(
             "POST",
             url,
-            headers={
-                HEADER_LENGTH: str(len(text)),
-                "Authorization": identity.authorization,
-            },
+            headers={HEADER_LENGTH: str(len(text)), "Authorization": identity.authorization},
             body=b"".join((text, *parts)),
             timeout=Timeout(total_s=max(deadline - time.monotonic(), 0.001)),
             at_most=HTTP_LIMITS.frame_bytes,
@@ -259,6 +251,14 @@ def infer(identity: Identity, query: Query, deadline: float) -> Reply:
     return Reply(query.id, reply.tensors)
 
 
+def _probe() -> DeviceProfile:
+    # imported here: an agent runs without `profiles`, also beside a user's file of that name
+    require_package("profiles")
+    from profiles import probe  # noqa: PLC0415
+
+    return probe()
+
+
 def _enroll(
     server: str, token: str, state: Path, about: Mapping[str, Any], ca: Path | None
 ) -> Identity:
@@ -270,7 +270,7 @@ def _enroll(
     root = str(answer.get("root")).encode()
     if fingerprint and hashlib.sha256(root).hexdigest()[:32] != fingerprint:
         raise EnrolmentError(
-            f"{server}: its root key is not the one this token was made for; "
+            f"{server}: expected the root key that the token was made for, got another one; "
             "check the address, then make a new token"
         )
     try:
@@ -280,7 +280,8 @@ def _enroll(
         _connection(answer)
     except (KeyError, SplitedgeError) as err:
         raise EnrolmentError(
-            f"{server}: its answer names no usable identity ({err}); is it of the same version?"
+            f"{server}: its answer names no usable identity ({err}); is the server of the same "
+            "version as this device?"
         ) from err
     write_atomic(state / ROOT_NAME, root)
     _save_connection(state, answer)
@@ -308,7 +309,7 @@ def _header_length(answer: Response) -> int | None:
 def _connection(answer: Mapping[str, Any]) -> Connection:
     broker = answer.get("broker")
     if not isinstance(broker, dict) or not isinstance(broker.get("url"), str):
-        raise LinkError("the server names no broker; is it of the same version?")
+        raise LinkError("the server names no broker; is it of the same version as this device?")
     size = broker.get("max_packet_bytes", PAYLOAD_BYTES)
     if not isinstance(size, int):
         raise LinkError(f"max_packet_bytes: expected a number of bytes, got {shown(size)}")

@@ -1,4 +1,4 @@
-"""Who this device is to its server: written once at enrolment, read by everything that connects."""
+"""A device's identity: written once at enrolment, read by everything that connects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IDENTITY_NAME: Final = "agent.json"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What enrolment gave this device.
+    """What enrolment gave this device to connect with.
 
     Attributes:
         server: base URL, `https://host:port`; http only where the server allows it.
@@ -42,7 +42,7 @@ class Identity:
 
     @property
     def authorization(self) -> str:
-        """The value of the HTTP header of that name."""
+        """The value of the HTTP header `Authorization`."""
         return f"Bearer {self.device}:{self.credential}"
 
     def url(self, path: str) -> str:
@@ -50,20 +50,20 @@ class Identity:
         return f"{self.server.rstrip('/')}/{path}"
 
     def save(self, state: Path) -> None:
-        """Write it to the state folder, readable by its owner only.
+        """Write the identity to the state folder, readable by its owner only.
 
         Raises: StorageError.
         """
         make_folder(state, mode=0o700)
         fields = asdict(self)
-        if self.ca is not None:  # to be found wherever a process starts, a service in / say
+        if self.ca is not None:  # found from any working folder: a service may start in /
             fields["ca"] = self.ca.name if self.ca.parent == state else str(self.ca.resolve())
         raw = orjson.dumps(fields, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         write_atomic(state / IDENTITY_NAME, raw, mode=0o600)
 
     @classmethod
     def load(cls, state: Path) -> Identity:
-        """Read it from the state folder.
+        """Read the identity from the state folder.
 
         Raises: EnrolmentError if this device was never enrolled; ConfigurationError naming what is
             wrong with the file.
@@ -73,7 +73,7 @@ class Identity:
             raw = path.read_bytes()
         except FileNotFoundError:
             raise EnrolmentError(
-                f"{path}: not there, this device is not enrolled; run `splitedge agent enroll`"
+                f"{path}: not found, this device is not enrolled; run `splitedge agent enroll`"
             ) from None
         except OSError as err:
             raise ConfigurationError(f"{path}: cannot be read ({err.strerror})") from err
@@ -92,7 +92,7 @@ class Identity:
 
 
 def check_not_enrolled(state: Path) -> None:
-    """Refuse a state folder that has an identity: another one would take its place.
+    """Refuse a state folder that has an identity: a new one would replace it.
 
     Raises: ConfigurationError.
     """

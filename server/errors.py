@@ -8,7 +8,7 @@ SplitedgeError (edge_sdk.errors)
     ├── AuthenticationError         401
     ├── ForbiddenError              403: a good credential, but not for this
     ├── TokenError                  403: enrolment token unknown, used or expired
-    ├── NotJoinedError               409: training: the device has not said hello to this trainer
+    ├── NotJoinedError               409: training: the device has not joined this trainer
     ├── EndedError                  410: training is over
     ├── ArtifactError               500: the signed repository on disk is not whole
     ├── OverloadedError             429: the queue is full; says when to come back
@@ -71,7 +71,7 @@ class ArtifactError(ServerError):
 
 
 class NotJoinedError(ServerError):
-    """The device has not said hello to this trainer, which may have been restarted since."""
+    """The device has not joined this trainer, which may have been restarted since it did."""
 
     status = 409
 

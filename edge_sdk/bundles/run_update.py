@@ -1,6 +1,6 @@
-"""Ask for a bundle: run the updater as a short-lived process and read what came of it.
+"""Ask for a bundle: run the updater as a short-lived process and read its outcome.
 
-The agent never imports tuf and cryptography (12 MB), and whatever an update meets, it ends there.
+So the agent never imports tuf and cryptography (12 MB), and no failure of an update reaches it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import orjson
 
 Status = Literal["installed", "unchanged", "refused", "unreachable", "no_space"]
 
-# a slow link takes its time; what was fetched until then is kept and resumed
+# a slow link takes its time; what was fetched till then is kept, and the next update resumes it
 TIMEOUT_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateOutcome:
-    """What an update came to. In every case but `installed` the bundle before it keeps running.
+    """How an update ended. In every case but `installed` the bundle before it keeps running.
 
     Attributes:
         status: `unchanged`: the assigned bundle is here and whole, or none is assigned;
-            `unreachable`: the server is away or its signed metadata expired.
-        bundle: the one asked for; None where the server never said.
+            `unreachable`: the server is away, or its signed metadata expired.
+        bundle: the one that was asked for; None where the server named none.
         reason: for people; empty when all is well.
-        fresh_at: when metadata was last known fresh, ISO 8601 UTC; None for never.
-        needed_bytes, available_bytes: of `no_space`.
+        fresh_at: when metadata was last fresh, ISO 8601 UTC; None for never.
+        needed_bytes, available_bytes: disk space, where the status is `no_space`.
     """
 
     status: Status
@@ -40,7 +40,7 @@ class UpdateOutcome:
     available_bytes: int | None = None
 
     def to_json(self) -> bytes:
-        """One line."""
+        """The outcome as one line."""
         return orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE)
 
     @classmethod
@@ -58,8 +58,8 @@ def run_update(
 ) -> UpdateOutcome:
     """Bring the device to `bundle`, or to the one the server assigns it.
 
-    Blocks until the updater is done; call it off the agent's own threads. Never raises because of
-    the network, the disk or what the server sent.
+    Blocks until the updater is done: call it in a thread that nothing waits for. Never raises
+    because of the network, the disk or an answer of the server.
     """
     command = [sys.executable, "-P", "-m", "edge_sdk.bundles.update", "--state", str(state)]
     if bundle is not None:
@@ -72,6 +72,6 @@ def run_update(
     except OSError as err:
         return UpdateOutcome("refused", bundle, f"updater cannot be started ({err.strerror})")
     except (ValueError, TypeError):
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"]
-        reason = f"updater ended with {done.returncode}: {said[-1][:300]}"
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"]
+        reason = f"updater ended with {done.returncode}: {lines[-1][:300]}"
         return UpdateOutcome("refused", bundle, reason)

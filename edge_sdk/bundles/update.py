@@ -94,19 +94,19 @@ class _Update:
         self._fresh_at = _read_time(self._fresh_path)
 
     def outcome(self, status: Status, reason: str = "") -> UpdateOutcome:
-        """`status` with all that is known."""
+        """An outcome with all that is known."""
         fresh = None if self._fresh_at is None else self._fresh_at.isoformat(timespec="seconds")
         return UpdateOutcome(status, self._bundle, reason, fresh)
 
     def link_outcome(self, err: LinkError) -> UpdateOutcome:
-        """`unreachable`, or `refused` where it is the server that does not take this device."""
+        """`unreachable`, or `refused` where the server does not accept this device."""
         if isinstance(err, StatusError) and err.status in (401, 403):
             why = f"{err}: the server does not accept this device's credential; enrol again"
             return self.outcome("refused", why)
         return self.outcome("unreachable", str(err))
 
     def storage_outcome(self, err: StorageError) -> UpdateOutcome:
-        """`no_space` where it was space that was missing."""
+        """`no_space` where space was missing, `refused` for any other fault of the disk."""
         if err.needed_bytes is None:
             return self.outcome("refused", str(err))
         fresh = self.outcome("no_space").fresh_at
@@ -194,7 +194,7 @@ class _Update:
         ]
 
     def _check_space(self, missing: Mapping[str, FileRecord], stale: list[Path]) -> None:
-        """Before anything is thrown away for a bundle that would not fit."""
+        """Refuse a bundle that would not fit, before anything is removed for it."""
         here = sum(size_bytes(self._incoming / file.sha256) for file in missing.values())
         needed = sum(file.length for file in missing.values()) - here + RESERVE_BYTES
         available = free_bytes(self._incoming) + sum(size_bytes(path) for path in stale)

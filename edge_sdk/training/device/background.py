@@ -1,7 +1,7 @@
-"""Training beside a running agent: a process of its own, at low priority, for each invitation.
+"""Training next to a running agent: for each invitation a process of its own, at low priority.
 
-The agent stays lean and answers on while its device trains: torch is loaded by the other process,
-which the system runs when nobody else wants the cores. No torch is imported here.
+The agent stays small and keeps answering while its device trains: the other process loads torch,
+and the system runs it when the cores are free. No torch is imported here.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from edge_sdk.training.device.trainer_address import INVITATION, resolve_trainer
 logger = logging.getLogger(__name__)
 
 NICENESS: Final = 10
-# Invitations come every few seconds; one that cannot train shall not load torch for each.
+# Invitations come every few seconds; a device that cannot train must not load torch for each.
 PAUSE_S: Final = 60.0
 STOP_S: Final = 10.0
 
 
 class BackgroundTraining:
-    """Has this device train when it is invited; from `__enter__` to `__exit__`.
+    """Trains on this device when it is invited, from `__enter__` to `__exit__`.
 
     Args:
-        data: its own samples, as `splitedge agent train --data` takes them.
+        data: the device's own samples, as `splitedge agent train --data` takes them.
         threads: compute threads.
-    Raises: ConfigurationError if training is not installed here; why there is no identity.
+    Raises: ConfigurationError if training is not installed; EnrolmentError or ConfigurationError
+        if the state folder has no identity.
     """
 
     def __init__(self, state: Path, data: str, *, threads: int = 1) -> None:
@@ -47,17 +48,17 @@ class BackgroundTraining:
         self._command += ["--state", str(state), "--data", data, "--threads", str(threads)]
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._not_before = 0.0
+        self._backoff_until = 0.0
         self._closed = False
 
     def command(self, command: Mapping[str, Any]) -> None:
-        """Take a command of the server; an invitation while this device trains changes nothing."""
+        """Handle a command of the server; an invitation while the device trains changes nothing."""
         if command.get("op") != INVITATION:
             return
         try:
             trainer = resolve_trainer_url(self._identity, str(command.get("url")))
         except SplitedgeError as err:
-            logger.warning("invitation not taken: %s", err)
+            logger.warning("invitation refused: %s", err)
             return
         with self._lock:
             if not self._closed and not self._busy():
@@ -85,16 +86,16 @@ class BackgroundTraining:
             process.wait()
 
     def _busy(self) -> bool:
-        """Whether it trains, or could not a moment ago."""
+        """Whether the device trains, or failed to a moment ago."""
         if self._process is not None:
             status = self._process.poll()
             if status is None:
                 return True
             self._process = None
             if status != 0:
-                logger.warning("training ended with status %d; its own lines say why", status)
-                self._not_before = time.monotonic() + PAUSE_S
-        return time.monotonic() < self._not_before
+                logger.warning("training ended with status %d; its own log says why", status)
+                self._backoff_until = time.monotonic() + PAUSE_S
+        return time.monotonic() < self._backoff_until
 
     def _start(self, trainer: str) -> None:
         logger.info("device=%s trains at %s", self._identity.device, trainer)
@@ -103,4 +104,4 @@ class BackgroundTraining:
             os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
         except OSError as err:
             logger.warning("training did not start: %s", err)
-            self._not_before = time.monotonic() + PAUSE_S
+            self._backoff_until = time.monotonic() + PAUSE_S

@@ -1,4 +1,4 @@
-"""Signs of life, from a thread of its own: work may take long, and a frozen process gives none."""
+"""Signs of life from a thread of their own: one task may take long, and a frozen process stops."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Calls `beat` again and again between `pace` and `__exit__`; one that fails is left out."""
+    """Calls `beat` at a steady pace, from `pace` to `__exit__`; a call that fails is skipped."""
 
     def __init__(self, beat: Callable[[], object]) -> None:
         self._beat = beat
         self._every_s = 0.0
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="splitedge-alive", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="splitedge-heartbeat", daemon=True)
 
     def pace(self, every_s: float) -> None:
-        """Beat that often from now on."""
+        """Set the pace: once in `every_s` from now on."""
         self._every_s = every_s
         if not self._thread.is_alive():
             self._thread.start()
@@ -46,4 +46,4 @@ class Heartbeat:
             try:
                 self._beat()
             except SplitedgeError as err:
-                logger.debug("not told that this device is alive: %s", err)
+                logger.debug("no sign of life sent: %s", err)

@@ -1,4 +1,4 @@
-"""Waiting to be asked: the server's command `{"op": "train", "url": ...}` over MQTT."""
+"""Waiting for an invitation: the server's command `{"op": "train", "url": ...}` over MQTT."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ logger = logging.getLogger(__name__)
 
 
 def wait_for_invitation(identity: Identity, state: Path) -> str:
-    """The address of a trainer, as soon as this device is invited.
+    """Wait until this device is invited; the trainer's URL.
 
-    Raises: EnrolmentError where it is not known how to reach the broker.
+    Raises: EnrolmentError if the state folder does not say where the broker is.
     """
-    known = api.Connection.load(state)
+    connection = api.Connection.load(state)
     arrived: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def command(message: Message) -> None:
         arrived.put(message.payload)
 
     link = MqttLink(
-        known.address(identity),
+        connection.address(identity),
         client_id=identity.device,
         password=identity.credential,
         ca=None if identity.ca is None else str(identity.ca),
@@ -49,13 +49,13 @@ def wait_for_invitation(identity: Identity, state: Path) -> str:
 
 def _invited(identity: Identity, payload: bytes) -> str | None:
     try:
-        said: Any = orjson.loads(payload)
+        command: Any = orjson.loads(payload)
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(said, dict) or said.get("op") != INVITATION:
+    if not isinstance(command, dict) or command.get("op") != INVITATION:
         return None
     try:
-        return resolve_trainer_url(identity, str(said.get("url")))
+        return resolve_trainer_url(identity, str(command.get("url")))
     except SplitedgeError as err:
-        logger.warning("invitation not taken: %s", err)
+        logger.warning("invitation refused: %s", err)
         return None

@@ -1,7 +1,7 @@
-"""What a device keeps on disk between rounds, and when it is restarted.
+"""Files that a device keeps between rounds and over a restart.
 
 STATE/training/NAME.safetensors   its personal weights
-STATE/training/NAME.update        what it made of a round alone and has not handed in
+STATE/training/NAME.update        an update that it made without the server and has not handed in
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 def save_personal(state: Path, training: str, weights: Weights, run: str = "") -> None:
-    """Keep them in the state folder, whole or not at all.
+    """Save personal weights in the state folder, whole or not at all.
 
     Args:
-        run: the training's; weights of another run of that name are replaced.
+        run: id of the training's run; weights of another run of that name are replaced.
     Raises: StorageError; ConfigurationError for a training whose name is no file name.
     """
     path = _path(state, training, "safetensors")
@@ -34,7 +34,7 @@ def save_personal(state: Path, training: str, weights: Weights, run: str = "") -
 
 
 def load_personal(state: Path, training: str, run: str | None = None) -> Weights:
-    """What was kept; empty where there is nothing yet.
+    """Load the personal weights that were saved; empty where there are none yet.
 
     Args:
         run: takes weights of that run only; None takes those of any.
@@ -47,13 +47,13 @@ def load_personal(state: Path, training: str, run: str | None = None) -> Weights
     except FileNotFoundError:
         return {}
     except (OSError, SafetensorError) as err:
-        text = f"{path}: cannot be read ({err}); remove it to begin anew"
+        text = f"{path}: cannot be read ({err}); remove the file to start again"
         raise ConfigurationError(text) from err
     return weights if run in {None, run_of(raw)} else {}
 
 
 def save_update(state: Path, training: str, run: str, update: Update) -> None:
-    """Keep an update until it is handed in, instead of the one before.
+    """Save an update until it is handed in, in place of the one before.
 
     Raises: as `save_personal`.
     """
@@ -63,24 +63,24 @@ def save_update(state: Path, training: str, run: str, update: Update) -> None:
 
 
 def load_update(state: Path, training: str, run: str) -> Update | None:
-    """The update that is still owed; None where there is none of this run.
+    """Load the update that is not handed in yet; None where there is none of this run.
 
-    One that cannot be read is lost, and no reason not to train on.
+    An update that cannot be read is lost, and training goes on.
     """
     path = _path(state, training, "update")
     try:
-        kept_in, _, raw = path.read_bytes().partition(b"\n")
-        update = from_bytes(raw) if kept_in == run.encode() else None
+        saved_run, _, raw = path.read_bytes().partition(b"\n")
+        update = from_bytes(raw) if saved_run == run.encode() else None
     except FileNotFoundError:
         return None
     except (OSError, FrameError) as err:
-        logger.warning("%s: cannot be read, what it held is lost: %s", path, err)
+        logger.warning("%s: cannot be read, its update is lost: %s", path, err)
         return None
     return update if isinstance(update, Update) else None
 
 
 def drop_update(state: Path, training: str) -> None:
-    """It is handed in, or nobody wants it any more.
+    """Remove the saved update: it is handed in, or training is over.
 
     Raises: StorageError.
     """
@@ -94,7 +94,7 @@ def drop_update(state: Path, training: str) -> None:
 
 
 def _path(state: Path, training: str, ending: str) -> Path:
-    # the name comes from the trainer, and a file name shall not leave its folder
+    # the name comes from the trainer, and must not lead out of the folder
     if not NAME.fullmatch(training):
         raise ConfigurationError(
             f"training: expected a name of letters, digits, '.', '_' and '-', got {training!r:.100}"

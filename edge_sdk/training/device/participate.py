@@ -1,4 +1,4 @@
-"""A device that takes part in a training, from its data to the end: `splitedge agent train`."""
+"""One device's part in a training, from its data to the end: `splitedge agent train`."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def participate(
 
     Args:
         data: as `open_data` takes it.
-        trainer: its URL; None waits to be invited, for which no agent may run on the same state
-            folder: a broker knows a device once. A running agent takes invitations itself
+        trainer: its URL; None waits for an invitation. Then no agent may run on the same state
+            folder, for a broker knows a device once; a running agent takes invitations itself
             (edge_sdk.training.device.background).
-        say: told where this device trains, and on how much.
+        say: called with a line for the user: where this device trains.
     Raises: SplitedgeError saying what to change.
     """
     torch.set_num_threads(threads)
@@ -81,7 +81,7 @@ def _sole_agent(state: Path) -> StateLock:
 
 
 class _LocalStore(Store):
-    """What this device keeps in its state folder of the run that it takes part in.
+    """Files of the run that this device takes part in, in its state folder.
 
     Args:
         joined: told of each run that the device turns to.
@@ -113,15 +113,16 @@ class _LocalStore(Store):
         save_update(self._state, self._training, self._run, update)
 
     def drop_update(self) -> None:
-        drop_update(self._state, self._training)
+        if self._training:  # else training was over before this device joined
+            drop_update(self._state, self._training)
 
 
 def open_data(data: str) -> Dataset:
-    """The data set that a command's word means.
+    """The data set that the argument of `--data` names.
 
     Args:
         data: a name that `load_dataset` knows, a folder with `train/` and `test/` in it or with
-            IDX files, or a file NAME.npz, which needs no test part: a device without is not
+            IDX files, or a file NAME.npz. That needs no test part: a device without one is not
             scored.
     """
     path = Path(data)

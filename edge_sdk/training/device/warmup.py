@@ -1,4 +1,4 @@
-"""What torch puts off until first use, done before anybody waits for it."""
+"""Work that torch puts off until first use, done before a deadline waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training costs this device: seconds, core seconds, and joules if they can be known."""
+"""The cost of training on this device: seconds, core seconds, and joules where a meter tells."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class WorkMeter:
     """Adds up the cost of pieces of work; waiting for the trainer is none of it.
 
     Attributes:
-        seconds: of work. cpu_s: of this process on all cores meanwhile.
-        joules: None where the meter has nothing to go by.
+        seconds: of work. cpu_s: of this process on all cores in that time.
+        joules: of that work; None where the meter knows nothing.
     """
 
     def __init__(self, meter: EnergyMeter) -> None:
@@ -24,12 +24,12 @@ class WorkMeter:
 
     @property
     def source(self) -> EnergySource:
-        """How the joules are known."""
+        """The meter's source of the joules."""
         return "none" if self.joules is None else self._meter.source
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """One piece of work."""
+        """Count the block as one piece of work."""
         before, cpu_s = self._meter.read(), time.process_time()
         try:
             yield

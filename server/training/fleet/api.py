@@ -81,8 +81,9 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
 
     Args:
         input_shape: of the recipe's samples; a device with other ones is refused.
+        reply_bytes_max: longest reply that is read.
         samples_max: most samples that a device may bring; None for any number.
-        refused: told of a device whose data do not fit, and why, by a thread of the server's.
+        refused: called, in a thread of the server, with a device whose data do not fit, and why.
     """
     app = FastAPI(title="splitedge trainer", redoc_url=None, docs_url=None, openapi_url=None)
     app.router.route_class = BoundedRoute
@@ -103,7 +104,7 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
     def member(name: Annotated[str, Depends(device)]) -> str:
         see_end(name)
         if not mailbox.knows(name):
-            raise NotJoinedError(f"{name}: say hello first")
+            raise NotJoinedError(f"{name}: expected a device that joined this trainer; join first")
         return name
 
     @app.post(JOIN_PATH)
@@ -134,7 +135,7 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
         changed = asyncio.Event()
         end = loop.time() + wait_s
         with mailbox.listening(name, lambda: loop.call_soon_threadsafe(changed.set)):
-            # one that hung up would otherwise be taken for one that has its message
+            # a device that hung up does not have its message
             while not await request.is_disconnected():
                 see_end(name)
                 message = mailbox.fetch(name, after)
@@ -162,7 +163,7 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
 
     @app.post(ALIVE_PATH, status_code=204)
     def alive(name: Annotated[str, Depends(device)]) -> None:
-        # that training is over is told to who asks for work, and counted then
+        # the end is told to a device that asks for work, which then counts as told
         mailbox.alive(name)
 
     @app.post(DECLINE_PATH, status_code=204)

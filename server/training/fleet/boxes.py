@@ -38,8 +38,8 @@ class Boxes:
         delivered: (device, round) of the updates that count already, after a restart.
         late: updates of past rounds that were kept before it.
         lockstep: whether the devices' rounds begin together; else each may be at another one.
-        fetch_s: how long a device may leave its message before it is taken for away.
-        silence_s: how long one may be silent altogether, whatever it was asked.
+        fetch_s: seconds that a device may leave its message before it counts as away.
+        silence_s: seconds that one may be silent altogether, whatever it was asked.
     """
 
     def __init__(

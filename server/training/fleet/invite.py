@@ -1,6 +1,6 @@
-"""Asking devices to train: commands over MQTT, which the running server publishes.
+"""Inviting devices to train: commands over MQTT, which the running server publishes.
 
-Who was offline when it was asked is asked again, for as long as training goes on.
+A device that was offline is invited again, for as long as training goes on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import orjson
 from edge_sdk.errors import LinkError
 from edge_sdk.http import HttpClient, Timeout
 from edge_sdk.tls import pinned_tls_context
+from edge_sdk.training.device.trainer_address import INVITATION
 from server.errors import ServerError
 from server.registry.database import Registry
 from server.training.fleet.mailbox import Mailbox
@@ -29,19 +30,20 @@ ANSWER_BYTES: Final = 65_536
 
 
 class Inviter:
-    """Invites every device that is enrolled and not there.
+    """Invites every enrolled device that has not joined.
 
     Args:
-        server: URL of the running server; `secret`: its operator's.
+        server: URL of the running server.
+        secret: of the server's operator.
         trainer: URL that devices are told.
-        pinned: PEM file of the server's certificate.
+        pinned: PEM file of the server's certificate; None for a server on http.
     """
 
     def __init__(self, server: str, secret: str, trainer: str, pinned: Path | None) -> None:
         self._server = server.rstrip("/")
         self._headers = {"Authorization": f"Bearer operator:{secret}"}
-        self._body = orjson.dumps({"op": "train", "url": trainer})
-        # its certificate names this host as devices know it; that it is the very one is enough
+        self._body = orjson.dumps({"op": INVITATION, "url": trainer})
+        # the certificate has the host name that devices use, which need not be the one used here
         self._client = HttpClient(tls=None if pinned is None else pinned_tls_context(pinned))
 
     @contextmanager
@@ -65,15 +67,15 @@ class Inviter:
             self._client.close()
 
     def invite_missing(self, registry: Registry, mailbox: Mailbox) -> None:
-        """Tell every device that is not there; one that cannot be told now is told later."""
-        there = set(mailbox.wait_for_devices(0, 0))
+        """Invite every device that has not joined; one that cannot be reached is invited later."""
+        joined = set(mailbox.wait_for_devices(0, 0))
         try:
             devices = [d.id for d in registry.devices() if d.revoked_at is None]
-        except ServerError as err:  # the database is busy or away: so it is next time, or not
+        except ServerError as err:  # the database is busy or away; the next attempt may succeed
             logger.warning("invitations: %s", err)
             return
         for device in devices:
-            if device not in there:
+            if device not in joined:
                 self._invite(device)
 
     def _invite(self, device: str) -> None:

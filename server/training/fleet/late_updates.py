@@ -1,8 +1,8 @@
-"""Updates of past rounds on the server's disk, until a checkpoint holds what they were merged into.
+"""Updates of past rounds on the server's disk, until a checkpoint holds the weights they went into.
 
     FOLDER/late/000012-DEVICE.update
 
-A device forgets an update when it is told that it was taken: by then it lies here.
+A device forgets an update when the trainer says that it was taken: by then the file is written.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ _NAME: Final = re.compile(r"(\d{6,})-([a-z0-9-]{1,63})\.update")
 
 
 class LateUpdates:
-    """Those of one training's folder."""
+    """Late updates stored in one training's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "late"
 
     def keep(self, device: str, update: Update) -> None:
-        """Have it on the disk, beside at most one other of that device: a round under way and one
-        before may both be owed, and nobody shall fill the disk.
+        """Write an update to the disk, and remove all but two of that device.
+
+        Two may be wanted, of the round under way and of one before; more would let a device fill
+        the disk.
 
         Raises: StorageError.
         """
@@ -42,20 +44,23 @@ class LateUpdates:
             older.unlink()
 
     def load(self) -> dict[str, Update]:
-        """By device, the newest of each; one that cannot be read is lost."""
+        """The newest update of each device; one that cannot be read is lost."""
         found = {}
         for (device, _), path in sorted(self._files().items(), key=lambda entry: entry[1].name):
             try:
                 update = from_bytes(path.read_bytes())
             except (OSError, FrameError) as err:
-                logger.warning("%s: cannot be read, what it held is lost: %s", path, err)
+                logger.warning("%s: cannot be read, its update is lost: %s", path, err)
                 continue
             if isinstance(update, Update):
                 found[device] = update
         return found
 
     def prune(self, kept: Callable[[], Collection[tuple[str, int]]] = frozenset) -> None:
-        """Forget all but those that are kept, by (device, round), once those on disk are known."""
+        """Remove all updates but those of `kept`, which gives (device, round).
+
+        `kept` is called after the folder is listed, so an update that is written meanwhile stays.
+        """
         files = self._files()
         wanted = kept()
         for key, path in files.items():

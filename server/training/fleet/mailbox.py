@@ -18,9 +18,9 @@ from server.training.fleet.boxes import Boxes
 
 logger = logging.getLogger(__name__)
 
-# An idle device polls all the time, so one that has not come for its message is not there.
+# An idle device polls all the time, so one that does not fetch its message is away.
 FETCH_S: Final = 5.0
-# A device beats four times in this; a Pi that swaps misses some of them.
+# A device sends four heartbeats in this time; a Pi that swaps misses some of them.
 SILENCE_S: Final = 15.0
 
 
@@ -32,8 +32,8 @@ class Mailbox:
         late: updates of past rounds that were kept before it.
         keep: called with each update that is kept for a later round, before the device is told.
         lockstep: whether the devices' rounds begin together; else each may be at another one.
-        fetch_s: how long a device may leave its message before it is taken for away.
-        silence_s: how long one may be silent altogether, whatever it was asked.
+        fetch_s: seconds that a device may leave its message before it counts as away.
+        silence_s: seconds that one may be silent altogether, whatever it was asked.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""One reply of a device at a time: what the trainer holds in memory is bounded by its devices.
+"""One reply of a device at a time, so that the number of devices bounds the trainer's memory.
 
 A device that lost its connection sends its reply again while the trainer still waits for the rest
-of the first: so the newer one is read, and the older one given up. One that has arrived is decoded
-first; whoever sends another meanwhile is told to come again.
+of the first copy. So the newer copy is read, and the older one given up. A reply that is whole is
+decoded first; a device that sends another one meanwhile is told to try again.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ from typing import Any
 
 from server.errors import OverloadedError
 
-Arrived = Callable[[Coroutine[Any, Any, bytes]], Awaitable[bytes]]
+Receive = Callable[[Coroutine[Any, Any, bytes]], Awaitable[bytes]]
 
 
 class ReplySlots:
-    """On one event loop."""
+    """One slot for each device, on one event loop."""
 
     def __init__(self) -> None:
         self._reading: dict[str, asyncio.Task[bytes]] = {}
         self._decoding: set[str] = set()
 
     @asynccontextmanager
-    async def acquire(self, device: str) -> AsyncIterator[Arrived]:
-        """A reply of that device until the end of the block; await what it gives with the body.
+    async def acquire(self, device: str) -> AsyncIterator[Receive]:
+        """Hold the device's slot to the end of the block.
 
-        Raises: OverloadedError, there, where another one has arrived or a newer one comes.
+            async with slots.acquire("pi") as receive:
+                raw = await receive(read_body(...))     # from here on no other reply comes in
+
+        Raises: OverloadedError, by `receive`, if another reply is being decoded or a newer one
+            comes.
         """
         mine = False
 
-        async def arrived(body: Coroutine[Any, Any, bytes]) -> bytes:
+        async def receive(body: Coroutine[Any, Any, bytes]) -> bytes:
             nonlocal mine
             if device in self._decoding:
                 body.close()
@@ -44,7 +48,7 @@ class ReplySlots:
             try:
                 await asyncio.wait([reading])
             finally:
-                reading.cancel()  # where this request is given up; nothing where it is done
+                reading.cancel()  # where this request is given up; no effect where it is done
                 newest = self._reading.get(device) is reading
                 if newest:
                     del self._reading[device]
@@ -56,7 +60,7 @@ class ReplySlots:
             return raw
 
         try:
-            yield arrived
+            yield receive
         finally:
             if mine:
                 self._decoding.discard(device)

@@ -1,10 +1,10 @@
-"""Rounds under noise on the server's disk before anybody is asked for anything in them.
+"""A journal of rounds under noise, written before any device is asked for anything in them.
 
     FOLDER/begun.jsonl      {"round": 3, "samples": {"pi-0": 120, "pi-1": 95}}
 
-What devices gave in a round that a kill interrupted is in no row of the report, and given all the
-same: the accountant (server.training.recipe.privacy) counts it from here. A simulation needs none
-of this: a round that it begins again draws the same noise.
+A round that a kill interrupted is in no row of the report, and its devices sent data all the same:
+the accountant (server.training.recipe.privacy) counts them from here. A simulation needs no
+journal: a round that it starts again draws the same noise.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ Samples = Mapping[str, int]
 
 
 class RoundJournal:
-    """Those of one training's folder.
+    """The rounds that were started in one training's folder.
 
     Args:
-        folder: it exists.
-        resume: whether the training goes on; else what is there is of another one, and goes.
-    Raises: StorageError where the file cannot be read: what was given is then not known.
+        folder: an existing one.
+        resume: whether the training goes on; else the journal of an earlier one is emptied.
+    Raises: StorageError if the file cannot be read: then what devices sent is not known.
     """
 
     def __init__(self, folder: Path, *, resume: bool) -> None:
         self._path = folder / FILE
         raw = self._path.read_bytes() if resume and self._path.is_file() else b""
-        # a line that was not whole was not begun by
+        # no device was asked in a round whose line is not whole
         lines = raw[: raw.rfind(b"\n") + 1].splitlines()
         try:
-            said = [orjson.loads(line) for line in lines]
-            self._begun = [(int(each["round"]), dict(each["samples"])) for each in said]
+            entries = [orjson.loads(line) for line in lines]
+            self._started = [(int(each["round"]), dict(each["samples"])) for each in entries]
         except (ValueError, KeyError, TypeError) as err:
             raise StorageError(
-                f"{self._path}: expected a round a line, cannot be read ({err}); what devices gave"
-                " is not known any more: remove the folder to begin anew"
+                f"{self._path}: expected a round a line, cannot be read ({err}); what devices sent"
+                " is not known any more: remove the folder to start again"
             ) from err
         write_atomic(self._path, b"".join(line + b"\n" for line in lines))
 
-    def begin(self, number: int, devices: Iterable[str], there: Samples) -> None:
-        """Have it on the disk that this round begins.
+    def begin(self, number: int, devices: Iterable[str], joined: Samples) -> None:
+        """Write to the disk that this round begins.
 
         Args:
-            devices: who may be asked in it; who is away now may come back meanwhile.
-            there: n_k as each said that has come since the trainer was started.
+            devices: those that may be asked in it; one that is away now may come back meanwhile.
+            joined: n_k by device, of those that joined since the trainer was started.
         Raises: StorageError.
         """
-        known = {name: n for _, each in self._begun for name, n in each.items()} | dict(there)
+        known = {name: n for _, each in self._started for name, n in each.items()} | dict(joined)
         samples = {name: known[name] for name in devices if name in known}
         line = orjson.dumps({"round": number, "samples": samples}) + b"\n"
         try:
@@ -66,17 +66,17 @@ class RoundJournal:
                 os.fsync(file.fileno())
         except OSError as err:
             raise storage_error(self._path, len(line), err) from err
-        self._begun.append((number, samples))
+        self._started.append((number, samples))
 
     def interrupted(self, rows: Sequence[Mapping[str, Any]]) -> list[Samples]:
-        """Of each round that began and is in no row, n_k by device.
+        """n_k by device, for each round that began and is in no row.
 
         Args:
-            rows: the report's; of a round begun several times the last one ended in its row.
+            rows: the report's; where a round began several times, the row is that of the last time.
         """
         left = {row["round"] for row in rows}
         found: list[Samples] = []
-        for number, samples in reversed(self._begun):
+        for number, samples in reversed(self._started):
             if number in left:
                 left.remove(number)
             else:

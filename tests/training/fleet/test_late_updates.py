@@ -22,6 +22,8 @@ from edge_sdk.training.device.kept_weights import (
     save_personal,
 )
 from edge_sdk.training.device.kept_weights import save_update as owe
+from edge_sdk.training.device.participate import participate
+from edge_sdk.training.device.session import SessionCounts
 from edge_sdk.training.protocol.http import Join
 from edge_sdk.training.protocol.messages import EndRound, NoReply, Reply, StartRound, Step, Update
 from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
@@ -106,6 +108,16 @@ def test_update_made_alone_is_handed_in_by_the_process_after_a_kill(
     while load_update(state, "test", "first") is not None:
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_a_device_that_comes_after_the_end_is_told_so(
+    make_trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    trainer = make_trainer(SHAPE)
+    trainer.enrol("pi").save(tmp_path / "pi")
+    trainer.mailbox.end(0.0)
+    counts = participate(tmp_path / "pi", "digits", trainer=trainer.url, say=print)
+    assert counts == SessionCounts(updates=0, alone=0)
 
 
 def test_late_update_is_on_the_servers_disk_before_the_device_is_told(tmp_path: Path) -> None:
