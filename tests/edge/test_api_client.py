@@ -266,6 +266,6 @@ def test_after_the_token_is_spent_the_device_is_enrolled_whatever_fails(
     assert done.returncode == 1
     warning, error = done.stderr.strip().splitlines()
     assert warning.startswith("warning: the link was not measured: ")
-    assert error.startswith("error: enrolled as pi, but update: ")
+    assert error.startswith("error: enrolled as pi, but without a bundle: update: ")
     assert error.endswith("then run `splitedge agent update`")
     assert Identity.load(tmp_path / "pi").device == "pi"
