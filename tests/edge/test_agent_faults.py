@@ -15,6 +15,7 @@ import pytest
 
 from edge_sdk import AgentSettings, EdgeAgent, Prediction
 from edge_sdk.errors import StateInUseError
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.edge.conftest import Digits, FaultProxy, Fleet
@@ -32,10 +33,7 @@ def settings(**other: Any) -> AgentSettings:
 
 
 def until_served(agent: EdgeAgent, digits: Digits, timeout_s: float) -> None:
-    end = time.monotonic() + timeout_s
-    while agent.predict(digits.x[0]).source != "server":
-        assert time.monotonic() < end, agent.status()
-        time.sleep(0.02)
+    wait_until(lambda: agent.predict(digits.x[0]).source == "server", agent.status, timeout_s)
 
 
 @pytest.fixture
@@ -215,7 +213,7 @@ def test_refresh_changes_the_bundle_between_predictions_under_load(
                 begun = time.monotonic()
                 try:
                     answers.append((begun, agent.predict(digits.x[at % 200])))
-                except Exception as err:  # noqa: BLE001 - whatever a user would have met
+                except Exception as err:  # noqa: BLE001 - any error would reach a user
                     failures.append(err)
                 at += 1
 
@@ -227,12 +225,11 @@ def test_refresh_changes_the_bundle_between_predictions_under_load(
             staged = fleet.state / "staged" / "pair" / "2"
             copy_version(models / "pair" / "1", staged, threshold=2.5)
             staged.rename(models / "pair" / "2")
-            end = time.monotonic() + 20.0
-            while agent.refresh() != "pair/2/d2":
-                assert time.monotonic() < end
-                time.sleep(0.3)
+            wait_until(lambda: agent.refresh() == "pair/2/d2", "the new bundle", 20.0)
             changed_at = time.monotonic()
-            time.sleep(0.3)
+            wait_until(
+                lambda: sum(begun > changed_at for begun, _ in answers) >= 100, "answers after it"
+            )
         finally:
             done.set()
             for thread in threads:

@@ -21,6 +21,7 @@ from edge_sdk.errors import ConfigurationError, FrameTooLargeError, LinkError
 from edge_sdk.mqtt import BrokerAddress, Message, MqttLink, Rpc, Will, loopback, with_login
 from server.broker.child import BrokerChild
 from server.broker.policy import Principal, credential_sha256
+from tests.waiting import wait_until
 
 SECRET = secrets.token_hex(32)
 REPLY = "splitedge/v1/default/pi-1/reply"
@@ -119,13 +120,6 @@ def threads_of(name: str) -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.endswith(name)]
 
 
-def eventually(holds: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def connects(broker: Mosquitto, name: str) -> list[str]:
     """The protocol versions (p5: MQTT 5, p2: 3.1.1) of that client's connections, by the log."""
     lines = broker.log.read_text().splitlines()
@@ -168,7 +162,7 @@ def test_stopped_at_any_moment_it_leaves_no_thread(embedded: BrokerAddress, dela
         time.sleep(delay_ms / 1e3)
         link.stop()
         assert not link.connected
-        eventually(lambda: not threads_of("pi-1"), "a network thread runs on", 2)
+        wait_until(lambda: not threads_of("pi-1"), "the end of the network thread", 2)
 
 
 @pytest.mark.deadline
@@ -180,7 +174,7 @@ def test_after_a_restart_it_is_back_and_hears_what_it_did(
     states: list[bool] = []
     link = link_to(mosquitto.address, "pi-1", {REPLY: before}, on_state=states.append)
     mosquitto.stop()
-    eventually(lambda: not link.connected, "still up")
+    wait_until(lambda: not link.connected, "the loss of the link")
     assert not link.publish(QUERY, b"nobody there")
     assert "lost" in link.last_error
     link.subscribe("splitedge/v1/default/pi-1/command", after)  # while it is down
@@ -226,7 +220,9 @@ def test_a_fleet_comes_back_within_seconds_and_not_all_in_one_instant() -> None:
     links = [MqttLink(refuser.address, client_id="pi-1") for refuser in refusers]
     for link in links:
         link.start()
-    eventually(lambda: all(len(refuser.times) >= 3 for refuser in refusers), "one gave up")
+    wait_until(
+        lambda: all(len(refuser.times) >= 3 for refuser in refusers), "three attempts of each"
+    )
     for link in links:
         link.stop()
     for refuser in refusers:
@@ -276,7 +272,7 @@ def test_the_real_cause_of_no_connection_is_told(url: str, reason: str) -> None:
     link = MqttLink(BrokerAddress.parse(url.format(port=refuser.address.port)), client_id="pi-1")
     link.start()
     try:
-        eventually(lambda: "attempt yet" not in link.last_error, "nothing was told")
+        wait_until(lambda: "attempt yet" not in link.last_error, "a reason")
         assert re.search(reason, link.last_error), link.last_error
     finally:
         link.stop()
@@ -326,6 +322,8 @@ def test_the_will_is_retained_when_it_dies_and_last_words_when_it_leaves(
     mosquitto: Mosquitto, link_to: Callable[..., MqttLink]
 ) -> None:
     topic = "splitedge/v1/default/{}/status"
+    early = Inbox()
+    link_to(mosquitto.address, "early", {topic.format("+"): early})
     left = link_to(mosquitto.address, "left", will=Will(topic.format("left"), b"died"))
     died = link_to(mosquitto.address, "died", will=Will(topic.format("died"), b"died"))
     left.stop(last_words=Will(topic.format("left"), b"left"))
@@ -335,17 +333,17 @@ def test_the_will_is_retained_when_it_dies_and_last_words_when_it_leaves(
     assert isinstance(sock, socket.socket)
     died._stopped = True
     sock.shutdown(socket.SHUT_RDWR)
-    time.sleep(0.2)
+    early.wait(2)  # the broker has both
 
     inbox = Inbox()
     link_to(mosquitto.address, "watcher", {"splitedge/v1/default/+/status": inbox})
 
-    said = {message.topic.split("/")[3]: message for message in inbox.wait(2)}
-    assert {name: message.payload for name, message in said.items()} == {
+    statuses = {message.topic.split("/")[3]: message for message in inbox.wait(2)}
+    assert {name: message.payload for name, message in statuses.items()} == {
         "left": b"left",
         "died": b"died",
     }
-    assert all(message.retained for message in said.values())
+    assert all(message.retained for message in statuses.values())
 
 
 @pytest.mark.parametrize(

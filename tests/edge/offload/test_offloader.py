@@ -1,4 +1,4 @@
-"""The offloader before a scripted server: a real broker, real links, and any reply at any time."""
+"""The offloader and a scripted server: a real broker, real links, and any reply at any time."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from edge_sdk.wire.messages import Problem, Query, Reply, pack_reply, read_query
 from edge_sdk.wire.topics import Kind, Topic, all_devices
 from server.broker.child import BrokerChild
 from server.broker.policy import Principal, credential_sha256
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.edge.conftest import FaultProxy
@@ -35,7 +36,7 @@ SECRET = "s" * 43
 
 
 class Scripted:
-    """A server whose every reply the test decides; probes are answered unless `mute`."""
+    """A server with replies that the test decides; probes are answered unless `mute`."""
 
     def __init__(self, broker: BrokerChild) -> None:
         self.mute = False
@@ -60,15 +61,15 @@ class Scripted:
         self.link.wait_connected(10.0)
 
     def send(self, reply: Reply) -> None:
-        """Reply to the device at hand."""
+        """Reply to the device."""
         self.send_raw(pack_reply(reply, "digits", "1"))
 
     def send_raw(self, payload: bytes) -> None:
-        """Whatever bytes, on the device's reply topic."""
+        """Publish any bytes on the device's reply topic."""
         self.link.publish(str(Topic("default", self.device, Kind.REPLY)), payload)
 
     def command(self, payload: bytes) -> None:
-        """Whatever bytes, on the device's command topic."""
+        """Publish any bytes on the device's command topic."""
         self.link.publish(str(Topic("default", self.device, Kind.COMMAND)), payload)
 
     def _receive(self, message: Message) -> None:
@@ -109,7 +110,7 @@ Open = Callable[..., Offloader]
 def offloader(
     broker: BrokerChild, server: Scripted, request: pytest.FixtureRequest
 ) -> Iterator[Open]:
-    """Opens an offloader of a device of its own, connected and with the server present."""
+    """Opens the offloader of a new device, connected and with the server present."""
     opened: list[Offloader] = []
 
     def start(*, wait: bool = True, port: int | None = None, **other: Any) -> Offloader:
@@ -125,7 +126,7 @@ def offloader(
         )
         opened.append(offloader)
         if wait:
-            until(lambda: offloader.presence is Presence.PRESENT)
+            wait_until_present(offloader)
         return offloader
 
     yield start
@@ -133,11 +134,8 @@ def offloader(
         one.close()
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.005)
+def wait_until_present(device: Offloader, timeout_s: float = 5.0) -> None:
+    wait_until(lambda: device.presence is Presence.PRESENT, "the server is present", timeout_s)
 
 
 def ask(offloader: Offloader, deadline_s: float = 2.0) -> Outcome:
@@ -183,9 +181,9 @@ def test_a_late_reply_is_counted_and_nothing_else(server: Scripted, offloader: O
     device = offloader()
     assert ask(device, 0.1) == NoReply("no reply within the deadline")
     server.send(answer(server.queries[0]))
-    until(lambda: device.late_replies == 1)
+    wait_until(lambda: device.late_replies == 1, "a late reply")
     server.on_query = lambda query: server.send(answer(query, 7.0))
-    until(lambda: device.presence is Presence.PRESENT)
+    wait_until_present(device)
     outcome = ask(device)
     assert isinstance(outcome, Reply)
     assert outcome.tensors["logits"][0, 0] == 7.0
@@ -202,7 +200,7 @@ def test_of_two_replies_the_first_counts(server: Scripted, offloader: Open) -> N
         outcome = ask(device)
         assert isinstance(outcome, Reply)
         assert outcome.tensors["logits"][0, 0] == 1.0
-        until(partial(lambda expected: device.late_replies == expected, number))
+        wait_until(partial(lambda n: device.late_replies == n, number), "the second reply")
 
 
 def test_replies_that_are_no_frames_are_counted_and_the_right_one_still_counts(
@@ -222,7 +220,9 @@ def test_replies_that_are_no_frames_are_counted_and_the_right_one_still_counts(
     assert device.refused_replies == 5
 
 
-def test_an_overloaded_server_is_spared_until_it_said(server: Scripted, offloader: Open) -> None:
+def test_an_overloaded_server_gets_no_query_during_its_back_off(
+    server: Scripted, offloader: Open
+) -> None:
     def refuse(query: Query) -> None:
         server.send(Reply(query.id, problem=Problem.OVERLOADED, detail="full", retry_after_s=0.4))
 
@@ -233,12 +233,16 @@ def test_an_overloaded_server_is_spared_until_it_said(server: Scripted, offloade
     assert isinstance(refused, Reply)
     assert refused.problem is Problem.OVERLOADED
     server.on_query = lambda query: server.send(answer(query))
-    while time.monotonic() < told_at + 0.35:
-        assert ask(device) == NoReply("server overloaded; retry after its back-off")
-        time.sleep(0.02)
-    assert len(server.queries) == 1
-    time.sleep(0.1)
-    assert isinstance(ask(device), Reply)
+    outcomes: list[Outcome] = []
+
+    def answered() -> bool:
+        outcomes.append(ask(device))
+        return isinstance(outcomes[-1], Reply)
+
+    wait_until(answered, "the end of the back-off")
+    assert time.monotonic() - told_at > 0.35
+    assert set(outcomes[:-1]) == {NoReply("server overloaded; retry after its back-off")}
+    assert len(server.queries) == 2  # one refused, one answered
     assert device.presence is Presence.PRESENT
 
 
@@ -262,23 +266,23 @@ def test_a_silent_server_costs_one_deadline_and_then_none(
         outcome = device.finish(device.begin(tensor, TARGET, 0.3))
         assert outcome == NoReply("server away: no reply within the deadline")
         assert time.monotonic() - start < 0.05
-    assert made == []  # nothing is encoded for nobody
+    assert made == []  # nothing is encoded in vain
     assert len(server.queries) == 1
 
 
-def test_a_server_that_answers_probes_but_no_query_is_doubted_more_and_more(
+def test_a_server_that_answers_probes_but_no_query_goes_on_longer_probation(
     server: Scripted, offloader: Open
 ) -> None:
     server.on_query = lambda query: None
     device = offloader()
     waits = []
     for _ in range(4):
-        until(lambda: device.presence is Presence.PRESENT)
+        wait_until_present(device)
         assert isinstance(ask(device, 0.05), NoReply)
         away_at = time.monotonic()
-        until(lambda: device.presence is Presence.PRESENT)
+        wait_until_present(device)
         waits.append(time.monotonic() - away_at)
-    # probes every 0.1 s: the first is believed, then none for 0.2, 0.4 and 0.8 s
+    # probes every 0.1 s: the first counts, then none for 0.2, 0.4 and 0.8 s
     assert waits[1] >= 0.2
     assert waits[2] >= 0.4
     assert waits[3] >= 0.8
@@ -287,8 +291,8 @@ def test_a_server_that_answers_probes_but_no_query_is_doubted_more_and_more(
     server.on_query = lambda query: None
     assert isinstance(ask(device, 0.05), NoReply)
     away_at = time.monotonic()
-    until(lambda: device.presence is Presence.PRESENT)
-    assert time.monotonic() - away_at < 0.4  # one answer, and it is believed again
+    wait_until_present(device)
+    assert time.monotonic() - away_at < 0.4  # one answer ends probation
 
 
 def test_a_round_trip_longer_than_the_probe_interval_is_no_absence(
@@ -312,16 +316,16 @@ def test_a_reset_in_mid_offload_ends_the_wait_at_once(
     assert "connection was lost" in outcome.reason
     assert time.monotonic() - start < 1.0
     server.on_query = lambda query: server.send(answer(query))
-    until(lambda: device.presence is Presence.PRESENT)
+    wait_until_present(device)
     assert isinstance(ask(device), Reply)
 
 
 def test_the_last_word_is_offline(server: Scripted, offloader: Open) -> None:
     device = offloader()
-    until(lambda: server.statuses[-1:] == ["online"])
+    wait_until(lambda: server.statuses[-1:] == ["online"], "online")
     threads = set(threading.enumerate())
     device.close()
-    until(lambda: server.statuses[-1:] == ["offline"])
+    wait_until(lambda: server.statuses[-1:] == ["offline"], "offline")
     gone = threads - set(threading.enumerate())
     assert {"splitedge-watch"} <= {thread.name for thread in gone}
     assert ask(device) == NoReply("the agent is closed")
@@ -331,7 +335,7 @@ def test_closing_does_not_wait_for_a_query_under_way(server: Scripted, offloader
     server.on_query = lambda query: None
     device = offloader()
     pending = device.begin(lambda: TENSOR, TARGET, 30.0)
-    until(lambda: server.queries)
+    wait_until(lambda: server.queries, "the query")
     start = time.monotonic()
     device.close()
     assert device.finish(pending) == NoReply("the agent is closed")
@@ -365,7 +369,7 @@ def test_a_heartbeat_that_fails_ends_nothing(
         return {"beat": len(beats)}
 
     device = offloader(telemetry=telemetry, heartbeat_s=0.05)
-    until(lambda: {"beat": 3} in server.telemetry)
+    wait_until(lambda: {"beat": 3} in server.telemetry, "the third heartbeat")
     assert "watching the server failed" in caplog.text
     assert isinstance(ask(device), Reply)
 
@@ -375,7 +379,7 @@ def test_commands_are_handed_on_and_nonsense_is_not(server: Scripted, offloader:
     offloader(on_command=heard.append)
     for payload in (b"not json", b"[1]", b'{"op": "update"}'):
         server.command(payload)
-    until(lambda: heard)
+    wait_until(lambda: heard, "the command")
     assert heard == [{"op": "update"}]
 
 
@@ -385,7 +389,7 @@ def test_a_broker_that_moved_is_found(
     device = offloader(
         wait=False, port=free_port, locate=lambda: BrokerAddress("127.0.0.1", broker.port)
     )
-    until(lambda: device.presence is Presence.PRESENT, 8.0)
+    wait_until_present(device, 8.0)
     assert isinstance(ask(device), Reply)
 
 

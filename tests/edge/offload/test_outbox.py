@@ -1,4 +1,4 @@
-"""The outbox: what it took is there after kills, once, in order, until acknowledged."""
+"""The outbox: a query survives kills, once and in order, until its answer is acknowledged."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from edge_sdk.offload.offloader import Offloader
 from edge_sdk.offload.outbox import OUTBOX_NAME, Answer, Outbox, QueuedQuery
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Problem, Reply, new_id
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.edge.conftest import Digits, FaultProxy, Fleet
@@ -239,13 +240,6 @@ def test_threads_share_an_outbox(tmp_path: Path, manifest: BundleManifest) -> No
     assert len({one.id for one in outbox.waiting(100)}) == 40
 
 
-def until(condition: Any, timeout_s: float = 10.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.02)
-
-
 def late_settings(**other: Any) -> AgentSettings:
     fields = {"threshold": NEVER_EXIT, "late_answers": True, "deadline_s": 0.3, "codec": "fp32"}
     return AgentSettings(**{**fields, **other})
@@ -265,7 +259,7 @@ def test_fallbacks_are_answered_late_in_order(
         assert agent.status().counters.late_waiting == 30
         assert agent.late_answers() == []
         proxy.lift()
-        until(lambda: len(agent.late_answers()) == 30)
+        wait_until(lambda: len(agent.late_answers()) == 30, "30 late answers")
         late = agent.late_answers()
         assert [one.id for one in late] == [answer.id for answer in fallbacks]
         labels = [one.prediction.label for one in late if one.prediction is not None]
@@ -286,7 +280,7 @@ def test_a_query_the_server_will_never_answer_says_so(
     outbox.put(query(BundleManifest.from_json(orjson.dumps(unknown)), new_id()))
     outbox.close()
     with EdgeAgent.open(state, late_settings()) as agent:
-        until(lambda: len(agent.late_answers()) == 1)
+        wait_until(lambda: len(agent.late_answers()) == 1, "one late answer")
         (late,) = agent.late_answers()
     assert late.prediction is None
     assert "unknown_model" in late.reason
@@ -305,7 +299,7 @@ def test_an_answer_to_an_older_bundle_s_query_is_read_by_its_manifest(
     outbox.close()
     with EdgeAgent.open(state, late_settings()) as agent:
         assert agent.manifest.bundle == "pair/1/d2"
-        until(lambda: len(agent.late_answers()) == 1)
+        wait_until(lambda: len(agent.late_answers()) == 1, "one late answer")
         (late,) = agent.late_answers()
     assert late.prediction is not None
     assert late.prediction.label == digits.logits[3].argmax()
@@ -342,7 +336,7 @@ def test_query_the_server_fails_at_is_settled_after_three_times(
     late = LateAnswers(
         outbox, cast(Offloader, server), lambda *_: (1, np.array([0.0, 1.0])), pause_s=0.01
     )
-    until(lambda: len(late.answers()) == 2)
+    wait_until(lambda: len(late.answers()) == 2, "two answers")
     first, second = late.answers()
     late.close()
     assert (first.id, first.prediction) == (bad, None)
@@ -391,12 +385,12 @@ def test_an_outbox_that_cannot_be_opened_does_not_break_predict(
 
 
 class Agent:
-    """A real agent in a process of its own, whose words are read by a thread."""
+    """A real agent in a process of its own; a thread reads the lines that it prints."""
 
     def __init__(self, state: Path, samples: Path, what: str) -> None:
         command = [sys.executable, "-P", "-c", AGENT, str(state), str(samples), what]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.words: list[list[str]] = []
+        self.lines: list[list[str]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -404,16 +398,19 @@ class Agent:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.endswith("\n"):  # a kill may cut the last one
-                self.words.append(line.split())
+                self.lines.append(line.split())
+
+    def wait_for_lines(self, count: int) -> None:
+        wait_until(lambda: len(self.lines) >= count, f"{count} lines", 20.0)
 
     def kill(self) -> list[list[str]]:
-        """kill -9; what it said."""
+        """Kill it with signal 9; the lines it printed."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
         assert self._process.stdout is not None
         self._process.stdout.close()
-        return self.words
+        return self.lines
 
 
 @pytest.mark.deadline
@@ -423,28 +420,28 @@ def test_kills_of_agent_and_broker_lose_nothing_and_double_nothing(
     kills = 100 if thorough else 10
     state, samples = fleet.device("killed"), tmp_path / "x.npy"
     np.save(samples, digits.x)
-    said: list[list[str]] = []
+    lines: list[list[str]] = []
     moments = random.Random(1)
     for turn in range(kills):
         if turn % 4 == 0:
             fleet.kill_broker()  # some agents start while there is none
         agent = Agent(state, samples, "ask")
-        until(lambda agent=agent: len(agent.words) > 5, 20.0)
+        agent.wait_for_lines(6)
         time.sleep(moments.uniform(0.0, 0.3))
         if turn % 4 == 2:
             fleet.kill_broker()
             time.sleep(moments.uniform(0.0, 0.3))
-        said += agent.kill()
-    asked = {words[1]: int(words[2]) for words in said if words[0] == "asked" and words[1] != "-"}
+        lines += agent.kill()
+    asked = {words[1]: int(words[2]) for words in lines if words[0] == "asked" and words[1] != "-"}
     assert len(asked) > kills
 
     agent = Agent(state, samples, "drain")
     outbox = Outbox(state)
-    until(lambda: outbox.unanswered() == 0 and not outbox.answers(), 60.0)
+    wait_until(lambda: outbox.unanswered() == 0 and not outbox.answers(), "an empty outbox", 60.0)
     outbox.close()
-    said += agent.kill()
-    late = [(words[1], int(words[2])) for words in said if words[0] == "late"]
-    done = [words[1] for words in said if words[0] == "done"]
+    lines += agent.kill()
+    late = [(words[1], int(words[2])) for words in lines if words[0] == "late"]
+    done = [words[1] for words in lines if words[0] == "done"]
     assert set(asked) <= {name for name, _ in late}  # none lost
     assert len(done) == len(set(done))  # none given again once it was acknowledged
     order = list(asked)
