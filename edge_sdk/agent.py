@@ -404,7 +404,7 @@ class EdgeAgent:
             self._auditor.submit(audit)
         with self._counting:
             self._counters.server += 1
-        return _prediction(runner, decision, SERVER, begun.start, answer)
+        return _prediction(runner, decision, SERVER, begun.start, answer=answer)
 
     def _fall_back(self, begun: _Offload, outcome: Outcome, reason: str) -> Prediction:
         """The device's answer in place of the server's; the query is kept for a late answer."""
@@ -422,7 +422,9 @@ class EdgeAgent:
             identifier = self._late.keep(query)
         with self._counting:
             self._counters.fallback += 1
-        return _prediction(runner, decision, FALLBACK, begun.start, None, reason, identifier)
+        return _prediction(
+            runner, decision, FALLBACK, begun.start, reason=reason, identifier=identifier
+        )
 
     def _audit_exit(
         self, runner: BundleRunner, decision: Decision, x: Array, z: Array | None
@@ -466,6 +468,7 @@ def _prediction(
     decision: Decision,
     source: str,
     start: float,
+    *,
     answer: tuple[int, Array] | None = None,
     reason: str = "",
     identifier: str = "",
