@@ -33,20 +33,10 @@ from server.registry.database import Registry, open_registry
 from server.settings import Address
 from server.training.fleet.api import create_app
 from server.training.fleet.mailbox import Mailbox
+from tests.training.worlds import PROFILE
 
 # for a command to say what is waited for, on a machine that has much else to do
 START_S: Final = 180.0
-PROFILE: dict[str, Any] = {
-    "name": "pi",
-    "arch": "aarch64",
-    "cores": 4,
-    "memory_total_bytes": 4_000_000_000,
-    "memory_available_bytes": 3_000_000_000,
-    "accelerator": None,
-    "compute_score_gflops": 2.5,
-    "link_latency_ms": None,
-    "link_bandwidth_mbps": None,
-}
 
 
 # Imports torch once and forks for each order, a line of JSON, so that a process costs no seconds:
@@ -352,7 +342,7 @@ class Trainer:
 
     @property
     def transport(self) -> Mailbox:
-        """For an engine."""
+        """The transport of a round loop."""
         return self.mailbox
 
     def enrol(self, name: str) -> Identity:

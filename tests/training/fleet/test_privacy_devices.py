@@ -24,19 +24,10 @@ from server.training.fleet.started_rounds import RoundJournal
 from server.training.recipe.recipe import read_recipe
 from server.training.run.build import load_data
 from server.training.run.checkpoint import save_checkpoint
+from tests.training import worlds
 
 NAMES = ("pi-0", "pi-1")
-PROFILE: dict[str, Any] = {
-    "name": "pi",
-    "arch": "aarch64",
-    "cores": 4,
-    "memory_total_bytes": 4 * 2**30,
-    "memory_available_bytes": 3_000_000_000,
-    "accelerator": None,
-    "compute_score_gflops": 2.5,
-    "link_latency_ms": None,
-    "link_bandwidth_mbps": None,
-}
+PROFILE = worlds.PROFILE | {"memory_total_bytes": 4 * 2**30}
 RECIPE = read_recipe(
     {
         "method": "splitfed-v1",

@@ -28,6 +28,7 @@ from server.training.recipe.recipe import Recipe, read_recipe
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.transport import LocalTransport
 from server.training.run.build import build_network, load_data, plan_of, server_state
+from tests.training import worlds
 
 RECIPE = """
 method = "splitfed-v1"
@@ -42,17 +43,7 @@ learning_rate = 0.05
 momentum = 0.5
 depth = 1
 """
-PROFILE: dict[str, Any] = {
-    "name": "pi",
-    "arch": "aarch64",
-    "cores": 4,
-    "memory_total_bytes": 4 * 2**30,
-    "memory_available_bytes": 3_000_000_000,
-    "accelerator": None,
-    "compute_score_gflops": 2.5,
-    "link_latency_ms": None,
-    "link_bandwidth_mbps": None,
-}
+PROFILE = worlds.PROFILE | {"memory_total_bytes": 4 * 2**30}
 NAMES = ("pi-0", "pi-1")
 
 

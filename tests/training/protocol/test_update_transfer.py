@@ -14,7 +14,7 @@ import torch
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets import build
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.protocol.messages import Reply, Request, Update, from_bytes, to_bytes
+from edge_sdk.training.protocol.messages import Reply, Request, Update
 from edge_sdk.training.protocol.plan import Plan
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCodec, UpdateCoding
@@ -30,19 +30,10 @@ from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
+from tests.training.worlds import BytesTransport
 
 LOSSY = [codec for codec in get_args(UpdateCodec) if codec != "fp32"]
 DEPTH, CLASSES = 2, 3
-
-
-class AsBytes(LocalTransport):
-    """Every message as the bytes it would travel as, both ways."""
-
-    def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
-        arrived: Any = {name: from_bytes(to_bytes(request)) for name, request in requests.items()}
-        replies = super().exchange(arrived, deadline_s)
-        sent: Any = {name: from_bytes(to_bytes(reply)) for name, reply in replies.items()}
-        return dict(sent)
 
 
 class Spoiling(LocalTransport):
@@ -101,7 +92,7 @@ def rounds(
 @pytest.mark.parametrize("method", [fedavg, splitfed_v1, supersfl, splitlpf])
 def test_bytes_change_no_bit_of_a_coded_round(method: Any, codec: UpdateCodec) -> None:
     here, results = rounds(method(), codec)
-    there, over_bytes = rounds(method(), codec, AsBytes)
+    there, over_bytes = rounds(method(), codec, BytesTransport)
     assert [result.participants for result in over_bytes] == [("a", "b")] * 2
     assert all(torch.equal(there[name], tensor) for name, tensor in here.items())
     for one, other in zip(results, over_bytes, strict=True):

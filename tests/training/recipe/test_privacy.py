@@ -25,8 +25,6 @@ from edge_sdk.training.protocol.messages import (
     StartRound,
     Step,
     Update,
-    from_bytes,
-    to_bytes,
 )
 from edge_sdk.training.protocol.noise import clip_samples, noise_key, noised_features, noised_update
 from edge_sdk.training.protocol.plan import ClientPart, MetaAdaptation, Noise, Plan
@@ -46,6 +44,7 @@ from server.training.rounds.transport import LocalTransport
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 from tests.training.plans import flat_plan
+from tests.training.worlds import BytesTransport
 
 KEY = noise_key(7, "a", 1, 0)
 DEPTH = 2
@@ -143,20 +142,10 @@ def test_limits_that_nothing_reaches_and_no_noise_are_the_baseline(method: Any) 
         torch.testing.assert_close(guarded_weights[name], tensor, rtol=0, atol=1e-6)
 
 
-class AsBytes(LocalTransport):
-    """Every message as the bytes it would travel as, both ways."""
-
-    def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
-        arrived: Any = {name: from_bytes(to_bytes(request)) for name, request in requests.items()}
-        replies = super().exchange(arrived, deadline_s)
-        sent: Any = {name: from_bytes(to_bytes(reply)) for name, reply in replies.items()}
-        return dict(sent)
-
-
 def test_bytes_change_no_bit_of_a_noised_round() -> None:
     method = guarded(splitlpf(), BOTH)
     here, _ = rounds(method)
-    there, _ = rounds(method, AsBytes)
+    there, _ = rounds(method, BytesTransport)
     assert all(torch.equal(there[name], tensor) for name, tensor in here.items())
 
 

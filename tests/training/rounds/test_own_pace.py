@@ -42,20 +42,10 @@ from server.training.rounds.buffered import BufferedLoop
 from server.training.rounds.workers import ThreadedWorkers
 from server.training.run.run import Simulation
 from server.training.simulation.build import build_simulation
+from tests.training.worlds import PROFILE
 
 NAMES = ("pi-0", "pi-1", "pi-2")
 SHAPE = (1, 8, 8)
-PROFILE: dict[str, Any] = {
-    "name": "pi",
-    "arch": "aarch64",
-    "cores": 4,
-    "memory_total_bytes": 4_000_000_000,
-    "memory_available_bytes": 3_000_000_000,
-    "accelerator": None,
-    "compute_score_gflops": 2.5,
-    "link_latency_ms": None,
-    "link_bandwidth_mbps": None,
-}
 
 
 def recipe_of(method: str = "fedavg", **round_numbers: Any) -> dict[str, Any]:
