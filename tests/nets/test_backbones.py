@@ -129,7 +129,7 @@ def test_every_backbone_has_its_number_of_stages() -> None:
 
 
 @pytest.mark.parametrize("name", NORMED)
-def test_group_norm_leaves_the_counts_alone(name: str) -> None:
+def test_group_norm_does_not_change_the_counts(name: str) -> None:
     with_batch, with_group = on_meta(name), on_meta(name, norm="group")
 
     assert [count(stage) for stage in with_group.stages] == [
@@ -342,7 +342,7 @@ def variances_after_each_stage(net: Supernet, x: Tensor) -> list[float]:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vgg11", "mobilenetv2", "har_cnn"])
-def test_signals_neither_vanish_nor_explode_when_new(name: str) -> None:
+def test_signals_neither_vanish_nor_explode_in_a_new_network(name: str) -> None:
     net = build(name, seed=0)
     x = torch.randn(8, *net.input_shape, generator=torch.Generator().manual_seed(6))
     with torch.no_grad():

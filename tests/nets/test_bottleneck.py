@@ -1,4 +1,4 @@
-"""A bottleneck at a cut: exact counts, the same views, and weights that travel as ever."""
+"""A bottleneck at a cut: exact counts, the same views, and weights that travel."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_a_copy_holds_what_a_deep_copy_holds(name: str, side: int) -> None:
     assert [part.training for part in twin.modules()] == [part.training for part in deep.modules()]
 
 
-def test_training_a_copy_leaves_the_original_as_it_was() -> None:
+def test_training_a_copy_does_not_change_the_original() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
     twin = copy_module(net)
@@ -41,7 +41,7 @@ def test_training_a_copy_leaves_the_original_as_it_was() -> None:
     assert all(torch.equal(tensor, before[key]) for key, tensor in net.state_dict().items())
 
 
-def test_a_hook_on_a_copy_is_the_copys_alone() -> None:
+def test_a_hook_on_a_copy_is_not_on_the_original() -> None:
     net = nn.Sequential(nn.Linear(2, 2))
     seen: list[Tensor] = []
     copy_module(net).register_forward_hook(lambda _module, _inputs, output: seen.append(output))

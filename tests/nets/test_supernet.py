@@ -120,7 +120,7 @@ def test_a_cut_at_the_last_stage_leaves_the_head(name: str) -> None:
     assert [part for part, _ in net.suffix(net.L).named_children()] == ["head"]
 
 
-def test_making_a_view_flips_nothing() -> None:
+def test_making_a_view_changes_no_mode() -> None:
     net = build("resnet18", seed=0, input_shape=(1, 28, 28))
     for mode in (True, False):
         net.train(mode)
@@ -166,7 +166,7 @@ def test_batch_statistics_move_through_views_in_train_mode_only() -> None:
     assert moved == {name for name in before if name.startswith(("stages.0.", "stages.1."))}
 
 
-def test_a_copied_view_is_on_its_own() -> None:
+def test_a_copied_view_shares_nothing() -> None:
     net = build("tiny", seed=0)
     twin = copy.deepcopy(net.prefix(2))
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_a_copied_view_is_on_its_own() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 6, -1])
-def test_a_depth_that_is_no_cut_is_refused_by_naming_the_cuts(depth: int) -> None:
+def test_a_depth_that_is_no_cut_is_refused_with_the_cuts(depth: int) -> None:
     net = build("cnn8", seed=0)
     for use in (net.prefix, net.suffix, net.exit_head):
         with pytest.raises(ConfigurationError, match=r"cnn8: .* one of 2, 3, 4, 5; got"):
@@ -185,7 +185,7 @@ def test_a_depth_that_is_no_cut_is_refused_by_naming_the_cuts(depth: int) -> Non
 
 
 @pytest.mark.parametrize(("a", "b"), [(3, 2), (2, 2), (0, 1), (1, 2), (2, 0), (2, 9)])
-def test_a_segment_that_is_none_is_refused(a: int, b: int) -> None:
+def test_an_impossible_segment_is_refused(a: int, b: int) -> None:
     with pytest.raises(ConfigurationError):
         build("cnn8", seed=0).segment(a, b)
 
@@ -203,7 +203,7 @@ def test_a_supernet_without_a_place_to_cut_is_refused(exits: dict[int, nn.Module
         )
 
 
-def test_a_supernet_of_ones_own_parts_gives_the_sums_worked_out_by_hand() -> None:
+def test_a_supernet_of_given_parts_gives_the_sums_worked_out_by_hand() -> None:
     double, add_up = nn.Conv1d(1, 1, 1, bias=False), nn.Linear(2, 2, bias=False)
     nn.init.constant_(double.weight, 2.0)
     nn.init.ones_(add_up.weight)
@@ -269,7 +269,7 @@ def test_a_normalisation_that_does_not_fit_is_refused() -> None:
         Normalise([0.0, 0.0], [1.0])
 
 
-def test_an_unknown_backbone_is_refused_by_listing_those_there_are() -> None:
+def test_an_unknown_backbone_is_refused_with_the_known_names() -> None:
     with pytest.raises(ConfigurationError) as caught:
         build("resnet19")
     assert all(name in str(caught.value) for name in (*NAMES, "resnet19"))
@@ -317,7 +317,7 @@ def test_importing_edge_sdk_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 4])
-def test_embeddings_and_classifier_are_the_suffix_in_two(depth: int) -> None:
+def test_embeddings_and_classifier_together_are_the_suffix(depth: int) -> None:
     net = build("tiny", classes=3, seed=0)
     suffix, z = net.suffix(depth), net.prefix(depth)(torch.rand(2, 1, 8, 8))
     embeddings = suffix.neck(z)

@@ -47,7 +47,7 @@ EXCLUSIONS: Final = (
     ("views", "whole", _UNCUT),
     ("inversion", "meta", f"{_ADAPTS}: features come from adapted copies of the prefix"),
     ("back", "meta", f"{_ADAPTS}: the adaptation answers the server's outputs"),
-    ("back", "exit_head", 'there is an exit head: expected meta with head = "client" for both'),
+    ("back", "exit_head", 'there is an exit head; meta with head = "client" has both'),
     ("noise", "views", "a second view leaves the client too, which noise does not cover"),
     ("noise", "meta", f"{_ADAPTS}: noise does not cover its answers to the server"),
     ("noise", "inversion", "a guard against inversion trains, which noise does not cover"),

@@ -147,11 +147,11 @@ def _of_steps(of: _Sources) -> Iterator[str]:
             " client part that sends labels"
         )
     if step is not None and not needs_labels(step) and half.answers not in server.asks:
-        can = "nothing of the server's" if half.answers is None else f"its {half.answers}"
+        given = "none" if half.answers is None else f"that of its {half.answers}"
         yield (
-            f"{server.name}'s server asks its clients to judge its {' or '.join(server.asks)},"
-            f" {client.name}'s clients can judge {can}: expected a client part that can, as"
-            f" {server.name}'s own"
+            f"{server.name}'s server asks its clients for the gradient of its"
+            f" {' or '.join(server.asks)}, {client.name}'s clients return {given}: expected"
+            f" {server.name}'s client part, or another that returns it"
         )
     distil = of.auxiliary.client.distil
     # a client that answers the server's outputs knows the whole network's logits from them

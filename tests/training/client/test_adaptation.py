@@ -146,7 +146,7 @@ def test_local_step_is_the_papers_in_plain_torch(steps: int, gamma: float) -> No
     assert got.same is not None
     assert got.same.tolist() == (y1 == y2).int().tolist()
 
-    # any server will do: a linear one, whose loss is judged by the client
+    # any server will do: a linear one, and the client computes its loss
     server = torch.randn(CLASSES, z2[0].numel(), generator=torch.Generator().manual_seed(1)) / 9
     logits = z2.flatten(1) @ server.T
     returned = answer(client, 0, logits.detach())
@@ -175,7 +175,7 @@ def test_local_step_is_the_papers_in_plain_torch(steps: int, gamma: float) -> No
     assert update.loss == pytest.approx(float(total.detach()), rel=1e-5)
 
 
-def test_momentum_is_the_outer_steps_alone() -> None:
+def test_only_the_outer_step_has_momentum() -> None:
     """Two batches: the second outer step carries 0.9 of the first; adaptations carry none."""
     plan = plan_for(1, gamma=1.0, steps=2, rate=0.1, views=False, momentum=0.9)
     client, hand = client_of(plan), ByHand(plan)
@@ -220,7 +220,7 @@ def second_order(client: TrainingClient) -> list[int]:
     return rows
 
 
-def test_second_batches_are_as_large_and_go_through_all_samples() -> None:
+def test_second_batches_have_the_size_of_the_first_and_go_through_all_samples() -> None:
     plan = plan_for(1, gamma=0.0, steps=0, early=False, batch=5)
     client = client_of(plan, 12)  # batches of 5, 5 and 2
     assert start(client, plan).steps == 3
@@ -250,7 +250,7 @@ def test_batch_of_one_and_client_of_one_sample() -> None:
         assert all(torch.isfinite(tensor).all() for tensor in update.weights.values())
 
 
-def test_statistics_are_those_of_the_branch_that_is_learnt_from() -> None:
+def test_batch_norm_statistics_come_from_the_second_adaptation() -> None:
     plan = plan_for(1, net="har_cnn", steps=2, rate=0.1)
     client, hand = client_of(plan), ByHand(plan)
     start(client, plan)
@@ -297,7 +297,7 @@ def test_without_alignment_no_second_view_is_made() -> None:
     assert (got.view, got.entry, got.same, got.view_ranges) == (None,) * 4
 
 
-def test_server_that_is_silent_leaves_the_exit_loss() -> None:
+def test_without_the_server_the_exit_loss_counts_in_full() -> None:
     plan = plan_for(2, gamma=0.3, steps=1)
     whole = plan_for(2, gamma=1.0, steps=1)
     lone, told = client_of(plan), client_of(whole)
@@ -400,7 +400,7 @@ def test_outputs_that_are_not_finite_do_not_spoil_the_head_on_the_client(value: 
         assert torch.equal(client.personal[name], untroubled.personal[name])
 
 
-def test_noise_cannot_be_drawn_again_from_what_the_server_knows() -> None:
+def test_the_server_cannot_draw_the_same_noise() -> None:
     plan = plan_for(1, noise=1.0)
     gradients = []
     for secret in (None, None, 5, 5):
@@ -427,9 +427,7 @@ def test_noise_cannot_be_drawn_again_from_what_the_server_knows() -> None:
         ({"early": 1}, "meta: early: expected true or false"),
     ],
 )
-def test_numbers_that_no_client_can_adapt_by_are_refused(
-    numbers: dict[str, Any], message: str
-) -> None:
+def test_impossible_numbers_are_refused(numbers: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         MetaAdaptation(**numbers)
 

@@ -1,4 +1,4 @@
-"""The auxiliary model on the client: its size, what teaches it, and that it stays at home."""
+"""The auxiliary model on the client: its size, what it learns from, and that it is never sent."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def count(module: nn.Module) -> int:
         ("har_cnn", (9, 128), 1, 6, 9 * 32 * 5 + 2 * 32 + 32 * 6 + 6),
     ],
 )
-def test_it_is_an_extractor_of_the_prefix_s_make_pooling_and_a_linear(
+def test_it_is_an_extractor_like_the_prefix_with_pooling_and_a_linear_layer(
     backbone: str, shape: tuple[int, ...], depth: int, classes: int, expected: int
 ) -> None:
     assert count(build_auxiliary(plan_of(backbone, shape, depth, classes))) == expected
 
 
-def test_with_the_exit_head_it_is_the_network_s_own_pair() -> None:
+def test_with_head_exit_it_is_the_networks_prefix_and_exit_head() -> None:
     auxiliary = build_auxiliary(plan_of(head="exit", classes=10))
     assert count(auxiliary.head) == 650  # pools to 2x2, which a global pool on tiny does not
     net = network_of(plan_of(head="exit", classes=10))
@@ -105,7 +105,7 @@ def test_with_the_exit_head_it_is_the_network_s_own_pair() -> None:
     torch.testing.assert_close(auxiliary(x), net.exit_head(2)(net.prefix(2)(x)))
 
 
-def test_its_weights_are_those_of_the_plan_s_seed() -> None:
+def test_the_plans_seed_gives_its_weights() -> None:
     state = torch.get_rng_state()
     one, other = build_auxiliary(plan_of()), build_auxiliary(plan_of())
     for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
@@ -148,7 +148,7 @@ def test_a_batch_is_one_sgd_step_on_the_three_losses() -> None:
         torch.testing.assert_close(kept(client)[name], tensor, rtol=1e-5, atol=1e-7)
 
 
-def test_the_prefix_trains_as_if_it_taught_nobody() -> None:
+def test_the_prefix_learns_the_same_as_without_it() -> None:
     plain = replace(plan_of(), part=ClientPart())
     updates = []
     for plan in (plan_of(), plain):
@@ -159,16 +159,16 @@ def test_the_prefix_trains_as_if_it_taught_nobody() -> None:
         second = client.handle(Step(1, 1, feedback_for(first)))
         assert isinstance(second, Features)
         updates.append(client.handle(EndRound(1, feedback_for(second, 1))))
-    taught, alone = updates
-    assert isinstance(taught, Update)
-    assert isinstance(alone, Update)
-    assert taught.weights.keys() == alone.weights.keys()
-    for name, tensor in alone.weights.items():
-        assert torch.equal(taught.weights[name], tensor)
-    assert (taught.steps, taught.loss) == (alone.steps, alone.loss)
+    accompanied, plain_update = updates
+    assert isinstance(accompanied, Update)
+    assert isinstance(plain_update, Update)
+    assert accompanied.weights.keys() == plain_update.weights.keys()
+    for name, tensor in plain_update.weights.items():
+        assert torch.equal(accompanied.weights[name], tensor)
+    assert (accompanied.steps, accompanied.loss) == (plain_update.steps, plain_update.loss)
 
 
-def test_it_goes_on_from_round_to_round_and_is_never_sent() -> None:
+def test_it_is_kept_between_rounds_and_never_sent() -> None:
     plan, client = plan_of(), client_of()
     after = []
     for number in (1, 2):
@@ -194,7 +194,7 @@ def test_it_goes_on_from_round_to_round_and_is_never_sent() -> None:
     assert not Auxiliary.load(build_auxiliary(plan), {})
 
 
-def test_a_silent_server_leaves_the_other_teacher() -> None:
+def test_without_the_server_it_learns_from_the_prefix_alone() -> None:
     plan, client, silent = plan_of(), client_of(), client_of()
     client.handle(start_of(plan))
     features = client.handle(Step(1, 0))
@@ -212,7 +212,7 @@ def test_a_silent_server_leaves_the_other_teacher() -> None:
     assert not torch.equal(kept(silent)[name], build_auxiliary(plan).read()[name])
 
 
-def test_batches_that_cannot_be_learnt_from_leave_it_as_it_was() -> None:
+def test_a_loss_that_is_not_finite_does_not_change_it() -> None:
     plan, client = plan_of(), client_of(4)
     client.x[:] = 1e38  # finite, and too large for any layer
     client.handle(start_of(plan))
@@ -222,7 +222,7 @@ def test_batches_that_cannot_be_learnt_from_leave_it_as_it_was() -> None:
         assert torch.equal(kept(client)[name], tensor)
 
 
-def test_a_single_sample_teaches() -> None:
+def test_it_learns_from_a_single_sample() -> None:
     plan, client = plan_of(), client_of(1)
     client.handle(start_of(plan))
     features = client.handle(Step(1, 0))
@@ -235,7 +235,7 @@ def test_a_single_sample_teaches() -> None:
 
 
 @pytest.mark.parametrize("outputs", [torch.zeros(4, 2), torch.full((4, 3), torch.nan)])
-def test_outputs_that_cannot_be_are_refused(outputs: Tensor) -> None:
+def test_outputs_of_wrong_shape_or_not_finite_are_refused(outputs: Tensor) -> None:
     client = client_of()
     client.handle(start_of(plan_of()))
     features = client.handle(Step(1, 0))
@@ -262,7 +262,7 @@ def test_the_plan_travels() -> None:
         ({"head": "grid"}, "distil: head: expected one of global, exit"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(how: dict[str, Any], expected: str) -> None:
+def test_impossible_numbers_are_refused(how: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigurationError, match=expected):
         Distillation(**how)
 

@@ -1,4 +1,4 @@
-"""One client's round: what it learns with the server, without it, and from nonsense."""
+"""One client's round: what it learns with the server, without it, and from wrong messages."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_supervised_batch_is_equations_3_and_4() -> None:
     assert (update.samples, update.steps, update.supervised) == (4, 1, 1)
 
 
-def test_without_an_answer_the_batch_is_phase_1_alone_at_weight_1() -> None:
+def test_without_feedback_the_batch_is_phase_1_at_weight_1() -> None:
     client = TrainingClient("a", *data(4))
     client.handle(start(plan()))
     features = step(client, 0)
@@ -157,7 +157,7 @@ def test_without_an_answer_the_batch_is_phase_1_alone_at_weight_1() -> None:
     assert (update.steps, update.supervised) == (1, 0)
 
 
-def test_the_clip_is_what_holds_the_clients_step() -> None:
+def test_the_clip_limits_the_clients_step() -> None:
     # the gradient of the fallback is well above 0.5 here, so the step is 0.5 * rate long
     client = TrainingClient("a", *data(4))
     begin = start(plan())
@@ -212,7 +212,7 @@ def test_no_limit_and_an_infinite_one_are_the_same() -> None:
     assert_equal(run(plan(clip=None)).weights, run(plan(clip=float("inf"))).weights)
 
 
-def test_one_way_back_gives_what_two_give() -> None:
+def test_one_backward_pass_gives_what_two_give() -> None:
     # without a clip the two gradients are joined at the cut; a limit never reached takes the other
     # path. Differs by the order of float32 operations only, on steps of about the weights' size.
     one, two = run(plan(clip=None)), run(plan(clip=1e9))
@@ -220,7 +220,7 @@ def test_one_way_back_gives_what_two_give() -> None:
         torch.testing.assert_close(tensor, two.weights[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_server_without_exit_head_and_feedback_leaves_nothing_to_learn() -> None:
+def test_without_exit_head_and_feedback_the_prefix_learns_nothing() -> None:
     p = plan(exit_head=False, fusion="server", clip=None)
     update = run(p, answered=False)
     assert_equal(update.weights, start(p).weights)
@@ -247,7 +247,7 @@ def test_fedprox_pulls_towards_the_rounds_start_by_hand() -> None:
         torch.testing.assert_close(tensor, want, rtol=1e-5, atol=1e-6)
 
 
-def test_an_exit_head_that_stays_goes_on_where_it_was() -> None:
+def test_an_exit_head_that_is_not_sent_is_kept_between_rounds() -> None:
     client = TrainingClient("a", *data(10))
     first = run(plan(), client=client)
     kept = {name: t for name, t in first.weights.items() if name.startswith("exit2.")}
@@ -259,7 +259,7 @@ def test_an_exit_head_that_stays_goes_on_where_it_was() -> None:
     assert_equal({k: v for k, v in again.weights.items() if k.startswith("exit")}, kept)
 
 
-def test_a_head_that_the_server_sends_is_taken() -> None:
+def test_an_exit_head_that_the_server_sends_replaces_the_kept_one() -> None:
     client = TrainingClient("a", *data(10))
     run(plan(), client=client)
     sent = {f"exit2.{k}": v + 1 for k, v in read_weights(network_of(plan()).exit_head(2)).items()}
@@ -268,7 +268,9 @@ def test_a_head_that_the_server_sends_is_taken() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
-def test_a_personal_client_starts_from_its_own_and_the_average(share: float) -> None:
+def test_a_personal_client_starts_from_a_mixture_of_its_weights_and_the_average(
+    share: float,
+) -> None:
     p = plan(personal_share=share)
     client = TrainingClient("a", *data(10))
     own = run(p, client=client).weights
@@ -316,7 +318,7 @@ def test_every_sample_is_seen_once_an_epoch(samples: int, batch: int, sizes: lis
     assert end(client).steps == len(seen)
 
 
-def test_labels_stay_where_the_plan_says_so() -> None:
+def test_labels_are_sent_only_where_the_plan_says_so() -> None:
     client = TrainingClient("a", *data(4))
     ready = client.handle(start(plan(send_labels=False)))
     assert isinstance(ready, Ready)
@@ -325,13 +327,13 @@ def test_labels_stay_where_the_plan_says_so() -> None:
 
 
 @pytest.mark.parametrize("message", [Step(1, 0), EndRound(1), Step(2, 0)])
-def test_a_message_of_no_round_is_refused(message: Step | EndRound) -> None:
+def test_a_message_before_the_first_round_is_refused(message: Step | EndRound) -> None:
     client = TrainingClient("a", *data(4))
     with pytest.raises(FrameError, match="no round"):
         client.handle(message)
 
 
-def test_a_client_that_ended_its_round_is_in_none() -> None:
+def test_after_its_end_a_round_takes_no_more_messages() -> None:
     client = TrainingClient("a", *data(4))
     client.handle(start(plan()))
     end(client)
@@ -404,8 +406,8 @@ def test_weights_that_do_not_fit_are_refused_by_name() -> None:
         "float64": sound | {name: sound[name].double()},
         "NaN": sound | {name: sound[name] * float("nan")},
     }
-    for said, weights in wrong.items():
-        with pytest.raises(FrameError, match=said):
+    for expected, weights in wrong.items():
+        with pytest.raises(FrameError, match=expected):
             TrainingClient("a", *data(4)).handle(StartRound(1, plan(), weights))
 
 
@@ -418,12 +420,12 @@ def test_data_that_do_not_fit_the_plan_are_named() -> None:
         ((x[:0], y[:0]), "0 inputs and 0 labels"),
         ((x, y[:2]), "4 inputs and 2 labels"),
     ]
-    for (inputs, labels), said in cases:
-        with pytest.raises(FrameError, match=said):
+    for (inputs, labels), expected in cases:
+        with pytest.raises(FrameError, match=expected):
             TrainingClient("a", inputs, labels).handle(start(plan()))
 
 
-def test_one_sample_under_batch_norm_is_refused_with_the_way_out() -> None:
+def test_one_sample_under_batch_norm_is_refused_with_the_next_step() -> None:
     def begin(norm: str) -> TrainingClient:
         p = plan(
             backbone="resnet18",

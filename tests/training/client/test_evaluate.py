@@ -1,4 +1,4 @@
-"""Devices score what was learnt on held-out samples of their own, and say what it cost them."""
+"""Devices score the network on their own held-out samples, and report the cost of training."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_device_counts_right_answers_of_the_network_it_is_sent(other: Any) -> No
     assert (scores.samples, scores.right, scores.right_exit) == (150, right(net), None)
 
 
-def test_exit_and_last_layer_of_its_own_are_used(other: Any) -> None:
+def test_personal_exit_head_and_last_layer_are_used(other: Any) -> None:
     net = other.segment(0, None)
     device = client()
     head = network_of(replace(plan_with(ClientPart()), seed=7)).exit_head(2)
@@ -100,7 +100,7 @@ def test_exit_and_last_layer_of_its_own_are_used(other: Any) -> None:
     assert scores.right_exit is None
 
 
-def test_prefix_is_mixed_with_the_personal_one_as_a_round_would(other: Any) -> None:
+def test_prefix_is_mixed_with_the_personal_one_as_in_a_round(other: Any) -> None:
     net, device = other.segment(0, None), client()
     own = network_of(replace(plan_with(ClientPart()), seed=8)).prefix(2)
     device.personal = read_weights(own)
@@ -121,7 +121,7 @@ def test_exit_head_is_mixed_with_the_personal_one_too(other: Any) -> None:
     assert reply.right_exit == right(nn.Sequential(own.prefix(2), own.exit_head(2)))
 
 
-def test_device_without_held_out_samples_says_so_and_a_round_under_way_goes_on(other: Any) -> None:
+def test_device_without_held_out_samples_scores_none_and_its_round_goes_on(other: Any) -> None:
     device = TrainingClient("pi", DATA.x_train[:96], DATA.y_train[:96])
     assert scores_of(device, ClientPart(), other.segment(0, None)) == Scores(1, 0, 0, None)
     narrow = TrainingClient("pi", X, Y, held_out=(X[:, :, :4], Y))
@@ -161,7 +161,7 @@ def test_real_devices_scores_are_those_of_the_simulation(make_trainer: Callable[
     assert row["energy_source"] in {"rapl", "ina", "declared"}
 
 
-def test_energy_is_the_devices_own_figure_or_its_boards_model() -> None:
+def test_energy_is_measured_or_comes_from_the_boards_model() -> None:
     """2.7 W idle and 6.4 W busy: 100 s with half the cores busy are 100 * (2.7 + 0.5 * 3.7) J."""
     board = load_reference("raspberry-pi-4")
     assert board.cores == 4

@@ -1,4 +1,4 @@
-"""SCALA's privacy-enhanced round_: a decoder in training, a prefix that turns away from it."""
+"""The inversion guard: a decoder learns to reconstruct inputs, and the prefix learns against it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def differ(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return any(not torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def test_a_guard_of_no_weight_and_one_that_minds_nothing_change_no_bit(digits: Dataset) -> None:
+def test_a_guard_without_weight_or_with_a_threshold_of_1_changes_no_bit(digits: Dataset) -> None:
     plain = play(client_of(digits), plan_of(digits, None)).weights
     for guard in (Inversion(weight=0.0, threshold=0.0), Inversion(threshold=1.0)):
         guarded = play(client_of(digits), plan_of(digits, guard)).weights
@@ -124,7 +124,7 @@ def test_the_prefix_steps_by_the_joint_loss(digits: Dataset) -> None:
         )
 
 
-def test_without_the_servers_answer_a_batch_is_not_learnt_from(digits: Dataset) -> None:
+def test_without_feedback_the_prefix_learns_nothing(digits: Dataset) -> None:
     plan = plan_of(digits, Inversion(threshold=0.0))
     round_ = ClientRound(client_of(digits), start_of(plan))
     before = read_weights(round_.prefix.module)
@@ -134,7 +134,7 @@ def test_without_the_servers_answer_a_batch_is_not_learnt_from(digits: Dataset) 
     assert not differ(update.weights, before)
 
 
-def test_beside_an_exit_head_the_guard_pulls_in_full_and_alone_too(digits: Dataset) -> None:
+def test_with_an_exit_head_the_guard_pulls_in_full_and_alone_too(digits: Dataset) -> None:
     more: dict[str, Any] = {"exit_head": True, "fusion": "fixed", "exit_share": 1.0}
     # the server has no share: what is left is the exit's gradient and the guard's
     plain = play(client_of(digits), plan_of(digits, None, **more)).weights
@@ -161,25 +161,25 @@ def test_the_decoder_is_kept_and_never_sent(digits: Dataset) -> None:
     assert differ(client.personal, fresh.personal)
 
 
-def test_a_decoder_in_training_comes_to_draw_its_inputs(digits: Dataset) -> None:
+def test_a_trained_decoder_reconstructs_its_inputs(digits: Dataset) -> None:
     client = client_of(digits, samples=64)
     plan = plan_of(digits, Inversion(weight=0.0, learning_rate=5e-3), depth=1)
 
-    def likeness(round_: ClientRound) -> float:
+    def similarity(round_: ClientRound) -> float:
         z = round_.prefix.run(torch.from_numpy(client.x))
         x = torch.from_numpy(client.x) / 16
         return float(ssim(decoder_of(round_)(z), x).mean().detach())
 
-    before = likeness(ClientRound(client, start_of(plan)))
+    before = similarity(ClientRound(client, start_of(plan)))
     for number in range(1, 21):
         play(client, plan, pull=0.0, number=number)
-    after = likeness(ClientRound(client, start_of(plan)))
+    after = similarity(ClientRound(client, start_of(plan)))
     assert before < 0.3
     assert after > 0.6
 
 
-def test_a_guarded_prefix_is_harder_to_draw_from_for_its_own_decoder(digits: Dataset) -> None:
-    # nothing else pulls at the prefix: the guard alone brings the likeness down
+def test_a_guarded_prefix_is_harder_to_invert_for_its_own_decoder(digits: Dataset) -> None:
+    # nothing else pulls at the prefix: only the guard brings the similarity down
     scores = {}
     for weight in (0.0, 5.0):
         client = client_of(digits, samples=64)
@@ -212,7 +212,7 @@ def test_a_guarded_prefix_is_harder_to_draw_from_for_its_own_decoder(digits: Dat
         ({"learning_rate": 0.0}, "learning_rate"),
     ],
 )
-def test_a_guard_that_cannot_be_is_refused(guard: dict[str, Any], match: str) -> None:
+def test_impossible_numbers_of_a_guard_are_refused(guard: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         Inversion(**guard)
 

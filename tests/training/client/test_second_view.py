@@ -1,4 +1,4 @@
-"""What an ordinary client adds for other parts: views to align by, exits that learn evidence."""
+"""Second views for alignment, and exit heads that learn evidence, on clients that do not adapt."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def first_features(plan: Plan, client: TrainingClient, number: int = 1) -> Featu
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
-def test_a_view_is_that_of_harmonys_client_which_does_not_adapt(codec: str) -> None:
+def test_a_view_equals_that_of_a_harmony_client_with_0_steps(codec: str) -> None:
     exit_part: dict[str, Any] = {"exit_head": True, "fusion": "fixed", "views": True}
     plain = plan_for(codec=codec, **exit_part)
     meta = MetaAdaptation(steps=0, early=False)
@@ -81,7 +81,7 @@ def test_a_view_is_that_of_harmonys_client_which_does_not_adapt(codec: str) -> N
     assert 0 < int(ours.same.sum()) < BATCH
 
 
-def test_a_view_leaves_what_the_client_learns_alone() -> None:
+def test_a_view_changes_nothing_that_the_client_learns() -> None:
     """BatchNorm's statistics too: those of the second view are no part of the update."""
     updates = []
     for views in (False, True):
@@ -98,19 +98,19 @@ def test_a_view_leaves_what_the_client_learns_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("views", "entry", "said"),
+    ("views", "entry", "expected"),
     [
         (False, 2, "view: expected none, nothing is aligned by it"),
         (True, 1, "view: expected an entry depth of 2 to 2, got 1"),
         (True, 2, None),
     ],
 )
-def test_a_view_that_no_plan_asks_for_is_refused(views: bool, entry: int, said: str) -> None:
+def test_a_view_that_no_plan_asks_for_is_refused(views: bool, entry: int, expected: str) -> None:
     plan = plan_for(views=True)
     got = first_features(plan, client_of(plan))
     told = replace(plan, part=ClientPart(views=views))
     fault = shapes_fault(replace(got, entry=entry), told, network_of(plan).shape_at)
-    assert fault == said
+    assert fault == expected
 
 
 def dirichlet_loss(logits: Tensor, labels: Tensor, weight: float) -> Tensor:
@@ -142,7 +142,7 @@ def test_an_exit_behind_an_evidential_gate_learns_by_eq_5() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "expected"),
     [
         ({"views": True, "whole": True}, "views: expected none where nothing is cut"),
         ({"views": True, "noise": Noise(1.0, 1.0)}, "none where a second view"),
@@ -150,8 +150,8 @@ def test_an_exit_behind_an_evidential_gate_learns_by_eq_5() -> None:
         ({"evidence_rounds": 0, "exit_head": True, "fusion": "tpgf"}, "from 1 up"),
     ],
 )
-def test_parts_that_no_client_can_do_are_refused(part: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_parts_that_exclude_each_other_are_refused(part: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
         ClientPart(**part)
 
 

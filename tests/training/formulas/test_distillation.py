@@ -55,7 +55,7 @@ def test_kd_client_is_the_mean_divergence_of_rows() -> None:
     torch.testing.assert_close(kd_client(student, teacher, TAU), TAU**2 * rows.mean())
 
 
-def test_kd_client_asks_for_proportions_of_distances_alone() -> None:
+def test_kd_client_depends_only_on_the_proportions_of_distances() -> None:
     teacher = draw(5, 6)
     rotation = torch.linalg.qr(draw(6, 6, seed=2))[0]
     same = 7 * teacher @ rotation + 3
@@ -63,7 +63,7 @@ def test_kd_client_asks_for_proportions_of_distances_alone() -> None:
     assert float(kd_client(draw(5, 6, seed=3), teacher, TAU)) > 1e-3
 
 
-def test_teachers_learn_nothing() -> None:
+def test_teachers_get_no_gradient() -> None:
     student, teacher = draw(4, 3).requires_grad_(), draw(4, 3, seed=1).requires_grad_()
     for loss in (kd_global, kd_client):
         own, theirs = torch.autograd.grad(
@@ -74,7 +74,7 @@ def test_teachers_learn_nothing() -> None:
 
 
 @pytest.mark.parametrize("features", [draw(1, 4), torch.ones(6, 4), torch.zeros(2, 3)])
-def test_a_batch_of_one_or_of_equals_teaches_nothing(features: torch.Tensor) -> None:
+def test_a_batch_of_one_or_of_equal_samples_has_loss_0(features: torch.Tensor) -> None:
     student = features.clone().requires_grad_()
     loss = kd_client(student, draw(*features.shape), TAU)
     (gradient,) = torch.autograd.grad(loss, student)

@@ -111,7 +111,7 @@ def test_loss_falls_with_evidence_for_the_true_class_and_grows_with_any_other() 
 
 
 @pytest.mark.parametrize("size", [1e2, 1e4, 1e6, 1e20, 3e38])
-def test_evidence_without_bound_leaves_every_figure_finite(size: float) -> None:
+def test_unbounded_evidence_keeps_every_figure_finite(size: float) -> None:
     logits = torch.tensor([[size, -size, 0.0], [-size] * 3, [size] * 3], requires_grad=True)
     alpha = concentration(logits.detach())
     for figure in (aleatoric(alpha), epistemic(alpha)):
@@ -125,7 +125,7 @@ def test_evidence_without_bound_leaves_every_figure_finite(size: float) -> None:
     assert bool(torch.isfinite(gradient).all())
 
 
-def test_a_device_s_gate_reads_the_same_dirichlet() -> None:
+def test_the_devices_gate_computes_the_same_vacuity() -> None:
     logits = torch.tensor([[2.0, -1.0, 0.5, 30.0]])
     _, probabilities, uncertainty = vacuity(logits[0].numpy())
     alpha = concentration(logits)[0]

@@ -53,14 +53,14 @@ def test_ssim_is_scipys(shape: tuple[int, ...], reach: int | None, noise: float)
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-10)
 
 
-def test_a_copy_is_alike_in_every_measure() -> None:
+def test_a_copy_has_the_best_value_of_every_measure() -> None:
     image, _ = pair((3, 1, 28, 28), 0.1)
     torch.testing.assert_close(ssim(image, image), torch.ones(3, dtype=torch.float64))
     assert mse(image, image).tolist() == [0, 0, 0]
     assert psnr(image, image).tolist() == [100, 100, 100]
 
 
-def test_flat_images_differ_in_brightness_alone() -> None:
+def test_flat_images_differ_only_in_brightness() -> None:
     # no variance: only the first factor is left, (2*0.2*0.6 + C1) / (0.04 + 0.36 + C1)
     image, other = (torch.full((1, 1, 16, 16), v, dtype=torch.float64) for v in (0.2, 0.6))
     assert float(ssim(image, other)) == pytest.approx((0.24 + 1e-4) / (0.4 + 1e-4))
@@ -75,7 +75,7 @@ def test_every_image_is_measured_by_itself() -> None:
     assert psnr(image, other).tolist() == pytest.approx([100, 20], rel=1e-5)
 
 
-def test_the_more_noise_the_less_alike() -> None:
+def test_more_noise_means_less_similarity() -> None:
     image, _ = pair((4, 1, 28, 28), 0)
     scores = [float(ssim(image, pair((4, 1, 28, 28), noise)[1]).mean()) for noise in (0, 0.1, 0.3)]
     assert scores == sorted(scores, reverse=True)

@@ -40,7 +40,7 @@ def test_steps_are_those_of_torch(momentum: float, decay: float) -> None:
             assert torch.equal(own, other)
 
 
-def test_gradients_are_left_as_they_are() -> None:
+def test_a_step_does_not_change_the_gradients() -> None:
     parameters = _parameters()
     optimiser = Sgd(parameters, 0.05, 0.8, 0.01)
     gradients = _gradients(parameters, 0)
@@ -93,5 +93,5 @@ def test_no_limit_or_one_above_the_norm_changes_no_bit(limit: float | None) -> N
     assert all(torch.equal(a, b) for a, b in zip(clip_l2(given, limit), given, strict=True))
 
 
-def test_a_gradient_of_zeros_stays_so() -> None:
+def test_a_gradient_of_zeros_stays_zero() -> None:
     assert clip_l2([torch.zeros(3)], 0.5)[0].tolist() == [0.0, 0.0, 0.0]

@@ -168,7 +168,9 @@ def test_exits_behind_an_evidential_gate_learn_evidence() -> None:
         ),
     ],
 )
-def test_clients_that_judge_go_with_any_server_that_asks_it(base: str, parts: Any) -> None:
+def test_clients_that_answer_outputs_go_with_any_server_that_asks_for_it(
+    base: str, parts: Any
+) -> None:
     world = build_simulation(recipe_of(base, parts=parts))
     rows: list[dict[str, Any]] = []
     list(run_rounds(world, rows))
@@ -224,11 +226,15 @@ def test_a_combination_trains() -> None:
     [
         ("fedavg", {"server": "splitfed-v1"}, "train the whole network.*split method"),
         ("splitfed-v1", {"server": "fedavg"}, "no step for them"),
-        ("supersfl", {"server": "harmony"}, "harmony's server asks.*supersfl's clients can judge"),
+        (
+            "supersfl",
+            {"server": "harmony"},
+            "harmony's server asks.*supersfl's clients return none",
+        ),
         (
             "harmony",
             {"server": "splitlpf"},
-            "splitlpf's server asks.*embeddings, harmony's clients can judge its logits",
+            "splitlpf's server asks.*embeddings, harmony's clients return that of its logits",
         ),
         (
             {"method": "harmony", "method_numbers": {"head": "client"}},
