@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.training import Training
-from edge_sdk.training.protocol.weights import own_weights
+from edge_sdk.training.protocol.weights import tensors_of
 from server.training.methods.supersfl import CLIP, SERVER_WEIGHT
 from server.training.recipe.recipe import Recipe
 from server.training.run.run import Simulation
@@ -84,7 +84,7 @@ class WholeNetwork:
     def run_round(self, number: int) -> None:
         """Train on every client's batches from the same weights; average by samples."""
         recipe, clients = self._simulation.recipe, self._simulation.clients
-        own = own_weights(self.network)
+        own = tensors_of(self.network)
         sent = {key: tensor.clone() for key, tensor in own.items()}
         mean = {key: torch.zeros_like(tensor) for key, tensor in own.items()}
         everything = sum(client.samples for client in clients.values())
@@ -135,10 +135,10 @@ class SuperSfl:
         """Train all clients batch by batch in turns, then merge."""
         simulation = self._simulation
         numbers = simulation.recipe.train.training
-        own = own_weights(self.network)
+        own = tensors_of(self.network)
         queue = []
         for name, mine in self._clients.items():
-            _load(own_weights(mine.prefix), own)
+            _load(tensors_of(mine.prefix), own)
             mine.loss = 0.0
             steps = batches(simulation.recipe, number, name, simulation.clients[name].samples)
             optimisers = (
@@ -190,7 +190,7 @@ class SuperSfl:
         depths = sum(mine.depth for mine in clients)
         surety = sum(1 / (mine.loss + EPS) for mine in clients)
         held = [
-            (mine.depth / depths / (mine.loss + EPS) / surety, own_weights(mine.prefix))
+            (mine.depth / depths / (mine.loss + EPS) / surety, tensors_of(mine.prefix))
             for mine in clients
         ]
         for key, tensor in own.items():

@@ -29,7 +29,7 @@ import typer
 from benchmarks.compare import Trial, by_name, cost_table, run_trials, shown, train
 from benchmarks.plain_loops import SuperSfl, WholeNetwork
 from benchmarks.reports import RECIPES, RESULTS, child_environment, provenance, write
-from edge_sdk.training.protocol.weights import own_weights
+from edge_sdk.training.protocol.weights import tensors_of
 from server.training.recipe.recipe import Recipe, load_recipe
 from server.training.simulation.build import build_simulation
 
@@ -164,8 +164,8 @@ def _paired(recipe: Recipe, loop: type[WholeNetwork | SuperSfl], rounds: int) ->
         ours = _seconds(partial(simulation.loop.run_round, number, recipe.seed))
         theirs = _seconds(partial(plain.run_round, number))
         if number == 1:
-            weights = own_weights(plain.network)
-            own = own_weights(simulation.state.net.segment(0, None))
+            weights = tensors_of(plain.network)
+            own = tensors_of(simulation.state.net.segment(0, None))
             apart = max(float((own[name] - weights[name]).abs().max()) for name in own)
             continue
         clock.append(theirs[0] / ours[0])

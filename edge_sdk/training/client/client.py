@@ -24,7 +24,7 @@ from edge_sdk.training.protocol.messages import (
     Step,
 )
 from edge_sdk.training.protocol.noise import NO_SCORES, noise_key, without_loss
-from edge_sdk.training.protocol.update_transfer import coded
+from edge_sdk.training.protocol.update_transfer import encode_for_wire
 
 
 class TrainingClient(ClientState):
@@ -110,4 +110,4 @@ class TrainingClient(ClientState):
             case NoReply():
                 self._round = None
                 update = current.alone()
-        return coded(update, current.start, self.name, current.noise_key)
+        return encode_for_wire(update, current.start, self.name, current.noise_key)

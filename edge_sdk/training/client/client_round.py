@@ -47,7 +47,7 @@ from edge_sdk.training.protocol.messages import (
 )
 from edge_sdk.training.protocol.noise import Key, noised_features
 from edge_sdk.training.protocol.plan import network_of
-from edge_sdk.training.protocol.weights import parted, read_weights
+from edge_sdk.training.protocol.weights import read_weights, split_exit_head
 
 
 class ClientRound:
@@ -70,7 +70,7 @@ class ClientRound:
         state.check_data(plan)
         self.state, self.start, self.noise_key = state, start, noise_key
         self.plan, self.number = plan, number
-        weights, head = parted(state.start_weights(plan, start.weights), plan.depth)
+        weights, head = split_exit_head(state.start_weights(plan, start.weights), plan.depth)
         self.prefix = Prefix(state, plan, weights)
         self.exit_head = ExitHead(state, plan, number, head) if part.exit_head else None
         self._stages = network_of(plan).L

@@ -15,7 +15,7 @@ from edge_sdk.training.client.personal_head import personal_classifier
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.protocol.messages import Evaluate, Scores
 from edge_sdk.training.protocol.plan import network_of
-from edge_sdk.training.protocol.weights import load_weights, parted
+from edge_sdk.training.protocol.weights import load_weights, split_exit_head
 
 BATCH: Final = 128
 
@@ -56,7 +56,7 @@ def _models(client: ClientState, message: Evaluate) -> tuple[nn.Module, nn.Modul
     """The network as this client uses it, and the model that answers on the device, if any."""
     plan, part, personal = message.plan, message.plan.part, client.personal
     net = deepcopy(network_of(plan))
-    stages, head = parted(client.start_weights(plan, message.weights), plan.depth)
+    stages, head = split_exit_head(client.start_weights(plan, message.weights), plan.depth)
     load_weights(net.segment(0, None), stages)
     if part.whole:
         return net, None

@@ -1,6 +1,6 @@
-"""The wire's codecs on a batch of features, sample by sample.
+"""The wire's codecs applied to a batch of features, sample by sample.
 
-A sample is a tensor of its own, so its range does not depend on its neighbours.
+Each sample is coded by itself, so its range does not depend on the other samples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edge_sdk.errors import FrameError
 from edge_sdk.manifest import Codec
 from edge_sdk.wire.codecs import decode, encode
 
-# what the codecs make of float32
+# dtypes that the codecs turn float32 into
 CODED: Final = (torch.float32, torch.float16, torch.uint8)
 
 
@@ -28,7 +28,8 @@ def encode_batch(z: Tensor, codec: Codec) -> tuple[Tensor, Tensor | None]:
         sample's scale and zero point, else None.
     Raises: InputError if z holds NaN, infinity or a magnitude that no codec takes.
     """
-    z = z.contiguous()  # as bytes are once read; the order in memory changes the last bits
+    # contiguous, as bytes from a message are: the order in memory changes the last bits
+    z = z.contiguous()
     if codec == "fp32":
         return z, None
     rows = [encode(row, codec) for row in z.cpu().numpy()]
@@ -40,9 +41,9 @@ def encode_batch(z: Tensor, codec: Codec) -> tuple[Tensor, Tensor | None]:
 
 
 def decode_batch(values: Tensor, ranges: Tensor | None) -> Tensor:
-    """What the receiver computes with: (B, ...) float32.
+    """The features that the receiver computes with: (B, ...) float32.
 
-    Raises: FrameError for what `encode_batch` does not give.
+    Raises: FrameError for tensors that `encode_batch` does not give.
     """
     if not values.ndim or not len(values):
         raise FrameError(

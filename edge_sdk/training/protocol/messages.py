@@ -1,4 +1,4 @@
-"""What server and client say to each other in training, as values and as bytes.
+"""Messages between server and client in training, as values and as bytes.
 
 A message travels as one safetensors file: its tensors, and its other fields as JSON in the file's
 metadata. Nothing is pickled.
@@ -26,11 +26,11 @@ BYTES_MAX: Final = 512_000_000
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What the server returns for a client's features.
+    """The server's answer to a client's features.
 
-    gradient: of the server's loss with respect to the features as sent, same shape.
+    gradient: gradient of the server's loss by the features as sent, same shape.
     loss: Ls, the mean over this client's samples.
-    outputs: (B, N) the server's logits, to learn from; None where the method has no use for them.
+    outputs: (B, N) the server's logits; None for a method whose clients do not learn from them.
     """
 
     gradient: Tensor
@@ -40,7 +40,7 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class StartRound:
-    """Train by this plan, from these weights."""
+    """Request to train by this plan, from these weights."""
 
     round: int
     plan: Plan
@@ -49,9 +49,9 @@ class StartRound:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The feedback of the step before, if there is any, and the order for the next features.
+    """Feedback of the step before, if there is any, and the request for the next features.
 
-    batch: samples to take; None for as many as the plan says.
+    batch: samples to take; None for the plan's number.
     """
 
     round: int
@@ -62,7 +62,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What the server made of the step's features, where only the client can judge it.
+    """The server's outputs for the step's features, where only the client can compute a loss.
 
     outputs: (B, ...) logits, or embeddings where the client has the last layer.
     """
@@ -74,7 +74,7 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class EndRound:
-    """The feedback of the last step, and the order to hand over the update."""
+    """Feedback of the last step, and the request for the update."""
 
     round: int
     feedback: Feedback | None = None
@@ -82,9 +82,9 @@ class EndRound:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Score what was learnt on held-out samples of your own.
+    """Request to score the trained network on the client's own held-out samples.
 
-    weights: of the whole network, the server's part included; an exit head where it is shared.
+    weights: of the whole network, the server's part included; with the exit head if it is shared.
     """
 
     round: int
@@ -94,7 +94,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class NoReply:
-    """The server is silent: finish the round alone. Said by the device's own timer; never sent."""
+    """The server is silent: finish the round alone. The device's own timer makes it; never sent."""
 
     round: int
 
@@ -104,10 +104,10 @@ Request = StartRound | Step | Outputs | EndRound | Evaluate
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The client has the weights.
+    """Reply to StartRound: the client has the weights.
 
-    samples: n_k. steps: batches it will send this round. label_counts: (classes,) where labels
-    may be known.
+    samples: n_k. steps: batches that it will send this round.
+    label_counts: (classes,) samples of each class; empty where labels are not sent.
     """
 
     round: int
@@ -118,12 +118,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """One batch at the cut.
+    """Reply to Step: one batch at the cut.
 
-    features: (B, ...) as they travel: float32, float16 or, for int8, uint8. labels: (B,) int64,
-        None where they stay on the client. loss: Lc of the exit head, None without one.
+    features: (B, ...) as they travel: float32, float16 or, for int8, uint8.
+    labels: (B,) int64; None where they stay on the client.
+    loss: Lc of the exit head; None without one.
     ranges: (B, 2), what the int8 codec needs to decode (edge_sdk.training.protocol.feature_codec).
-    view: (B, ...) features of a second view, coded as the first; `view_ranges` as `ranges`.
+    view, view_ranges: features and ranges of a second view, coded like the first.
     entry: the depth from which the second view comes.
     same: (B,) uint8, 1 where the two views' labels are equal.
     """
@@ -142,9 +143,9 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class OutputGradient:
-    """The gradient of the client's loss with respect to the server's outputs, same shape.
+    """Reply to Outputs: the gradient of the client's loss by the server's outputs, same shape.
 
-    loss: Ls, the mean over the batch; 0 where the client keeps it to itself.
+    loss: Ls, the mean over the batch; 0 where the client does not send it.
     """
 
     round: int
@@ -155,13 +156,13 @@ class OutputGradient:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a round made of the client's weights.
+    """Reply to EndRound: the client's weights after the round.
 
+    weights: as the plan's update codec sends them (edge_sdk.training.protocol.update_codec).
     loss: sample-weighted mean over the round's batches, of Lc alone or of w_c*Lc + w_s*Ls where
         the server supervised (SuperSFL's L_i).
     supervised: batches that had the server's feedback, of `steps`.
-    weights: as the plan's update codec sends them (edge_sdk.training.protocol.update_codec); error
-        and cosine say how near to the raw change that is, None where they travel as they are.
+    error, cosine: how near the coded change is to the raw one; None for a codec without loss.
     """
 
     round: int
@@ -176,12 +177,14 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Right answers on the client's held-out samples, and what its training has cost so far.
+    """Reply to Evaluate: right answers on the client's held-out samples, and the cost so far.
 
-    samples: 0 where it has none. right: of the whole network. right_exit: of what answers without
-        the server, None where nothing does.
-    seconds, cpu_s: of work in training, since this process began, and of its cores in that time.
-    energy_j: of that work, None where nothing tells; energy_source: as profiles.energy names it.
+    samples: held-out samples; 0 for a client without any.
+    right: right answers of the whole network.
+    right_exit: right answers without the server; None where nothing answers alone.
+    seconds, cpu_s: time of work in training since the process started, and its CPU time.
+    energy_j: energy of that work; None where nothing measures it.
+    energy_source: as profiles.energy names it.
     """
 
     round: int
@@ -204,7 +207,7 @@ _KINDS: Final = {kind.__name__: kind for kind in (*_REQUESTS, *_REPLIES)}
 def to_bytes(message: Request | Reply) -> bytes:
     """The message as one safetensors file."""
     tensors: dict[str, Tensor] = {}
-    said: dict[str, Any] = {"kind": type(message).__name__}
+    header: dict[str, Any] = {"kind": type(message).__name__}
     for name in message.__dataclass_fields__:
         value = getattr(message, name)
         match value:
@@ -214,68 +217,73 @@ def to_bytes(message: Request | Reply) -> bytes:
                 tensors[f"{name}.gradient"] = value.gradient.contiguous()
                 if value.outputs is not None:
                     tensors[f"{name}.outputs"] = value.outputs.contiguous()
-                said[name] = value.loss
+                header[name] = value.loss
             case Plan():
-                said[name] = value.to_dict()
+                header[name] = value.to_dict()
             case dict():
                 tensors |= {f"{name}/{key}": tensor.contiguous() for key, tensor in value.items()}
             case None if _FIELDS[name] is _optional:
-                pass  # a tensor that is not there
+                pass  # no tensor
             case _:
-                said[name] = value
-    return save(tensors, metadata={"message": orjson.dumps(said).decode()})
+                header[name] = value
+    return save(tensors, metadata={"message": orjson.dumps(header).decode()})
 
 
 def from_bytes(raw: bytes) -> Request | Reply:
     """Read a message.
 
-    Raises: FrameError for anything else.
+    Raises: FrameError for bytes that are no message.
     """
     if len(raw) > BYTES_MAX:
         raise FrameTooLargeError(f"message: at most {BYTES_MAX} bytes, got {len(raw)}")
     try:
-        header_bytes = int.from_bytes(raw[:8], "little")
-        header = orjson.loads(raw[8 : 8 + header_bytes])
-        said = orjson.loads(header["__metadata__"]["message"])
-        # copies, so that tensors lie in memory as torch lays them out, not as the file came in
+        file_header = orjson.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+        header = orjson.loads(file_header["__metadata__"]["message"])
+        # copies: torch lays out their memory itself, so results do not depend on the file
         tensors = {name: tensor.clone() for name, tensor in load(raw).items()}
-        return _build(_KINDS[said["kind"]], said, tensors)
+        return _build(_KINDS[header["kind"]], _Content(header, tensors))
     except ConfigurationError as err:
         raise FrameError(f"message: {str(err)[:200]}") from err
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as err:
         raise FrameError(f"message: {type(err).__name__}: {str(err)[:200]}") from err
 
 
-def _build(
-    kind: type[Request | Reply], said: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> Request | Reply:
-    """A message of that kind out of what was said; every field as its type has it.
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """The two halves of a message's file."""
+
+    header: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+def _build(kind: type[Request | Reply], content: _Content) -> Request | Reply:
+    """A message of that kind, each field read as _FIELDS says.
 
     Raises: KeyError, TypeError or ConfigurationError.
     """
     expected = set(kind.__dataclass_fields__)
-    unknown = sorted(said.keys() - expected - {"kind"})
+    unknown = sorted(content.header.keys() - expected - {"kind"})
     if unknown:
         raise TypeError(f"{kind.__name__} has no {', '.join(map(shown, unknown))}")
-    fields = {name: _FIELDS[name](name, said, tensors) for name in expected}
+    fields = {name: _FIELDS[name](name, content) for name in expected}
     if kind in {OutputGradient, Update}:
         fields["loss"] = _number("loss", fields["loss"])
     return kind(**fields)
 
 
-def _whole(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> int:
-    value = said[name]
+def _whole(name: str, content: _Content) -> int:
+    value = content.header[name]
     if type(value) is not int or value < 0:
         raise TypeError(f"{name}: expected a whole number from 0 up, got {shown(value)}")
     return value
 
 
-def _whole_or_none(name: str, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int | None:
-    return None if said[name] is None else _whole(name, said, tensors)
+def _whole_or_none(name: str, content: _Content) -> int | None:
+    return None if content.header[name] is None else _whole(name, content)
 
 
-def _loss(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> float | None:
-    return None if said[name] is None else _number(name, said[name])
+def _loss(name: str, content: _Content) -> float | None:
+    return None if content.header[name] is None else _number(name, content.header[name])
 
 
 def _number(name: str, value: object) -> float:
@@ -284,50 +292,56 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _duration(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> float:
-    return _number(name, said[name])
+def _duration(name: str, content: _Content) -> float:
+    return _number(name, content.header[name])
 
 
-def _source(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> EnergySource:
+def _source(name: str, content: _Content) -> EnergySource:
     for known in get_args(EnergySource):
-        if said[name] == known:
+        if content.header[name] == known:
             source: EnergySource = known
             return source
-    raise TypeError(f"{name}: expected a source of energy figures, got {shown(said[name])}")
+    raise TypeError(
+        f"{name}: expected a source of energy figures, got {shown(content.header[name])}"
+    )
 
 
-def _counts(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
-    value = said[name]
+def _counts(name: str, content: _Content) -> tuple[int, ...]:
+    value = content.header[name]
     if not isinstance(value, list) or not all(type(count) is int and count >= 0 for count in value):
         raise TypeError(f"{name}: expected counts, got {shown(value)}")
     return tuple(value)
 
 
-def _tensor(name: str, _said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
-    return tensors[name]
+def _tensor(name: str, content: _Content) -> Tensor:
+    return content.tensors[name]
 
 
-def _optional(name: str, _said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor | None:
-    return tensors.get(name)
+def _optional(name: str, content: _Content) -> Tensor | None:
+    return content.tensors.get(name)
 
 
-def _weights(name: str, _said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Weights:
+def _weights(name: str, content: _Content) -> Weights:
     start = f"{name}/"
-    return {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+    return {
+        key.removeprefix(start): t for key, t in content.tensors.items() if key.startswith(start)
+    }
 
 
-def _feedback(name: str, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Feedback | None:
-    if said[name] is None:
+def _feedback(name: str, content: _Content) -> Feedback | None:
+    if content.header[name] is None:
         return None
-    loss = _number(name, said[name])
-    return Feedback(tensors[f"{name}.gradient"], loss, tensors.get(f"{name}.outputs"))
+    loss = _number(name, content.header[name])
+    return Feedback(
+        content.tensors[f"{name}.gradient"], loss, content.tensors.get(f"{name}.outputs")
+    )
 
 
-def _plan(name: str, said: Mapping[str, Any], _tensors: Mapping[str, Tensor]) -> Plan:
-    return Plan.from_dict(said[name])
+def _plan(name: str, content: _Content) -> Plan:
+    return Plan.from_dict(content.header[name])
 
 
-_FIELDS: Final[Mapping[str, Callable[[str, Mapping[str, Any], Mapping[str, Tensor]], Any]]] = {
+_FIELDS: Final[Mapping[str, Callable[[str, _Content], Any]]] = {
     "round": _whole,
     "step": _whole,
     "samples": _whole,

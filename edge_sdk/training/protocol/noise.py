@@ -1,13 +1,12 @@
-"""Gaussian noise on what a client gives away: its smashed data and its updates, clipped first.
+"""Gaussian noise on the smashed data and the updates that a client sends. Both are clipped first.
 
     z'  = clip(z, C_z) + N(0, (s_z * C_z)^2)          each sample by its own L2 norm
     u'  = clip(u, C_u) + N(0, (s_u * C_u)^2)          u, the change of all weights together
 
-What that is worth is for the server's accountant to say (server.training.recipe.privacy), against
-a server
-that follows the plan: it is the plan that says how much noise there is. Noise is drawn from what
-the client knows and the server does not, and never twice the same for other data: the key says how
-often the round was begun.
+The server's accountant computes epsilon (server.training.recipe.privacy). It holds against a server
+that follows the plan, because the plan says how much noise there is. The noise is keyed by a secret
+that the server does not know. The key counts the starts of a round too, so the same noise never
+covers different data.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from edge_sdk.errors import InputError
 from edge_sdk.training.protocol.messages import Features, OutputGradient, Reply, Update, Weights
 from edge_sdk.training.protocol.plan import Noise
 
-NO_SCORES: Final = "under noise devices are not scored: how many answers are right is exact"
+NO_SCORES: Final = "devices are not scored under noise: a count of right answers has none"
 
 _FEATURES: Final = 0x7A
 _UPDATE: Final = 0x75
@@ -34,16 +33,16 @@ Key = Sequence[int]
 
 
 def noise_key(secret: int, client: str, number: int, begun: int) -> Key:
-    """Of one client's noise in one round.
+    """Key of one client's noise in one round.
 
     Args:
-        secret: the client's own. begun: how often it has begun this round.
+        secret: the client's own. begun: how many times it has started this round.
     """
     return (secret, crc32(client.encode()), number, begun)
 
 
 def clip_samples(z: Tensor, limit: float) -> Tensor:
-    """Each sample scaled so that its L2 norm is at most `limit`.
+    """Scale each sample so that its L2 norm is at most `limit`.
 
     Args:
         z: (B, ...) float32.
@@ -55,7 +54,7 @@ def clip_samples(z: Tensor, limit: float) -> Tensor:
 
 
 def noised_features(z: Tensor, noise: Noise, key: Key, given: int) -> Tensor:
-    """Clipped smashed data as they leave the client; the same where there is no noise on them.
+    """Clipped smashed data as they leave the client; unchanged for a plan without noise on them.
 
     Args:
         given: batches that have left in this round.
@@ -66,11 +65,11 @@ def noised_features(z: Tensor, noise: Noise, key: Key, given: int) -> Tensor:
 
 
 def noised_update(weights: Weights, sent: Weights, noise: Noise, key: Key) -> Weights:
-    """Weights whose change since the round's start is clipped and noised.
+    """Weights after their change since the round's start has been clipped and noised.
 
-    What was not sent is left out of both: a plan with noise has no weights of that kind.
+    Every weight must have been sent; a plan with noise has no others.
 
-    Raises: InputError if the change is not finite: what no limit holds, no noise covers.
+    Raises: InputError if the change is not finite: it cannot be clipped, so no noise covers it.
     """
     if noise.update_clip is None:
         return weights
@@ -93,7 +92,7 @@ def noised_update(weights: Weights, sent: Weights, noise: Noise, key: Key) -> We
 
 
 def without_loss(reply: Reply) -> Reply:
-    """The reply without the loss in it, which no noise covers."""
+    """The reply without its loss, which no noise covers."""
     match reply:
         case Features():
             return replace(reply, loss=None)

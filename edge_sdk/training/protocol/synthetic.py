@@ -1,13 +1,13 @@
-"""Synthetic samples in place of a weight update: the receiver replays them.    SplitLPF, Eq. 5
+"""Synthetic samples in place of a weight update.    SplitLPF, Eq. 5
 
-The sender looks for a few inputs and targets whose gradient, at the weights both ends know, points
-where the update points; the receiver computes that gradient and takes the step.
+The sender searches for a few inputs and targets. Their gradient, at the weights that both ends
+know, points where the update points. The receiver computes that gradient and takes the step.
 
     D_syn = argmin |w_raw - w_syn|^2,    w_syn = w + a * grad l(D_syn; w)
 
 Differs: the paper leaves M(D_syn; w) and l open. Here M is one step, with a length a for each
-tensor that is solved for and not searched: at the best length what is left of |w_raw - w_syn|^2 is
-|change|^2 * (1 - cos^2), and that is minimised, by Adam. l is linear in the logits, the mean over
+tensor that is solved for and not searched: at the best length |w_raw - w_syn|^2 becomes
+|change|^2 * (1 - cos^2), which Adam minimises. l is linear in the logits, the mean over
 the samples of targets * logits: free targets reach every gradient at the logits that labels reach.
 (After 100 steps for cnn6's first two stages it leaves 0.75 of the change, cross-entropy with soft
 labels 0.89; a length for each tensor instead of one for all takes off 0.03 to 0.04.)
@@ -31,10 +31,10 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """What travels.
+    """Synthetic samples as they travel.
 
-    inputs: (m, *shape) float16, normalised. targets: (m, N) float16. lengths: a of each tensor,
-    (t,) float32, in the order of the tensors' names.
+    inputs: (m, *shape) float16, normalised. targets: (m, N) float16.
+    lengths: a of each tensor, (t,) float32, in the order of the tensors' names.
     """
 
     inputs: Tensor
@@ -42,15 +42,16 @@ class Synthetic:
     lengths: Tensor
 
 
-class Replay:
-    """The network at which both ends take the gradient: a client's part, and logits on top of it.
+class GradientProbe:
+    """The network at which both ends take gradients: a client's part with logits on top.
 
-    Where the part ends below the final head, the logits are those of the exit head of its depth: as
-    sent, or as its seed made it. Whether it was ever trained does not matter, both ends have it.
+    For a part that ends below the final head, the logits come from the exit head of its depth: the
+    one that was sent, or the one that the plan's seed makes. It need not be trained; both ends have
+    the same.
 
     Args:
         net: the plan's network; copied.
-        depth: of the part; None for the whole network.
+        depth: where the part ends; None for the whole network.
         sent: weights at which gradients are taken, by the names that travel.
     """
 
@@ -73,10 +74,11 @@ class Replay:
         self.parameters = [owned[name] for name in self.names]
 
     def gradients(self, inputs: Tensor, targets: Tensor, *, graph: bool = False) -> list[Tensor]:
-        """Of l with respect to the parameters sent, in the order of `names`.
+        """Gradients of l by the parameters sent, in the order of `names`.
 
         Args:
-            inputs: (m, *shape), normalised. targets: (m, N). graph: keep what leads back to both.
+            inputs: (m, *shape), normalised. targets: (m, N).
+            graph: keep the graph that leads back to both.
         """
         z = inputs
         for name, stage in self.part.named_children():
@@ -90,57 +92,57 @@ class Replay:
 
 
 def synthesise(
-    change: Weights, replay: Replay, samples: int, steps: int, key: Sequence[int]
+    change: Weights, probe: GradientProbe, samples: int, steps: int, key: Sequence[int]
 ) -> Synthetic:
-    """Samples whose gradient reproduces a change of the weights.
+    """Search for samples whose gradient reproduces a change of the weights.
 
     Args:
-        change: by name, those of `replay.names`.
-        samples: m. steps: of Adam.
-        key: of the random stream in which the search begins.
+        change: by name, for all of `probe.names`.
+        samples: m. steps: steps of Adam.
+        key: key of the random stream that the first samples are drawn from.
     """
-    wanted = [change[name] for name in replay.names]
+    wanted = [change[name] for name in probe.names]
     total = float(sum(float(w.double().pow(2).sum()) for w in wanted))
     generator = np.random.default_rng(list(key))
     inputs, targets = (
         torch.from_numpy(generator.standard_normal((samples, *shape), np.float32))
-        .to(replay.device)
+        .to(probe.device)
         .requires_grad_()
-        for shape in (replay.shape, (replay.classes,))
+        for shape in (probe.shape, (probe.classes,))
     )
     optimiser = torch.optim.Adam([inputs, targets], RATE)
     for _ in range(steps if total > 0 else 0):
-        found = replay.gradients(inputs, targets, graph=True)
-        left = _left(wanted, found) / total
-        inputs.grad, targets.grad = torch.autograd.grad(left, [inputs, targets])
+        found = probe.gradients(inputs, targets, graph=True)
+        loss = _remaining(wanted, found) / total
+        inputs.grad, targets.grad = torch.autograd.grad(loss, [inputs, targets])
         optimiser.step()
     # rounded first, so that the lengths are the best for what the receiver will see
     x, y = inputs.detach().half(), targets.detach().half()
-    found = replay.gradients(x.float(), y.float())
-    lengths = [_length(w, g) for w, g in zip(wanted, found, strict=True)]
+    found = probe.gradients(x.float(), y.float())
+    lengths = [_best_length(w, g) for w, g in zip(wanted, found, strict=True)]
     return Synthetic(x, y, torch.stack(lengths))
 
 
-def replayed(synthetic: Synthetic, replay: Replay) -> Weights:
-    """The change that the samples stand for, by name."""
-    found = replay.gradients(synthetic.inputs.float(), synthetic.targets.float())
+def reproduce(synthetic: Synthetic, probe: GradientProbe) -> Weights:
+    """The change of the weights that the samples stand for, by name."""
+    found = probe.gradients(synthetic.inputs.float(), synthetic.targets.float())
     return {
         name: length * gradient
-        for name, length, gradient in zip(replay.names, synthetic.lengths, found, strict=True)
+        for name, length, gradient in zip(probe.names, synthetic.lengths, found, strict=True)
     }
 
 
-def _left(wanted: Sequence[Tensor], found: Sequence[Tensor]) -> Tensor:
-    """What the best lengths leave of the squared distance: sum |w|^2 - (w . g)^2 / |g|^2."""
-    left = [
+def _remaining(wanted: Sequence[Tensor], found: Sequence[Tensor]) -> Tensor:
+    """Squared distance that remains at the best lengths: sum |w|^2 - (w . g)^2 / |g|^2."""
+    parts = [
         (w * w).sum() - (w * g).sum() ** 2 / ((g * g).sum() + torch.finfo(g.dtype).tiny)
         for w, g in zip(wanted, found, strict=True)
     ]
-    return torch.stack(left).sum()
+    return torch.stack(parts).sum()
 
 
-def _length(wanted: Tensor, found: Tensor) -> Tensor:
-    """Of the step along `found` that comes nearest to `wanted`; 0 where it leads nowhere."""
+def _best_length(wanted: Tensor, found: Tensor) -> Tensor:
+    """Length of the step along `found` that ends nearest to `wanted`; 0 where there is none."""
     square = (found * found).sum()
     length = (wanted * found).sum() / square
     return torch.where(torch.isfinite(length), length, torch.zeros_like(length))

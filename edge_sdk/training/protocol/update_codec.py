@@ -1,15 +1,15 @@
-"""Codecs of weight updates: what a client sends instead of its weights.
+"""Codecs of weight updates: what a client sends in place of its weights.
 
     fp32        the weights themselves
     fp16        the change since the round's start in half precision, each tensor scaled by a power
                 of two so that its largest entry uses the range: half the bytes
     int8        the change in 256 steps, with a range for each tensor: a quarter
-    top-k       the largest entries of the change, with their places
+    top-k       the largest entries of the change and their places
     synthetic   a few samples whose gradient is the change (edge_sdk.training.protocol.synthetic)
 
-The change is coded for the tensors that were sent to the client. What it has of its own (an exit
-head that stays with it) and BatchNorm's running statistics travel as they are. Both ends know the
-weights sent, so a client need not send them back.
+Coded is the change of the tensors that were sent to the client: both ends know those. Tensors of
+the client's own (an exit head that stays with it) and BatchNorm's running statistics travel as they
+are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from edge_sdk.checks import check_value
 from edge_sdk.errors import FrameError, InputError
-from edge_sdk.training.protocol.synthetic import Replay, Synthetic, replayed, synthesise
+from edge_sdk.training.protocol.synthetic import GradientProbe, Synthetic, reproduce, synthesise
 from edge_sdk.training.protocol.weights import is_statistic
 from edge_sdk.wire.codecs import decode, encode
 from profiles.checks import number, one_of, whole
@@ -31,7 +31,7 @@ from profiles.checks import number, one_of, whole
 UpdateCodec = Literal["fp32", "fp16", "int8", "top-k", "synthetic"]
 UPDATE_CODECS: Final = get_args(UpdateCodec)
 Weights = dict[str, Tensor]
-MakeReplay = Callable[[], Replay]
+MakeProbe = Callable[[], GradientProbe]
 
 # no parameter has a colon in its name
 _SCALE, _RANGE = ":scale", ":range"
@@ -44,8 +44,8 @@ class UpdateCoding:
     """A codec and its numbers.
 
     Attributes:
-        share: of the entries that `top-k` keeps, at least one.
-        samples, steps: of `synthetic`: how many samples, and how long they are searched for.
+        share: share of the entries that `top-k` keeps; it keeps at least one.
+        samples, steps: numbers of `synthetic`: samples, and steps of the search for them.
     """
 
     codec: UpdateCodec = "fp32"
@@ -62,12 +62,12 @@ class UpdateCoding:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """What a codec made of an update.
+    """How much of an update a codec keeps.
 
     Attributes:
-        error: |decoded - raw| / |raw change|; 0 for a change of nothing.
-        cosine: of the two changes; 1 where both are nothing.
-        bytes, raw_bytes: as sent, and as fp32 would have been.
+        error: |decoded - raw| / |raw change|; 0 where nothing changed.
+        cosine: cosine of the two changes; 1 where both are zero.
+        bytes, raw_bytes: size as sent, and size as fp32.
     """
 
     error: float
@@ -80,15 +80,15 @@ def encode_update(
     weights: Weights,
     sent: Weights,
     coding: UpdateCoding,
-    replay: MakeReplay,
+    probe: MakeProbe,
     key: Sequence[int],
 ) -> Weights:
     """An update as it travels.
 
     Args:
-        weights: after the round. sent: what the client was sent for it.
-        replay: makes what `synthetic` takes gradients at.
-        key: of the random stream of `synthetic`.
+        weights: after the round. sent: the weights that the client was sent for it.
+        probe: makes the network at which `synthetic` takes gradients.
+        key: key of the random stream of `synthetic`.
     Raises: InputError if the change is not finite, or too large for int8 (1e36).
     """
     if coding.codec == "fp32":
@@ -109,7 +109,7 @@ def encode_update(
         case "top-k":
             return rest | _to_top_k(change, coding.share)
         case "synthetic":
-            made = synthesise(change, replay(), coding.samples, coding.steps, key)
+            made = synthesise(change, probe(), coding.samples, coding.steps, key)
             return rest | {
                 _INPUTS: made.inputs,
                 _TARGETS: made.targets,
@@ -117,16 +117,14 @@ def encode_update(
             }
 
 
-def decode_update(
-    coded: Weights, sent: Weights, coding: UpdateCoding, replay: MakeReplay
-) -> Weights:
-    """The weights that an update stands for, by name; those that are coded first.
+def decode_update(coded: Weights, sent: Weights, coding: UpdateCoding, probe: MakeProbe) -> Weights:
+    """The weights that an update stands for, by name; the coded ones come first.
 
-    Which names and shapes there should be beside the coded ones is for the caller to check.
+    The caller checks names and shapes of the tensors that are not coded.
 
     Args:
-        sent: what the client was sent.
-    Raises: FrameError for what `encode_update` does not give.
+        sent: the weights that the client was sent.
+    Raises: FrameError for an update that `encode_update` does not give.
     """
     if coding.codec == "fp32":
         return coded
@@ -142,14 +140,14 @@ def decode_update(
             change = _from_top_k(coded, {name: sent[name] for name in names}, coding.share)
             used = {_PLACES, _VALUES}
         case "synthetic":
-            change = _from_samples(coded, replay(), coding.samples)
+            change = _from_samples(coded, probe(), coding.samples)
             used = {_INPUTS, _TARGETS, _LENGTHS}
     rest = {name: tensor for name, tensor in coded.items() if name not in used}
     return {name: sent[name] + change[name] for name in names} | rest
 
 
 def fidelity(raw: Weights, coded: Weights, decoded: Weights, sent: Weights) -> Fidelity:
-    """How near the decoded update is to the raw one, over the tensors that are coded."""
+    """Compare the decoded update with the raw one, over the tensors that are coded."""
     names = _coded(raw, sent)
     wanted = torch.cat([(raw[name] - sent[name]).flatten().double() for name in names])
     got = torch.cat([(decoded[name] - sent[name]).flatten().double() for name in names])
@@ -163,7 +161,7 @@ def fidelity(raw: Weights, coded: Weights, decoded: Weights, sent: Weights) -> F
 
 
 def _coded(weights: Weights, sent: Weights) -> list[str]:
-    """Names whose change is coded. Sorted: a transport may change their order."""
+    """Names of the tensors that are coded; sorted, because a transport may change their order."""
     return sorted(name for name in weights if name in sent and not is_statistic(name))
 
 
@@ -180,7 +178,7 @@ def _tensor(
 def _to_fp16(change: Weights) -> Weights:
     coded = {}
     for name, tensor in change.items():
-        # the largest entry becomes 2^14 to 2^15: a small learning rate's changes keep their digits
+        # the largest entry becomes 2^14 to 2^15, so changes by a small learning rate keep digits
         _, exponent = torch.frexp(tensor.abs().max())
         scale = torch.ldexp(torch.ones(()), exponent.cpu() - 15).reshape(1)
         coded[name] = (tensor / scale.to(tensor.device)).half()
@@ -206,7 +204,7 @@ def _to_int8(change: Weights) -> Weights:
 def _from_int8(coded: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
     values = _tensor(coded, name, tuple(like.shape), torch.uint8)
     scale, zero = _tensor(coded, name + _RANGE, (2,), torch.float32).tolist()
-    if not 0 <= zero <= 255:  # NaN fails it too, and has no whole number
+    if not 0 <= zero <= 255:  # NaN fails too: int() would raise
         raise FrameError(f"update: {name}: expected a zero point from 0 to 255, got {zero}")
     array = decode(values.cpu().numpy(), {"scale": scale, "zero_point": int(zero)})
     return torch.from_numpy(array).to(like.device)
@@ -239,13 +237,13 @@ def _kept(total: int, share: float) -> int:
     return max(1, round(share * total))
 
 
-def _from_samples(coded: Mapping[str, Tensor], replay: Replay, samples: int) -> Weights:
+def _from_samples(coded: Mapping[str, Tensor], probe: GradientProbe, samples: int) -> Weights:
     made = Synthetic(
-        _tensor(coded, _INPUTS, (samples, *replay.shape), torch.float16).to(replay.device),
-        _tensor(coded, _TARGETS, (samples, replay.classes), torch.float16).to(replay.device),
-        _tensor(coded, _LENGTHS, (len(replay.names),), torch.float32).to(replay.device),
+        _tensor(coded, _INPUTS, (samples, *probe.shape), torch.float16).to(probe.device),
+        _tensor(coded, _TARGETS, (samples, probe.classes), torch.float16).to(probe.device),
+        _tensor(coded, _LENGTHS, (len(probe.names),), torch.float32).to(probe.device),
     )
-    return replayed(made, replay)
+    return reproduce(made, probe)
 
 
 def _size(tensor: Tensor) -> int:

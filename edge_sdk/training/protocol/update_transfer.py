@@ -1,6 +1,6 @@
-"""How an update changes hands: coded as the plan says on the device, decoded on the server.
+"""An update on its way: encoded on the device as the plan says, decoded on the server.
 
-What the codec lost is measured where the raw update is, and said beside the coded one.
+The device has the raw update, so it measures what the codec loses and sends the measure too.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from zlib import crc32
 from edge_sdk.training.protocol.messages import StartRound, Update, Weights
 from edge_sdk.training.protocol.noise import Key, noised_update
 from edge_sdk.training.protocol.plan import Plan, network_of
-from edge_sdk.training.protocol.synthetic import Replay
+from edge_sdk.training.protocol.synthetic import GradientProbe
 from edge_sdk.training.protocol.update_codec import decode_update, encode_update, fidelity
 
 _SEARCH = 0x73796E74  # apart from every other stream of training
 
 
-def coded(update: Update, start: StartRound, client: str, key: Key) -> Update:
-    """The update as it travels, noised where the plan says so, and what the codec made of it.
+def encode_for_wire(update: Update, start: StartRound, client: str, key: Key) -> Update:
+    """The update as it travels: with the plan's noise, encoded by the plan's codec.
 
     Args:
-        start: what the round began with. client: its name, which keys the search for samples.
-        key: of the client's noise in this round.
+        start: the message that started the round.
+        client: its name, part of the key of the random search for synthetic samples.
+        key: key of the client's noise in this round.
     Raises: InputError if training diverged and the codec takes only finite weights.
     """
     plan, sent = start.plan, start.weights
@@ -31,28 +32,28 @@ def coded(update: Update, start: StartRound, client: str, key: Key) -> Update:
     if plan.update.codec == "fp32":
         return update
 
-    def replay() -> Replay:
-        return _replay(plan, sent)
+    def probe() -> GradientProbe:
+        return _probe(plan, sent)
 
     key = (plan.seed, _SEARCH, update.round, crc32(client.encode()))
-    travels = encode_update(update.weights, sent, plan.update, replay, key)
-    arrives = decode_update(travels, sent, plan.update, replay)
-    lost = fidelity(update.weights, travels, arrives, sent)
-    return replace(update, weights=travels, error=lost.error, cosine=lost.cosine)
+    encoded = encode_update(update.weights, sent, plan.update, probe, key)
+    decoded = decode_update(encoded, sent, plan.update, probe)
+    lost = fidelity(update.weights, encoded, decoded, sent)
+    return replace(update, weights=encoded, error=lost.error, cosine=lost.cosine)
 
 
-def decoded(update: Update, plan: Plan, sent: Weights) -> Update:
-    """The update with the weights that it stands for.
+def decode_from_wire(update: Update, plan: Plan, sent: Weights) -> Update:
+    """The update with its weights decoded.
 
     Args:
-        sent: what the client was sent for this round.
-    Raises: FrameError for what `coded` does not give.
+        sent: the weights that the client was sent for this round.
+    Raises: FrameError for what `encode_for_wire` does not give.
     """
     return replace(
         update,
-        weights=decode_update(update.weights, sent, plan.update, lambda: _replay(plan, sent)),
+        weights=decode_update(update.weights, sent, plan.update, lambda: _probe(plan, sent)),
     )
 
 
-def _replay(plan: Plan, sent: Weights) -> Replay:
-    return Replay(network_of(plan), None if plan.part.whole else plan.depth, sent)
+def _probe(plan: Plan, sent: Weights) -> GradientProbe:
+    return GradientProbe(network_of(plan), None if plan.part.whole else plan.depth, sent)

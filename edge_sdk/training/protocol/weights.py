@@ -1,7 +1,7 @@
 """Weights as they travel: every float tensor that training changes, by its name in the network.
 
-BatchNorm's running statistics belong to them; its batch counter does not (an average of counters
-means nothing), nor do the constants of input normalisation.
+BatchNorm's running statistics are weights. Its batch counter is not (an average of counters means
+nothing), nor are the constants of input normalisation.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ VARIANCE = ".running_var"
 STATISTICS = (".running_mean", VARIANCE)
 
 
-def own_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The float tensors of `module` themselves, by name: to read, or to set in place."""
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """The live float tensors of `module`, by name: to read, or to set in place."""
     return {
         name: tensor.detach()
         for name, tensor in module.state_dict().items()
@@ -27,11 +27,13 @@ def own_weights(module: nn.Module) -> dict[str, Tensor]:
 
 def read_weights(module: nn.Module) -> dict[str, Tensor]:
     """Copies of the float tensors of `module`, by name."""
-    return {name: tensor.clone() for name, tensor in own_weights(module).items()}
+    return {name: tensor.clone() for name, tensor in tensors_of(module).items()}
 
 
-def parted(weights: dict[str, Tensor], depth: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Those of no exit, and by their names in the module those of the exit head at `depth`."""
+def split_exit_head(
+    weights: dict[str, Tensor], depth: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights of no exit head, and of the one at `depth` by their names in its module."""
     mark = f"exit{depth}."
     rest = {name: tensor for name, tensor in weights.items() if not name.startswith("exit")}
     return rest, {n.removeprefix(mark): t for n, t in weights.items() if n.startswith(mark)}
@@ -43,7 +45,7 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
     Raises: FrameError naming a tensor that is missing, unknown, of another shape or type, or not
         finite.
     """
-    own = own_weights(module)
+    own = tensors_of(module)
     check_weights(weights, own)
     with torch.no_grad():
         for name, tensor in own.items():
@@ -51,9 +53,9 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
 
 
 def check_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """See that `weights` has the names, shapes and types of `expected`, and only finite values.
+    """Check that `weights` has the names, shapes and types of `expected`, and only finite values.
 
-    Raises: FrameError naming the first that does not fit.
+    Raises: FrameError naming the first tensor that does not fit.
     """
     if weights.keys() != expected.keys():
         missing = sorted(expected.keys() - weights.keys())[:3]
@@ -71,15 +73,15 @@ def check_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> No
 
 
 def travels(name: str, tensor: Tensor) -> bool:
-    """Whether that entry of a state dict is part of the weights."""
+    """Whether an entry of a state dict is one of the weights."""
     return tensor.is_floating_point() and not name.startswith(CONSTANTS)
 
 
 def is_statistic(name: str) -> bool:
-    """Whether that tensor is one of BatchNorm's running statistics, which no gradient steps."""
+    """Whether a tensor is one of BatchNorm's running statistics, which no gradient changes."""
     return name.endswith(STATISTICS)
 
 
 def is_variance(name: str) -> bool:
-    """Whether that tensor is BatchNorm's running variance, of which a root is taken."""
+    """Whether a tensor is a BatchNorm's running variance; its square root is taken."""
     return name.endswith(VARIANCE)

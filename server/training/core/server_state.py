@@ -17,7 +17,7 @@ from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.formulas.sgd import Sgd
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.training import Training
-from edge_sdk.training.protocol.weights import check_weights, own_weights, read_weights
+from edge_sdk.training.protocol.weights import check_weights, read_weights, tensors_of
 
 Trunk = Literal["shared", "own"]
 
@@ -110,11 +110,11 @@ class ServerState:
 
     def _own(self) -> Weights:
         """The network's own tensors, by the names that travel."""
-        weights = own_weights(self.net.segment(0, None))
+        weights = tensors_of(self.net.segment(0, None))
         for depth in self.net.cuts:
-            head = own_weights(self.net.exit_head(depth))
+            head = tensors_of(self.net.exit_head(depth))
             weights |= {f"exit{depth}.{name}": tensor for name, tensor in head.items()}
-        return weights | self._of_server(own_weights(self.trunk.suffix(min(self.net.cuts))))
+        return weights | self._of_server(tensors_of(self.trunk.suffix(min(self.net.cuts))))
 
     def _of_server(self, weights: Weights) -> Weights:
         """Weights of a suffix, by the names that travel."""
@@ -173,7 +173,7 @@ class ServerState:
         if client not in self.copies:
             module = copy_module(self.trunk.suffix(depth))
             if client in self.copy_sources:
-                for name, tensor in self._of_server(own_weights(module)).items():
+                for name, tensor in self._of_server(tensors_of(module)).items():
                     tensor.copy_(self.copy_sources[client][name])
             module.train()
             parameters = list(module.parameters())
@@ -183,7 +183,7 @@ class ServerState:
     def take_copy(self, client: str) -> Weights:
         """The weights of this client's copy, which is dropped; none where it has no copy."""
         copy = self.copies.pop(client, None)
-        return {} if copy is None else self._of_server(own_weights(copy.module))
+        return {} if copy is None else self._of_server(tensors_of(copy.module))
 
     def momentum(self) -> dict[tuple[int, int], Tensor]:
         """For a checkpoint: the momentum of each stage's parameters that have been stepped, by

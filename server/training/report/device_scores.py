@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_sdk.training.protocol.messages import Evaluate, Request, Scores, Weights
-from edge_sdk.training.protocol.weights import own_weights
+from edge_sdk.training.protocol.weights import tensors_of
 from profiles import DeviceProfile
 from profiles.energy import EnergyReading, reference_power
 from server.training.report.metrics import ClientSummary, Score, summarise_clients
@@ -146,10 +146,10 @@ def scores_fault(scores: Scores) -> str | None:
 def _weights(run: Run, name: str) -> Weights:
     """The whole network as that device and the server run it together."""
     state, plan = run.state, run.plans[name]
-    weights = own_weights(state.net.segment(0, None))
+    weights = tensors_of(state.net.segment(0, None))
     if not plan.part.whole:
-        weights |= own_weights(state.trunk.suffix(plan.depth))
+        weights |= tensors_of(state.trunk.suffix(plan.depth))
     if plan.part.exit_head and run.method.share_exits:
-        head = own_weights(state.net.exit_head(plan.depth))
+        head = tensors_of(state.net.exit_head(plan.depth))
         weights |= {f"exit{plan.depth}.{key}": tensor for key, tensor in head.items()}
     return weights

@@ -29,7 +29,7 @@ from edge_sdk.training.client.auxiliary import Auxiliary, build_auxiliary
 from edge_sdk.training.client.exit_head import exit_loss
 from edge_sdk.training.client.personal_head import personal_classifier
 from edge_sdk.training.data.load import Array
-from edge_sdk.training.protocol.weights import load_weights, parted
+from edge_sdk.training.protocol.weights import load_weights, split_exit_head
 from server.training.recipe.partition import RhoTest, rho_tests
 from server.training.report.best_gate import Right, best_gate
 from server.training.report.metrics import Score, benign_rate, score
@@ -348,7 +348,7 @@ class Evaluator:
         client, plan, net = run.clients[name], run.plans[name], run.state.net
         prefix, head = deepcopy(net.prefix(plan.depth)), deepcopy(net.exit_head(plan.depth))
         sent = run.state.weights(plan.depth, whole=False, exit_head=run.method.share_exits)
-        stages, own = parted(client.start_weights(plan, sent), plan.depth)
+        stages, own = split_exit_head(client.start_weights(plan, sent), plan.depth)
         load_weights(prefix, stages)
         if own:
             load_weights(head, own)

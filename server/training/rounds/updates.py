@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from edge_sdk.errors import FrameError
 from edge_sdk.training.protocol.messages import Update
-from edge_sdk.training.protocol.update_transfer import decoded
+from edge_sdk.training.protocol.update_transfer import decode_from_wire
 from server.training.core.weighted_mean import Contribution
 from server.training.rounds.context import RoundContext, trained_part
 from server.training.rounds.reply_checks import samples_fault, update_fault
@@ -26,7 +26,7 @@ def accept_updates(
     for name, arrived in updates.items():
         plan = context.plans[name]
         try:
-            update = decoded(arrived, plan, context.start_weights(now, name))
+            update = decode_from_wire(arrived, plan, context.start_weights(now, name))
         except FrameError as err:
             now.refuse(name, str(err))
             continue

@@ -18,7 +18,7 @@ from edge_sdk.training.device.work_meter import WorkMeter
 from edge_sdk.training.protocol.messages import Evaluate, Scores, from_bytes, to_bytes
 from edge_sdk.training.protocol.plan import ClientPart, PersonalBack, Plan, network_of
 from edge_sdk.training.protocol.training import Training
-from edge_sdk.training.protocol.weights import own_weights, read_weights
+from edge_sdk.training.protocol.weights import read_weights, tensors_of
 from profiles import DeviceProfile, load_reference
 from profiles.energy import EnergyMeter, PowerModel
 from server.training.recipe.recipe import read_recipe
@@ -87,14 +87,14 @@ def test_personal_exit_head_and_last_layer_are_used(other: Any) -> None:
     net = other.segment(0, None)
     device = client()
     head = network_of(replace(plan_with(ClientPart()), seed=7)).exit_head(2)
-    device.personal = {f"exit2.{name}": t for name, t in own_weights(head).items()}
+    device.personal = {f"exit2.{name}": t for name, t in tensors_of(head).items()}
     scores = scores_of(device, ClientPart(exit_head=True, fusion="tpgf"), net)
     assert scores.right == right(net)
     assert scores.right_exit == right(nn.Sequential(other.prefix(2), head))
 
     torch.manual_seed(3)
     back = nn.Linear(64, 10)
-    device.personal = {f"back.{name}": t for name, t in own_weights(back).items()}
+    device.personal = {f"back.{name}": t for name, t in tensors_of(back).items()}
     scores = scores_of(device, ClientPart(back=PersonalBack()), net)
     assert scores.right == right(nn.Sequential(other.prefix(2), other.suffix(2).neck, back))
     assert scores.right_exit is None
@@ -110,11 +110,11 @@ def test_prefix_is_mixed_with_the_personal_one_as_in_a_round(other: Any) -> None
 
 def test_exit_head_is_mixed_with_the_personal_one_too(other: Any) -> None:
     own = network_of(replace(plan_with(ClientPart()), seed=8))
-    marked = {f"exit2.{name}": t for name, t in own_weights(own.exit_head(2)).items()}
+    marked = {f"exit2.{name}": t for name, t in tensors_of(own.exit_head(2)).items()}
     device = client()
     device.personal = read_weights(own.prefix(2)) | marked
     part = ClientPart(exit_head=True, fusion="fixed", personal_share=1.0)
-    shared = {f"exit2.{name}": t for name, t in own_weights(other.exit_head(2)).items()}
+    shared = {f"exit2.{name}": t for name, t in tensors_of(other.exit_head(2)).items()}
     sent = read_weights(other.segment(0, None)) | shared
     reply = device.handle(Evaluate(1, plan_with(part), sent))
     assert isinstance(reply, Scores)
@@ -142,7 +142,7 @@ def test_real_devices_scores_are_those_of_the_simulation(make_trainer: Callable[
     profiles = dict.fromkeys(names, load_reference("raspberry-pi-4"))
     ledger = TrafficCounter()
     scores = ask_scores(world, trainer.transport, profiles, 1, ledger)
-    size = sum(t.numel() * 4 for t in own_weights(world.state.net.segment(0, None)).values())
+    size = sum(t.numel() * 4 for t in tensors_of(world.state.net.segment(0, None)).values())
     assert ledger.by_kind == {"down weights": 2 * size}
     assert [score.device for score in scores] == names
     net = world.state.net.eval()

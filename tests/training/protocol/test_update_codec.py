@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from edge_sdk.errors import ConfigurationError, FrameError, InputError
 from edge_sdk.nets import build
 from edge_sdk.nets.supernet import Supernet
-from edge_sdk.training.protocol.synthetic import Replay, replayed, synthesise
+from edge_sdk.training.protocol.synthetic import GradientProbe, reproduce, synthesise
 from edge_sdk.training.protocol.update_codec import (
     UPDATE_CODECS,
     UpdateCoding,
@@ -49,11 +49,11 @@ def after(sent: dict[str, Tensor]) -> dict[str, Tensor]:
 def there_and_back(
     after: dict[str, Tensor], sent: dict[str, Tensor], coding: UpdateCoding, net: Supernet
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    def replay() -> Replay:
-        return Replay(net, DEPTH, sent)
+    def probe() -> GradientProbe:
+        return GradientProbe(net, DEPTH, sent)
 
-    coded = encode_update(after, sent, coding, replay, KEY)
-    return coded, decode_update(coded, sent, coding, replay)
+    coded = encode_update(after, sent, coding, probe, KEY)
+    return coded, decode_update(coded, sent, coding, probe)
 
 
 def test_fp32_is_the_weights_themselves(
@@ -127,7 +127,7 @@ def test_top_k_of_everything_loses_nothing(
 
 def test_replay_is_the_gradient_autograd_finds_on_the_whole_network(net: Supernet) -> None:
     sent = read_weights(net.segment(0, None))
-    replay = Replay(net, None, sent)
+    probe = GradientProbe(net, None, sent)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, 1, 8, 8, generator=generator)
     targets = torch.randn(3, 10, generator=generator)
@@ -135,7 +135,7 @@ def test_replay_is_the_gradient_autograd_finds_on_the_whole_network(net: Superne
     net.zero_grad()
     (net.eval()(raw) * targets).sum(1).mean().backward()
     expected = {name: parameter.grad for name, parameter in net.segment(0, None).named_parameters()}
-    for name, got in zip(replay.names, replay.gradients(x, targets), strict=True):
+    for name, got in zip(probe.names, probe.gradients(x, targets), strict=True):
         torch.testing.assert_close(got, expected[name], rtol=1e-4, atol=1e-5)
 
 
@@ -167,11 +167,11 @@ def test_lengths_are_the_best_there_are(
     net: Supernet, sent: dict[str, Tensor], after: dict[str, Tensor]
 ) -> None:
     change = {name: after[name] - sent[name] for name in sent}
-    replay = Replay(net, DEPTH, sent)
-    made = synthesise(change, replay, 2, 20, KEY)
+    probe = GradientProbe(net, DEPTH, sent)
+    made = synthesise(change, probe, 2, 20, KEY)
 
     def distance(lengths: Tensor) -> float:
-        got = replayed(replace(made, lengths=lengths), replay)
+        got = reproduce(replace(made, lengths=lengths), probe)
         return sum(float((got[name] - change[name]).pow(2).sum()) for name in change)
 
     best = distance(made.lengths)
@@ -198,11 +198,11 @@ def test_what_was_not_sent_and_statistics_travel_as_they_are(codec: str, net: Su
     own = {"exit2.1.weight": torch.randn(10, 4), "stage2.1.running_mean": torch.ones(3)}
     after = {name: tensor + 0.5 for name, tensor in sent.items()} | own
 
-    def replay() -> Replay:
-        return Replay(net, DEPTH, {k: v for k, v in sent.items() if "running" not in k})
+    def probe() -> GradientProbe:
+        return GradientProbe(net, DEPTH, {k: v for k, v in sent.items() if "running" not in k})
 
     coding = UpdateCoding(codec, steps=2)  # type: ignore[arg-type]  # each name in turn
-    decoded = decode_update(encode_update(after, sent, coding, replay, KEY), sent, coding, replay)
+    decoded = decode_update(encode_update(after, sent, coding, probe, KEY), sent, coding, probe)
     assert decoded.keys() == after.keys()
     assert all(torch.equal(decoded[name], tensor) for name, tensor in own.items())
 
@@ -222,16 +222,16 @@ def test_foreign_bytes_are_refused(
 ) -> None:
     coding = UpdateCoding(codec, steps=1)  # type: ignore[arg-type]  # each name in turn
 
-    def replay() -> Replay:
-        return Replay(net, DEPTH, sent)
+    def probe() -> GradientProbe:
+        return GradientProbe(net, DEPTH, sent)
 
-    coded = encode_update(after, sent, coding, replay, KEY)
+    coded = encode_update(after, sent, coding, probe, KEY)
     for name, tensor in coded.items():
         for wrong in (tensor[:1].repeat(9, *[1] * (tensor.ndim - 1)), tensor.double()):
             with pytest.raises(FrameError, match="expected"):
-                decode_update(coded | {name: wrong}, sent, coding, replay)
+                decode_update(coded | {name: wrong}, sent, coding, probe)
         with pytest.raises(FrameError, match="got none"):
-            decode_update({k: v for k, v in coded.items() if k != name}, sent, coding, replay)
+            decode_update({k: v for k, v in coded.items() if k != name}, sent, coding, probe)
 
 
 @pytest.mark.parametrize("places", [[0, 0], [1, 0], [-1, 3], [0, 10**6]])
@@ -242,7 +242,9 @@ def test_places_out_of_order_or_range_are_refused(places: list[int], net: Supern
         ":values": torch.ones(2),
     }
     with pytest.raises(FrameError, match="ascending"):
-        decode_update(coded, sent, UpdateCoding("top-k", share=0.2), lambda: Replay(net, 1, sent))
+        decode_update(
+            coded, sent, UpdateCoding("top-k", share=0.2), lambda: GradientProbe(net, 1, sent)
+        )
 
 
 @pytest.mark.parametrize(
