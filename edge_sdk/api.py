@@ -252,7 +252,7 @@ def infer(identity: Identity, query: Query, deadline: float) -> Reply:
 
 
 def _probe() -> DeviceProfile:
-    # imported here: an agent runs without `profiles`, also beside a user's file of that name
+    # imported here: an agent runs without `profiles`, also next to a user's file of that name
     require_package("profiles")
     from profiles import probe  # noqa: PLC0415
 

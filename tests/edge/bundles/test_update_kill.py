@@ -142,7 +142,7 @@ def test_update_killed_at_any_touch_of_a_file_leaves_a_whole_bundle(
         status = fork_server.run("at", number, state, "tiny/2/d2")
         assert status in (0, 9), number
         seen.add(loadable(state))
-        # and the next update picks up what is there, however it was left
+        # and the next update goes on from there
         if status == 9 and number % 4 == 0:
             assert update(state, "tiny/2/d2").status in ("installed", "unchanged")
             assert loadable(state) == "tiny/2/d2"

@@ -132,7 +132,7 @@ def test_clock_behind_the_last_time_seen_skips_only_the_dates_of_our_authority(
         assert "certificate verify failed" in update(state).reason
 
 
-def test_metadata_is_judged_by_the_latest_time_known(depot: Depot, state: Path) -> None:
+def test_metadata_expires_by_the_latest_time_known(depot: Depot, state: Path) -> None:
     """A clock set back does not bring expired metadata back to life."""
     seen = NOW + timedelta(days=8)  # a timestamp lives seven
     (state / "tuf" / "fresh.json").write_bytes(orjson.dumps({"at": seen.isoformat()}))

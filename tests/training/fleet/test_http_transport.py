@@ -1,4 +1,4 @@
-"""The boxes and the network: what counts once, who is waited for, and who goes on alone."""
+"""The mailbox over HTTP: which reply counts, which device is awaited, and which goes on alone."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ from server.training.methods.supersfl import supersfl
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundSettings
 from server.training.rounds.transport import LocalTransport
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.deadline
 
@@ -215,14 +216,14 @@ def test_a_device_has_one_reply_in_the_trainers_memory(trainer: Any) -> None:
     url = urllib3.util.parse_url(trainer.url)
     with ExitStack() as stack:
         slow: list[socket.socket] = []
-        for _ in range(3):  # each stops one byte before its end; what it holds goes with the next
+        for _ in range(3):  # each stops one byte before its end, and is given up for the next
             sock = stack.enter_context(socket.create_connection((url.host, url.port), 10))
             sock.sendall(head + good[:-1])
             if slow:
                 assert slow[-1].recv(12) == b"HTTP/1.1 429"
             slow.append(sock)
-            time.sleep(0.1)  # else the next may be read first
-        # a connection that hangs keeps nobody from sending the same reply again
+            time.sleep(0.1)  # else the next may be read first, which nothing outside shows
+        # a connection that hangs does not keep the device from sending the same reply again
         assert pi.reply(now, GOOD) == "taken"
         assert slow[-1].recv(12) == b"HTTP/1.1 429"
     assert asking.replies() == {"pi": GOOD}
@@ -233,16 +234,17 @@ def test_a_reply_is_refused_while_another_is_decoded_and_may_come_again(
 ) -> None:
     asking = Asking(trainer, {"pi": start()}, 30)
     now = fetched(pi)
-    taken, go_on = trainer.mailbox.reply, threading.Event()
+    taken, decoding, go_on = trainer.mailbox.reply, threading.Event(), threading.Event()
 
-    def slowly(*said: Any) -> Any:
+    def slowly(*arguments: Any) -> Any:
+        decoding.set()
         assert go_on.wait(10)
-        return taken(*said)
+        return taken(*arguments)
 
     monkeypatch.setattr(trainer.mailbox, "reply", slowly)
     first = threading.Thread(target=pi.reply, args=(now, GOOD), daemon=True)
     first.start()
-    time.sleep(0.2)
+    assert decoding.wait(10)
     with pytest.raises(LinkError, match="one reply at a time"):
         pi.reply(now, GOOD)
     go_on.set()
@@ -251,7 +253,7 @@ def test_a_reply_is_refused_while_another_is_decoded_and_may_come_again(
     assert pi.reply(now, GOOD) == "duplicate"
 
 
-def test_nobody_answers_for_another(trainer: Any, pi: TrainerClient) -> None:
+def test_a_device_answers_only_for_itself(trainer: Any, pi: TrainerClient) -> None:
     eve = trainer.enrol("eve")
     asking = Asking(trainer, {"pi": start()}, 10)
     now = fetched(pi)
@@ -340,7 +342,7 @@ def test_restarted_device_is_not_waited_for(trainer: Any, pi: TrainerClient) -> 
     assert trainer.mailbox.take_missed()[0].why == "it was restarted"
 
 
-def test_end_reaches_those_who_wait(trainer: Any, pi: TrainerClient) -> None:
+def test_end_reaches_devices_that_poll(trainer: Any, pi: TrainerClient) -> None:
     ends: list[type[Exception]] = []
 
     def poll() -> None:
@@ -350,7 +352,7 @@ def test_end_reaches_those_who_wait(trainer: Any, pi: TrainerClient) -> None:
 
     waiting = threading.Thread(target=poll, daemon=True)
     waiting.start()
-    time.sleep(0.1)
+    wait_until(lambda: trainer.mailbox._listeners["pi"], "a poll that is held")
     began = time.monotonic()
     trainer.mailbox.end(10)
     assert time.monotonic() - began < 2
@@ -359,7 +361,7 @@ def test_end_reaches_those_who_wait(trainer: Any, pi: TrainerClient) -> None:
 
 
 def alone(samples: int = 30) -> Update:
-    """What phase 1 alone makes of a round whose first batch was sent and never answered."""
+    """The update of a round that phase 1 finished alone, after a first batch without an answer."""
     here = client(samples=samples)
     here.handle(start())
     here.handle(Step(1, 0))
@@ -379,7 +381,8 @@ def test_device_goes_on_alone_and_hands_in_the_round_it_finished(
     trainer.join({"pi": client()})
     trainer.mailbox.exchange({"pi": start()}, 10)
     trainer.mailbox.exchange({"pi": Step(1, 0)}, 10)
-    time.sleep(1.0)  # the server is silent for longer than the device waits
+    # the server is silent for longer than the device waits
+    wait_until(lambda: trainer.mailbox.kept() == {("pi", 1)}, "an update made alone")
     assert trainer.sessions["pi"].counts.alone == 1
     assert trainer.mailbox.exchange({"pi": Step(1, 1)}, 10) == {}
     assert trainer.mailbox.take_missed()[0].why == "it finished the round without the server"
@@ -398,10 +401,7 @@ def test_update_of_a_past_round_counts_within_the_staleness_limit(
     trainer.mailbox.exchange({"pi": start()}, 10)
     trainer.mailbox.exchange({"pi": Step(1, 0)}, 10)
     trainer.mailbox.exchange({"other": start(2)}, 0.1)  # round 1 ended without it
-    deadline = time.monotonic() + 10
-    while not (late := trainer.mailbox.take_late()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    late = wait_until(trainer.mailbox.take_late, "a late update")
     assert equal(late["pi"].weights, alone().weights)
     ada = client("ada", 20)
     plans = {"ada": plan_with(exit_head=True), "pi": plan_with(exit_head=True)}
@@ -473,7 +473,7 @@ def test_duplicate_and_reordered_replies_leave_no_trace_in_the_weights(trainer: 
     assert equal(got, expected)
 
 
-def test_driver_waits_out_a_trainer_that_is_restarted(make_trainer: Callable[..., Any]) -> None:
+def test_session_waits_out_a_trainer_that_is_restarted(make_trainer: Callable[..., Any]) -> None:
     first, second = make_trainer(SHAPE), make_trainer(SHAPE)
     identity = first.enrol("pi")
 

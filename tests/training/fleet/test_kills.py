@@ -80,14 +80,14 @@ def enrol(state: Path, folder: Path, port: int) -> None:
 
 
 class Run:
-    """A training whose processes are killed, and started again by who watches over them.
+    """A training whose processes are killed, and started again by a watcher.
 
     Args:
         kills: by process, in turn: the call before which it is killed, and which one of that name.
     """
 
     def __init__(self, kills: Mapping[str, list[Kill]], fork_server: Any, folder: Path, port: int):
-        self._kills = {who: list(kills.get(who, [])) for who in ("trainer", *NAMES)}
+        self._kills = {process: list(kills.get(process, [])) for process in ("trainer", *NAMES)}
         self._fork_server = fork_server
         self._folder = folder
         self._port = port
@@ -96,26 +96,26 @@ class Run:
 
     def finish(self) -> dict[str, Any]:
         """Train to the end; the report."""
-        running = {who: self._start(who) for who in self._kills}
+        running = {process: self._start(process) for process in self._kills}
         while running["trainer"].poll() != 0:
-            for who, child in running.items():
+            for process, child in running.items():
                 status = child.poll()
                 assert status in (None, 0, 9), child.log.read_text()[-3000:]
                 if status == 9:
                     self.killed += 1
-                    running[who] = self._start(who)
+                    running[process] = self._start(process)
             time.sleep(0.02)
         raw = (self._folder / "server" / "training" / "run" / "report.json").read_bytes()
         report: dict[str, Any] = orjson.loads(raw)
         return report
 
-    def _start(self, who: str) -> Any:
-        kill = self._kills[who].pop(0) if self._kills[who] else None
-        if who == "trainer":
+    def _start(self, process: str) -> Any:
+        kill = self._kills[process].pop(0) if self._kills[process] else None
+        if process == "trainer":
             words = {"state": str(self._folder / "server"), "port": self._port}
             words |= {"recipe": str(self._folder / "run.toml"), "resume": True}
             return self._fork_server.start("trainer", kill=kill, join_s=60, silence_s=2, **words)
-        own = {"state": str(self._folder / who), "data": str(self._folder / f"{who}.npz")}
+        own = {"state": str(self._folder / process), "data": str(self._folder / f"{process}.npz")}
         return self._fork_server.start(
             "device", kill=kill, trainer=f"http://127.0.0.1:{self._port}", **own
         )
@@ -163,8 +163,10 @@ def test_training_ends_wherever_its_processes_are_killed(
     draw = random.Random(seed)
     for number in range(25 if thorough else 1):
         kills: dict[str, list[Kill]] = {
-            who: [(draw.choice(calls), draw.randint(1, 2 * CALLS_A_ROUND)) for _ in range(times)]
-            for who, calls, times in (
+            process: [
+                (draw.choice(calls), draw.randint(1, 2 * CALLS_A_ROUND)) for _ in range(times)
+            ]
+            for process, calls, times in (
                 ("trainer", ("reply", "reply", "save"), 3 if thorough else 1),
                 ("pi-0", ("handle", "hand_in"), 2 if thorough else 1),
                 ("pi-1", ("handle", "hand_in"), 2 if thorough else 0),

@@ -1,9 +1,8 @@
-"""What a device finished alone outlives a kill of the device, and then one of the server."""
+"""An update made alone survives a kill of the device, and then one of the server."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from edge_sdk.training.device.kept_weights import (
     load_personal,
     load_update,
     save_personal,
+    save_update,
 )
-from edge_sdk.training.device.kept_weights import save_update as owe
 from edge_sdk.training.device.participate import participate
 from edge_sdk.training.device.session import SessionCounts
 from edge_sdk.training.protocol.http import Join
@@ -31,6 +30,7 @@ from edge_sdk.training.protocol.training import Training
 from server.training.core.server_state import ServerState
 from server.training.fleet.late_updates import LateUpdates
 from server.training.fleet.mailbox import Mailbox
+from tests.waiting import wait_until
 
 SHAPE = (1, 8, 8)
 SAMPLES = 90
@@ -57,7 +57,7 @@ def update_of(number: int) -> Update:
 
 
 def alone() -> Update:
-    """The round as the device makes it whose first batch was sent and never answered."""
+    """The update of a round that the device finished alone, after a batch without an answer."""
     data = load_dataset("digits")
     client = TrainingClient("pi", data.x_train[:SAMPLES], data.y_train[:SAMPLES])
     client.handle(start(1))
@@ -90,24 +90,18 @@ def test_update_made_alone_is_handed_in_by_the_process_after_a_kill(
     assert list(mailbox.exchange({"pi": Step(1, 0)}, 10)) == ["pi"]
     assert killed.wait() == 9
     assert load_update(state, "test", "first") is not None
-    assert (
-        load_update(state, "test", "second") is None
-    )  # a later run of that name has no use for it
+    # a later run of that name has no use for it
+    assert load_update(state, "test", "second") is None
 
     mailbox.exchange({"other": start(2)}, 0.05)  # round 1 is over
     fork_server.start("device", **device)
-    end = time.monotonic() + 20
-    while not (late := mailbox.take_late()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    late = wait_until(mailbox.take_late, "a late update", 20.0)
     expected = alone()
     assert (late["pi"].round, late["pi"].steps, late["pi"].supervised) == (1, 3, 0)
     assert late["pi"].weights.keys() == expected.weights.keys()
     for name, tensor in expected.weights.items():
         assert torch.equal(late["pi"].weights[name], tensor), name
-    while load_update(state, "test", "first") is not None:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: load_update(state, "test", "first") is None, "an empty store", 20.0)
 
 
 def test_a_device_that_comes_after_the_end_is_told_so(
@@ -166,7 +160,7 @@ def handing_in(mailbox: Mailbox, update: Update, told: list[str]) -> threading.T
     return thread
 
 
-def test_nobody_waits_for_the_disk_but_who_hands_the_same_update_in() -> None:
+def test_only_a_second_copy_of_the_update_waits_for_the_disk() -> None:
     disk = SlowDisk()
     mailbox = Mailbox([("pi", 4)], keep=disk.keep)
     told: list[str] = []
@@ -213,7 +207,7 @@ def test_an_update_asked_for_as_it_is_written_answers() -> None:
         target=lambda: asked.update(mailbox.exchange({"pi": EndRound(3)}, 10.0)), daemon=True
     )
     asking.start()
-    time.sleep(0.1)
+    wait_until(lambda: mailbox.fetch("pi", ""), "the request")
     disk.go_on.set()
     thread.join(10)
     asking.join(10)
@@ -248,7 +242,7 @@ def test_what_a_device_keeps_belongs_to_one_run(tmp_path: Path) -> None:
     assert load_personal(tmp_path, "digits", "second") == {}
 
     drop_update(tmp_path, "digits")  # there is none
-    owe(tmp_path, "digits", "first", update_of(1))
+    save_update(tmp_path, "digits", "first", update_of(1))
     found = load_update(tmp_path, "digits", "first")
     assert found is not None
     assert found.round == 1
@@ -259,4 +253,4 @@ def test_what_a_device_keeps_belongs_to_one_run(tmp_path: Path) -> None:
     drop_update(tmp_path, "digits")
     assert not path.exists()
     with pytest.raises(ConfigurationError, match="name"):
-        owe(tmp_path, "../digits", "first", update_of(1))
+        save_update(tmp_path, "../digits", "first", update_of(1))

@@ -1,4 +1,4 @@
-"""Who is alive and who is not, whatever they hold: a frozen device costs seconds, not deadlines."""
+"""Which device is alive, whatever it works at: a frozen one costs seconds, not deadlines."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from server.training.core.server_state import ServerState
 from server.training.fleet.mailbox import Mailbox
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.deadline
 
@@ -55,8 +56,7 @@ def test_device_is_waited_for_as_long_as_it_says_that_it_is_alive() -> None:
     mailbox = Mailbox(silence_s=SILENCE_S)
     mailbox.join("pi", Join(30, SHAPE))
     waiting, replies = asked(mailbox, EndRound(1))
-    while mailbox.fetch("pi", "") is None:
-        time.sleep(0.01)
+    wait_until(lambda: mailbox.fetch("pi", ""), "the request")
     for _ in range(8):  # twice as long as it may be silent
         time.sleep(SILENCE_S / 4)
         mailbox.alive("pi")
@@ -68,7 +68,7 @@ def test_device_is_waited_for_as_long_as_it_says_that_it_is_alive() -> None:
     assert replies == [{}]
     assert mailbox.wait_for_devices(1, 0) == []
     assert [missed.why for missed in mailbox.take_missed()] == ["it is away"]
-    mailbox.end(0.2)  # has nobody to tell, and says so at once
+    mailbox.end(0.2)  # no device is left to tell
 
 
 def test_sign_of_life_does_not_call_back_a_device_that_missed_a_deadline() -> None:

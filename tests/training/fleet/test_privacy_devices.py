@@ -1,4 +1,4 @@
-"""What a report says of noise on real devices, whose rounds a kill may interrupt."""
+"""The report's account of noise on real devices, in rounds that a kill may interrupt."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The methods of the four later papers over real processes: a server, a trainer and two agents.
 
 Each training loses an agent within its second round, which comes back too late for it, and the
-trainer after it. The first round, which nobody disturbs, ends in the weights of the same round in
+trainer after it. The first round, which nothing disturbs, ends in the weights of the same round in
 one process.
 """
 
@@ -91,7 +91,7 @@ CASES: Final = {
         'method = "besplit"', "batch = 16", 1, frozenset({"record", "round", "weight"})
     ),
     "scala": Case('method = "scala"', "batch = 32", 1, frozenset()),
-    # of these two the device judges the server's outputs
+    # of these two the device scores the server's outputs
     "harmony": Case('method = "harmony"', 'batch = 16\ncodec = "fp16"', 2, frozenset()),
     "splitlpf": Case('method = "splitlpf"', "batch = 16", 2, frozenset({"previous gradient"})),
 }

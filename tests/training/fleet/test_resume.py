@@ -162,7 +162,7 @@ def test_weights_have_the_exit_heads_that_were_trained_and_shared(
     assert {name.split(".")[1] for name in weights if name.startswith("exits.")} == {"1"}
 
 
-def test_trainer_says_whom_it_refused_and_why(tmp_path: Path, free_port: int) -> None:
+def test_trainer_names_the_device_that_it_refused_and_why(tmp_path: Path, free_port: int) -> None:
     recipe = read_recipe(tomllib.loads(RECIPE))
     load_or_create_operator_secret(tmp_path)
     registry = open_registry(tmp_path)
@@ -170,7 +170,7 @@ def test_trainer_says_whom_it_refused_and_why(tmp_path: Path, free_port: int) ->
     registry.close()
     identity = Identity("http://127.0.0.1:1", device.id, device.fleet, secret)
     link = TrainerClient(identity, f"http://127.0.0.1:{free_port}")
-    said: list[str] = []
+    lines: list[str] = []
     answers: list[str] = []
 
     def ask() -> None:
@@ -182,7 +182,7 @@ def test_trainer_says_whom_it_refused_and_why(tmp_path: Path, free_port: int) ->
     threads: list[threading.Thread] = []
 
     def say(line: str) -> None:
-        said.append(line)
+        lines.append(line)
         if "waiting for" in line:
             threads.append(threading.Thread(target=ask))
             threads[0].start()
@@ -194,4 +194,4 @@ def test_trainer_says_whom_it_refused_and_why(tmp_path: Path, free_port: int) ->
     threads[0].join(10)
     assert f"got 0 (none); pi-0 was refused: {why}; start" in str(caught.value)
     assert [why in answer for answer in answers] == [True, True]
-    assert said[1:] == [f"splitedge train: pi-0 refused: {why}"]  # once
+    assert lines[1:] == [f"splitedge train: pi-0 refused: {why}"]  # once

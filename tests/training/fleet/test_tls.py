@@ -1,4 +1,4 @@
-"""Training over https: the server's certificate is checked, by devices and by who invites them."""
+"""Training over https: devices and the inviter check the server's certificate."""
 
 from __future__ import annotations
 
