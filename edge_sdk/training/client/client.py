@@ -16,7 +16,7 @@ from edge_sdk.training.client.state import Array, ClientState
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Evaluate,
-    NoReply,
+    FinishAlone,
     Outputs,
     Reply,
     Request,
@@ -64,12 +64,12 @@ class TrainingClient(ClientState):
         self._begun: Counter[int] = Counter()
         self._guarded = False  # whether any plan put noise on its data
 
-    def handle(self, message: Request | NoReply) -> Reply:
+    def handle(self, message: Request | FinishAlone) -> Reply:
         """Do what the server asks, or finish the round without it.
 
-        Raises: FrameError for a message of another round than the current one, and for NoReply if
-            no part of the client learns alone; ConfigurationError for a request to score data that
-            are under noise, because a count of right answers is exact.
+        Raises: FrameError for a message of another round than the current one, and for FinishAlone
+            if no part of the client learns alone; ConfigurationError for a request to score data
+            that are under noise, because a count of right answers is exact.
         """
         if isinstance(message, StartRound | Evaluate) and message.plan.part.noise is not None:
             self._guarded = True
@@ -98,7 +98,9 @@ class TrainingClient(ClientState):
             raise FrameError(f"client {self.name}: no round {number} is under way here")
         return self._round
 
-    def _reply(self, current: ClientRound, message: Step | Outputs | EndRound | NoReply) -> Reply:
+    def _reply(
+        self, current: ClientRound, message: Step | Outputs | EndRound | FinishAlone
+    ) -> Reply:
         match message:
             case Step():
                 return current.step(message)
@@ -107,7 +109,7 @@ class TrainingClient(ClientState):
             case EndRound():
                 update = current.end(message)
                 self._round = None
-            case NoReply():
+            case FinishAlone():
                 self._round = None
                 update = current.alone()
         return encode_for_wire(update, current.start, self.name, current.noise_key)

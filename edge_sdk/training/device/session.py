@@ -31,7 +31,7 @@ from edge_sdk.training.device.work_meter import WorkMeter
 from edge_sdk.training.protocol.http import POLL_S, Welcome
 from edge_sdk.training.protocol.messages import (
     Features,
-    NoReply,
+    FinishAlone,
     OutputGradient,
     Reply,
     Request,
@@ -218,7 +218,7 @@ class TrainingSession:
         number, self._waiting, self._outbox = self._waiting[0], None, None
         logger.warning("client=%s round=%d no reply: going on alone", self._client.name, number)
         try:
-            update = self._work(NoReply(number))
+            update = self._work(FinishAlone(number))
         except SplitedgeError as err:
             logger.warning("%s", err)
             return
@@ -228,7 +228,7 @@ class TrainingSession:
         self._count(update)
         self._outbox = "", update
 
-    def _work(self, message: Request | NoReply) -> Reply:
+    def _work(self, message: Request | FinishAlone) -> Reply:
         """What the client makes of a message; to scores it adds what all the work has cost."""
         meter = self._work_meter
         with meter.working():

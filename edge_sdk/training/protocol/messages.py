@@ -93,8 +93,8 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
-class NoReply:
-    """The server is silent: finish the round alone. The device's own timer makes it; never sent."""
+class FinishAlone:
+    """Finish the round without the server, which is silent. A device's own timer; never sent."""
 
     round: int
 

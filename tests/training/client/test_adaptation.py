@@ -18,7 +18,7 @@ from edge_sdk.training.protocol.messages import (
     EndRound,
     Features,
     Feedback,
-    NoReply,
+    FinishAlone,
     OutputGradient,
     Outputs,
     Ready,
@@ -303,7 +303,7 @@ def test_without_the_server_the_exit_loss_counts_in_full() -> None:
     lone, told = client_of(plan), client_of(whole)
     start(lone, plan)
     features(lone, 0)
-    alone = lone.handle(NoReply(1))
+    alone = lone.handle(FinishAlone(1))
     start(told, whole)
     zero = Feedback(torch.zeros_like(features(told, 0).features), 0.0)
     features(told, 1, zero)

@@ -21,7 +21,7 @@ from edge_sdk.training.protocol.messages import (
     EndRound,
     Features,
     Feedback,
-    NoReply,
+    FinishAlone,
     StartRound,
     Step,
     Update,
@@ -202,7 +202,7 @@ def test_without_the_server_it_learns_from_the_prefix_alone() -> None:
     client.handle(Step(1, 1, feedback_for(features, outputs=False)))
     silent.handle(start_of(plan))
     silent.handle(Step(1, 0))
-    update = silent.handle(NoReply(1))
+    update = silent.handle(FinishAlone(1))
     assert isinstance(update, Update)
     # nothing was learnt that could be merged, yet both batches taught W_A
     assert (update.steps, update.supervised) == (0, 0)
@@ -216,7 +216,7 @@ def test_a_loss_that_is_not_finite_does_not_change_it() -> None:
     plan, client = plan_of(), client_of(4)
     client.x[:] = 1e38  # finite, and too large for any layer
     client.handle(start_of(plan))
-    update = client.handle(NoReply(1))
+    update = client.handle(FinishAlone(1))
     assert isinstance(update, Update)
     for name, tensor in build_auxiliary(plan).read().items():
         assert torch.equal(kept(client)[name], tensor)

@@ -23,7 +23,7 @@ from edge_sdk.training.formulas.evidence import evidential_losses
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Feedback,
-    NoReply,
+    FinishAlone,
     Outputs,
     StartRound,
     Step,
@@ -155,7 +155,7 @@ def test_of_several_companions_one_that_learns_alone_is_enough_to_go_on() -> Non
     client = client_of()
     client.handle(start_of(plan_of(distil=Distillation(), back=PersonalBack())))
     client.handle(Step(1, 0))
-    update = client.handle(NoReply(1))
+    update = client.handle(FinishAlone(1))
     assert isinstance(update, Update)
     assert (update.steps, update.supervised) == (0, 0)
     assert AUXILIARY.select(client.personal)
@@ -163,7 +163,7 @@ def test_of_several_companions_one_that_learns_alone_is_enough_to_go_on() -> Non
     lone.handle(start_of(plan_of(back=PersonalBack(), inversion=Inversion())))
     lone.handle(Step(1, 0))
     with pytest.raises(FrameError, match="without an exit head cannot go on alone"):
-        lone.handle(NoReply(1))
+        lone.handle(FinishAlone(1))
 
 
 def test_an_auxiliary_model_and_a_guard_change_nothing_of_each_other() -> None:

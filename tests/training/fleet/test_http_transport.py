@@ -33,7 +33,7 @@ from edge_sdk.training.device.trainer_client import (
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Features,
-    NoReply,
+    FinishAlone,
     Ready,
     Reply,
     StartRound,
@@ -365,7 +365,7 @@ def alone(samples: int = 30) -> Update:
     here = client(samples=samples)
     here.handle(start())
     here.handle(Step(1, 0))
-    update = here.handle(NoReply(1))
+    update = here.handle(FinishAlone(1))
     assert isinstance(update, Update)
     return update
 
@@ -425,7 +425,7 @@ def test_without_an_exit_head_a_silent_round_is_given_up() -> None:
     here.handle(start(exit_head=False))
     here.handle(Step(1, 0))
     with pytest.raises(FrameError, match="given up"):
-        here.handle(NoReply(1))
+        here.handle(FinishAlone(1))
     assert isinstance(here.handle(start(2, exit_head=False)), Ready)
 
 

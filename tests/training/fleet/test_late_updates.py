@@ -24,7 +24,14 @@ from edge_sdk.training.device.kept_weights import (
 from edge_sdk.training.device.participate import participate
 from edge_sdk.training.device.session import SessionCounts
 from edge_sdk.training.protocol.http import Join
-from edge_sdk.training.protocol.messages import EndRound, NoReply, Reply, StartRound, Step, Update
+from edge_sdk.training.protocol.messages import (
+    EndRound,
+    FinishAlone,
+    Reply,
+    StartRound,
+    Step,
+    Update,
+)
 from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from server.training.core.server_state import ServerState
@@ -62,7 +69,7 @@ def alone() -> Update:
     client = TrainingClient("pi", data.x_train[:SAMPLES], data.y_train[:SAMPLES])
     client.handle(start(1))
     client.handle(Step(1, 0))
-    update = client.handle(NoReply(1))
+    update = client.handle(FinishAlone(1))
     assert isinstance(update, Update)
     return update
 

@@ -22,7 +22,7 @@ from edge_sdk.training.data.load import load_dataset
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Evaluate,
-    NoReply,
+    FinishAlone,
     Reply,
     Request,
     Scores,
@@ -83,7 +83,7 @@ class Paced(TrainingClient):
         """Its turn, once."""
         self._turn.release()
 
-    def handle(self, message: Request | NoReply) -> Reply:
+    def handle(self, message: Request | FinishAlone) -> Reply:
         if self._waits and isinstance(message, EndRound):
             assert self._turn.acquire(timeout=30)
         reply = super().handle(message)
@@ -248,7 +248,7 @@ def test_merges_go_on_beside_a_slow_device_and_a_frozen_one(start: Callable[...,
     clients = paced(here)
 
     class Slow(TrainingClient):
-        def handle(self, message: Request | NoReply) -> Reply:
+        def handle(self, message: Request | FinishAlone) -> Reply:
             time.sleep(0.15)
             return super().handle(message)
 
@@ -281,7 +281,7 @@ def test_merges_go_on_beside_a_slow_device_and_a_frozen_one(start: Callable[...,
     likes = clients["pi-2"]
     likes.handle(asking[0][1])
     likes.handle(Step(1, 0))
-    assert frozen.reply("", likes.handle(NoReply(1))) == "kept"
+    assert frozen.reply("", likes.handle(FinishAlone(1))) == "kept"
     number = len(results) + 1
     assert engine.run_round(number, 0, trainer.mailbox.take_late()).merged
     result = engine.run_round(number + 1, 0, trainer.mailbox.take_late())

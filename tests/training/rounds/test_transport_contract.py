@@ -17,7 +17,7 @@ from edge_sdk.training.data.load import Dataset, load_dataset
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Features,
-    NoReply,
+    FinishAlone,
     Ready,
     Reply,
     Request,
@@ -133,7 +133,7 @@ def test_replies_come_in_the_order_of_the_requests(
     class Late(TrainingClient):
         """The first in the alphabet is the last to answer."""
 
-        def handle(self, message: Request | NoReply) -> Reply:
+        def handle(self, message: Request | FinishAlone) -> Reply:
             time.sleep({"ada": 0.3, "bob": 0.15}.get(self.name, 0.0))
             return super().handle(message)
 
