@@ -1,4 +1,4 @@
-"""Which bundle a device gets: its depth by the fleet's rule, in the variant that was published."""
+"""The bundle that a device gets: its depth by the fleet's rule, in a published variant."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def choose_bundle(
 ) -> tuple[int, str]:
     """The depth and bundle name for `device`.
 
-    The int8 variant goes out where it was published: it was then measured to be faster and to
-    answer the same. A device on which nothing fits gets the shallowest prefix rather than nothing.
+    The int8 variant is chosen if it is published, because an export measures it to be faster and
+    to give the same answers. A device on which no prefix fits gets the shallowest one.
     """
     manifest = model.manifest
     cost = CostTable.from_dict(manifest.cost)

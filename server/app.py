@@ -11,7 +11,7 @@ from server.services import Services
 
 
 def create_app(services: Services) -> FastAPI:
-    """The application over running services."""
+    """Build the application over running services."""
     app = FastAPI(title="splitedge", version=edge_sdk.__version__, redoc_url=None)
     errors.install(app)
 

@@ -1,6 +1,6 @@
-"""`splitedge server …`: run it, make tokens, see and revoke devices, configure a broker.
+"""`splitedge server …`: run it, make tokens, list and revoke devices, configure a broker.
 
-What is heavy is imported by the command that needs it, so that `--help` is quick.
+Each command imports what it needs, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from server.settings import Address
 
 app = typer.Typer(
-    help="The server: API, models, broker.",
+    help="Run and manage the server: API, models, broker, devices.",
     epilog="Example: splitedge server run --state ./server",
     no_args_is_help=True,
 )
 token_app = typer.Typer(
-    help="One-time tokens that enrol a device.",
+    help="Make one-time tokens, each of which enrols a device.",
     epilog="Example: splitedge server token create --state ./server",
     no_args_is_help=True,
 )
 app.add_typer(token_app, name="token")
 
-State = Annotated[Path, typer.Option("--state", help="Folder of everything the server keeps.")]
+State = Annotated[Path, typer.Option("--state", help="Folder of all that the server stores.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 STATE_DEFAULT = Path("splitedge-server")
 
@@ -45,54 +45,59 @@ STATE_DEFAULT = Path("splitedge-server")
 def run(
     http: Annotated[
         str | None,
-        typer.Option(help="HOST:PORT of the API; default the last one, or 127.0.0.1:8000."),
+        typer.Option(help="HOST:PORT of the API; default: as last time, else 127.0.0.1:8000."),
     ] = None,
     mqtt: Annotated[
         str | None,
         typer.Option(
-            help="embedded[:HOST:PORT], or mqtt[s]://[USER@]HOST:PORT of your own broker; "
-            "default the last one, or embedded:127.0.0.1:1883. mqtt://USER:PASSWORD@... works "
-            "too, but other users of this machine can read it with ps."
+            help="embedded[:HOST:PORT], or your broker's mqtt://[USER@]HOST:PORT (or mqtts://); "
+            "default: as last time, else embedded:127.0.0.1:1883. mqtt://USER:PASSWORD@... works "
+            "too, but other users of this machine can read the password with ps."
         ),
     ] = None,
     mqtt_password_file: Annotated[
         Path | None,
         typer.Option(
             envvar="SPLITEDGE_MQTT_PASSWORD_FILE",
-            help="File with the password of the user in --mqtt, on a line of its own.",
+            help="File whose only line is the password of the user in --mqtt.",
         ),
     ] = None,
     mqtt_public: Annotated[
         str | None,
         typer.Option(
-            help="mqtt[s]://HOST:PORT that devices are told, where they reach the broker elsewhere "
-            "than this server does; default the last one, or that of --mqtt."
+            help="mqtt://HOST:PORT (or mqtts://) at which devices reach the broker, if not at "
+            "--mqtt; default: as last time, else --mqtt."
         ),
     ] = None,
     mqtt_packet_bytes: Annotated[
         int,
         typer.Option(
-            help="Longest MQTT message; longer ones go over HTTP. Stay 1,000 below a smaller limit "
-            "of your own broker: 130000 for AWS IoT, 1000000 for EMQX."
+            help="Longest MQTT message; longer ones go over HTTP. If your own broker has a smaller "
+            "limit, stay 1,000 below it: 130000 for AWS IoT, 1000000 for EMQX."
         ),
     ] = PAYLOAD_BYTES,
     state: State = STATE_DEFAULT,
     allocation: Annotated[
-        str | None, typer.Option(help="budget or supersfl; default the last one, or budget.")
+        str | None,
+        typer.Option(
+            help="Rule of depths: budget or supersfl; default: as last time, else budget."
+        ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Queries run at once, at most.")] = 32,
-    queue: Annotated[int, typer.Option(help="Queries waiting before one is refused.")] = 256,
-    threads: Annotated[int, typer.Option(help="Compute threads; 0 takes half the cores.")] = 0,
-    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate: HTTPS, MQTTS.")] = None,
+    batch: Annotated[int, typer.Option(help="Most queries run at once.")] = 32,
+    queue: Annotated[int, typer.Option(help="Most queries that wait; others are refused.")] = 256,
+    threads: Annotated[int, typer.Option(help="Compute threads; 0 means half the cores.")] = 0,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM certificate for HTTPS and MQTTS.")
+    ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
     mqtt_ca: Annotated[
-        Path | None, typer.Option(help="PEM file to verify your own mqtts:// broker against.")
+        Path | None, typer.Option(help="PEM file to verify your own mqtts:// broker with.")
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen off loopback in the clear all the same.")
+        bool, typer.Option("--insecure", help="Allow unencrypted connections from other machines.")
     ] = False,
 ) -> None:
-    """Run the server: API, broker and engine, until Ctrl-C."""
+    """Run the server until Ctrl-C: API, broker and models."""
     from server.run import Addresses, serve
     from server.settings import (
         EMBEDDED,
@@ -133,9 +138,9 @@ def run(
 @token_app.command("create", epilog="Example: splitedge server token create --state ./server")
 def token_create(
     state: State = STATE_DEFAULT,
-    fleet: Annotated[str, typer.Option(help="The fleet the device joins.")] = "default",
-    minutes: Annotated[float, typer.Option(help="How long the token is good for.")] = 60.0,
-    note: Annotated[str, typer.Option(help="For your own memory.")] = "",
+    fleet: Annotated[str, typer.Option(help="Fleet that the device joins.")] = "default",
+    minutes: Annotated[float, typer.Option(help="Minutes until the token expires.")] = 60.0,
+    note: Annotated[str, typer.Option(help="Note of your own, kept with the token.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Print a token that enrols one device."""
@@ -177,7 +182,7 @@ def devices(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: splitedge server revoke pi-4 --state ./server")
 def revoke(device: str, state: State = STATE_DEFAULT) -> None:
-    """Shut a device out; a running server cuts its connection within seconds."""
+    """Revoke a device; a running server cuts its connection within seconds."""
     with _registry(state) as registry:
         registry.revoke(device)
     typer.echo(f"{device} is revoked")
@@ -185,26 +190,27 @@ def revoke(device: str, state: State = STATE_DEFAULT) -> None:
 
 @app.command("broker-config", epilog="Example: splitedge server broker-config --out ./mosquitto")
 def broker_config(
-    out: Annotated[Path, typer.Option(help="Folder of the configuration, Mosquitto's own later.")],
-    host: Annotated[str, typer.Option(help="Where Mosquitto shall listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65_535)] = 1883,
-    cert: Annotated[Path | None, typer.Option(help="PEM certificate: MQTTS.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the configuration and Mosquitto's data.")],
+    host: Annotated[str, typer.Option(help="Address on which Mosquitto listens.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Its port.")] = 1883,
+    cert: Annotated[Path | None, typer.Option(help="PEM certificate for MQTTS.")] = None,
     key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
     password_file: Annotated[
         Path | None,
         typer.Option(
-            help="The server's password on the broker; default OUT/backend.password, made if new."
+            help="File with the server's password on the broker; default OUT/backend.password, "
+            "which is created if it is missing."
         ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen off loopback in the clear all the same.")
+        bool, typer.Option("--insecure", help="Allow unencrypted connections from other machines.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a Mosquitto configuration that keeps devices apart.
 
-    It needs Mosquitto 2.0 or newer with its dynamic security plugin. The server adds and removes
-    devices on it while it runs; writing it again keeps them.
+    Mosquitto 2.0 or newer with its dynamic security plugin is needed. The server adds and removes
+    devices while Mosquitto runs; running this command again keeps them.
     """
     from server.broker.config import write_broker
 
@@ -235,7 +241,7 @@ def _with_password(broker: Address | BrokerAddress, file: Path | None) -> Addres
         return broker
     if not isinstance(broker, BrokerAddress) or broker.username is None or broker.password:
         raise ConfigurationError(
-            "--mqtt-password-file goes with --mqtt mqtt://USER@HOST:PORT; give that, or leave it"
+            "--mqtt-password-file needs --mqtt mqtt://USER@HOST:PORT; give both, or neither"
         )
     return replace(broker, password=read_password(file))
 
@@ -245,5 +251,5 @@ def _registry(state: Path) -> closing[Registry]:
     from server.registry.database import Registry
 
     if not (state / "registry.db").is_file():
-        raise ConfigurationError(f"{state}: no server has kept its state there; check --state")
+        raise ConfigurationError(f"{state}: not the state folder of a server; check --state")
     return closing(Registry.open(f"sqlite:///{state / 'registry.db'}"))

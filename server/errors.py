@@ -1,20 +1,20 @@
-"""What can go wrong on the server, as one tree.
+"""Errors of the server, as one tree.
 
 SplitedgeError (edge_sdk.errors)
-└── ServerError                 carries the HTTP status it maps to
+└── ServerError                 has the HTTP status of its answer
     ├── UnknownModelError           404
     ├── UnknownDeviceError          404
-    ├── BadRequestError             400: what the peer sent cannot be served
+    ├── BadRequestError             400: the peer's request cannot be served
     ├── AuthenticationError         401
-    ├── ForbiddenError              403: a good credential, but not for this
-    ├── TokenError                  403: enrolment token unknown, used or expired
-    ├── NotJoinedError               409: training: the device has not joined this trainer
+    ├── ForbiddenError              403: the credential is right, but does not allow this
+    ├── TokenError                  403: the enrolment token is unknown, used or expired
+    ├── NotJoinedError              409: training: the device has not joined this trainer
     ├── EndedError                  410: training is over
-    ├── ArtifactError               500: the signed repository on disk is not whole
-    ├── OverloadedError             429: the queue is full; says when to come back
+    ├── ArtifactError               500: the signed repository on disk is damaged
+    ├── OverloadedError             429: the queue is full; says when to try again
     ├── NotReadyError               503: no model loaded yet
     ├── RegistryError               503: the database cannot be opened, read or written
-    └── ExpiredError                504: the deadline passed before the work was done
+    └── ExpiredError                504: the deadline passed before the answer was ready
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from edge_sdk.errors import SplitedgeError
 
 
 class ServerError(SplitedgeError):
-    """Base of the server's errors; `status` is the HTTP status it is answered with."""
+    """Base of the server's errors; `status` is the HTTP status of the answer."""
 
     status: ClassVar[int] = 500
 
 
 class UnknownModelError(ServerError):
-    """No such model or version; names those there are."""
+    """No such model or version; the text names the existing ones."""
 
     status = 404
 
@@ -43,7 +43,7 @@ class UnknownDeviceError(ServerError):
 
 
 class BadRequestError(ServerError):
-    """What the peer sent is well-formed but cannot be served."""
+    """The peer's request is well-formed, but cannot be served."""
 
     status = 400
 
@@ -55,19 +55,19 @@ class AuthenticationError(ServerError):
 
 
 class ForbiddenError(ServerError):
-    """A good credential, used for what it does not cover."""
+    """The credential is right, but does not allow this request."""
 
     status = 403
 
 
 class TokenError(ServerError):
-    """An enrolment token that is unknown, used or expired."""
+    """The enrolment token is unknown, used or expired."""
 
     status = 403
 
 
 class ArtifactError(ServerError):
-    """Keys or metadata of the signed repository are missing or damaged; says what to restore."""
+    """Keys or metadata of the signed repository are damaged; the text says what to restore."""
 
 
 class NotJoinedError(ServerError):
@@ -83,7 +83,7 @@ class EndedError(ServerError):
 
 
 class OverloadedError(ServerError):
-    """The queue is full; the caller answers locally and may come back."""
+    """The queue is full; the caller answers locally and may try again later."""
 
     status = 429
 
@@ -105,6 +105,6 @@ class RegistryError(ServerError):
 
 
 class ExpiredError(ServerError):
-    """The caller's deadline passed before the work was done."""
+    """The caller's deadline passed before the answer was ready."""
 
     status = 504

@@ -10,20 +10,17 @@ import logging
 import secrets
 import threading
 from pathlib import Path
-from typing import Final
 
 from edge_sdk.errors import ConfigurationError, LinkError, SplitedgeError
 from edge_sdk.mqtt import BrokerAddress, MqttLink, loopback
 from server.broker.child import BrokerChild, ListenSettings
-from server.broker.mosquitto import MosquittoAdmin
+from server.broker.mosquitto import BACKEND, MosquittoAdmin
 from server.broker.policy import Principal, credential_sha256
 from server.registry.database import Registry
 from server.registry.records import Device
 from server.settings import Address, ServerSettings
 
 logger = logging.getLogger(__name__)
-
-BACKEND: Final = "backend"
 
 
 class FleetBroker:
@@ -158,7 +155,7 @@ class FleetBroker:
     def _join(self, address: BrokerAddress) -> MqttLink:
         if not loopback(address) and not address.tls and not self._settings.insecure:
             raise ConfigurationError(
-                f"--mqtt {address.url}: credentials would travel in the clear; use mqtts://, "
+                f"--mqtt {address.url}: credentials would travel without encryption; use mqtts://, "
                 "or --insecure to allow it"
             )
         if address.username is None or address.password is None:

@@ -1,4 +1,4 @@
-"""Running a server: services up, HTTP up, and both down again on a signal."""
+"""A server's run: start the services and HTTP, stop both on a signal."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ADDRESSES_NAME: Final = "addresses.json"
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a server listens and what it tells its devices: the next start must do the same.
+    """Where a server listens and what it tells its devices, kept for its next start.
 
     Attributes:
         mqtt_public: the broker's URL as devices reach it, or None.
-        allocation: the rule; another one would give the whole fleet other depths.
+        allocation: the rule; another rule would give the whole fleet other depths.
     """
 
     http: str
@@ -39,19 +39,19 @@ class Addresses:
 
     @classmethod
     def load(cls, state: Path) -> Addresses | None:
-        """What the last start wrote, or None."""
+        """Read the addresses of the last start, or None."""
         with contextlib.suppress(OSError, orjson.JSONDecodeError, KeyError, TypeError):
             data = orjson.loads((state / ADDRESSES_NAME).read_bytes())
             return cls(
                 str(data["http"]),
                 str(data["mqtt"]),
-                data.get("mqtt_public"),  # these two are not in files of the first releases
+                data.get("mqtt_public"),  # files of the first releases lack these two
                 data.get("allocation"),
             )
         return None
 
     def save(self, state: Path) -> None:
-        """Keep them for the next start."""
+        """Write them for the next start."""
         write_atomic(state / ADDRESSES_NAME, orjson.dumps(self))
 
 
@@ -64,7 +64,7 @@ def serve(settings: ServerSettings, announce: Callable[[str, str], None]) -> Non
         the state folder.
     """
     with contextlib.ExitStack() as stack:
-        # first: a second server on this state would find the port taken, and blame the port
+        # the lock comes first: a second server would otherwise report that its port is taken
         stack.callback(StateLock(settings.state, "server").release)
         listener = listen(settings.http)
         stack.callback(listener.close)

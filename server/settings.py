@@ -1,4 +1,4 @@
-"""How a server runs, in one frozen record: units in the names, checked when built."""
+"""Settings of a server in one frozen record, checked when it is built."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from profiles.checks import one_of, whole
 EMBEDDED: Final = "embedded"
 HTTP_DEFAULT: Final = "127.0.0.1:8000"
 MQTT_PORT_DEFAULT: Final = 1883
-# a reply of a thousand classes; a broker that takes less is of no use
+# room for a reply of a thousand classes; a broker that takes less cannot be used
 PACKET_BYTES_MIN: Final = 8_192
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen."""
+    """A host and a port to listen on."""
 
     host: str
     port: int
@@ -41,7 +41,7 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the address."""
         if self.host == "localhost":
             return True
         try:
@@ -55,21 +55,22 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What an operator may set.
+    """Settings that an operator may choose.
 
     Attributes:
-        state: folder of everything the server keeps.
-        http: where the API listens.
-        broker: where the embedded broker listens, or the URL of another.
-        mqtt_public: URL of the broker as devices reach it, where that is not `broker`.
-        batch_max: queries run at once; queue_max, queue_bytes: queries waiting, and what they hold,
-            before one is refused.
-        threads: of onnxruntime; half the cores leaves the rest to the network and the broker.
-        allocation: `budget` or `supersfl`.
-        max_packet_bytes: of one MQTT message's content; longer ones go over HTTP.
+        state: folder of all that the server stores.
+        http: address of the API.
+        broker: address of the embedded broker, or the URL of your own broker.
+        mqtt_public: URL at which devices reach the broker, if it differs from `broker`.
+        batch_max: most queries run at once.
+        queue_max, queue_bytes: most queries waiting, and most bytes of their tensors; above either,
+            a query is refused.
+        threads: compute threads of onnxruntime; half the cores are left to network and broker.
+        allocation: rule of the devices' depths, `budget` or `supersfl`.
+        max_packet_bytes: longest payload of an MQTT message; longer ones go over HTTP.
         tls_cert, tls_key: PEM files for HTTPS and MQTTS.
-        mqtt_ca: PEM file to verify a broker of your own against; the system's store without it.
-        insecure: listen in the clear off loopback all the same.
+        mqtt_ca: PEM file to verify your own broker with; by default the system's certificates.
+        insecure: allow unencrypted connections from other machines.
     """
 
     state: Path
@@ -110,7 +111,7 @@ class ServerSettings:
 
     @property
     def open_inference(self) -> bool:
-        """Whether the inference API asks for no credential: only on loopback."""
+        """Whether inference needs no credential, which is so on loopback only."""
         return self.http.loopback
 
     def _refuse_clear_text(self) -> None:
@@ -124,14 +125,14 @@ class ServerSettings:
 
 
 def refuse_clear_text(option: str, address: Address) -> None:
-    """Refuse to listen in the clear where other machines can reach it.
+    """Refuse an address that other machines reach without encryption.
 
     Raises: ConfigurationError naming `option`.
     """
     if not address.loopback:
         raise ConfigurationError(
-            f"{option} {address}: reachable from other machines in the clear; "
-            "give --tls-cert and --tls-key, or --insecure if you mean it"
+            f"{option} {address}: other machines would reach it without encryption; "
+            "give --tls-cert and --tls-key, or --insecure to allow it"
         )
 
 
@@ -152,7 +153,7 @@ def parse_broker(text: str) -> Address | BrokerAddress:
 
 
 def _check_public(url: str) -> None:
-    """Raises: ConfigurationError unless devices can be told this."""
+    """Raises: ConfigurationError for a URL that devices cannot be told."""
     address = BrokerAddress.parse(url)
     if address.username is not None or address.password is not None:
-        raise ConfigurationError("--mqtt-public: every device is told it; leave the login out")
+        raise ConfigurationError("--mqtt-public: all devices are told this; leave the login out")

@@ -1,4 +1,4 @@
-"""Making an enrolment token for a server, whether it runs or not."""
+"""Enrolment tokens of a server, whether it runs or not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.registry.database import open_registry
 def create_token(
     state: Path, *, fleet: str = "default", ttl_s: float = 3600.0, note: str = ""
 ) -> str:
-    """A new token for the server that keeps its state in `state`."""
+    """Make a token for the server with this state folder."""
     make_folder(state, mode=0o700)
     artifacts = ArtifactRepository(state)
     artifacts.open_or_create()

@@ -109,7 +109,7 @@ def test_every_promised_command_is_there() -> None:
         (("server", "run", "--http", "0.0.0.0:0"), "--insecure"),
         (("server", "run", "--mqtt", "embedded:0.0.0.0:0"), "--insecure"),
         (("server", "run", "--tls-cert", "x.pem"), "TLS needs both"),
-        (("server", "run", "--mqtt-password-file", "nowhere"), "goes with --mqtt mqtt://USER@"),
+        (("server", "run", "--mqtt-password-file", "nowhere"), "needs --mqtt mqtt://USER@"),
         (("server", "run", "--batch", "0"), "batch_max: expected a whole number of at least 1"),
         (
             ("server", "run", "--mqtt-packet-bytes", "99"),
@@ -118,8 +118,8 @@ def test_every_promised_command_is_there() -> None:
         (("server", "run", "--mqtt-public", "here"), "expected mqtt://HOST:PORT, got 'here'"),
         (("server", "run", "--mqtt-public", "mqtt://a:b@c"), "leave the login out"),
         (("server", "run", "--allocation", "x"), "allocation: expected one of budget, supersfl"),
-        (("server", "devices"), "no server has kept its state there"),
-        (("server", "revoke", "pi-1"), "no server has kept its state there"),
+        (("server", "devices"), "not the state folder of a server"),
+        (("server", "revoke", "pi-1"), "not the state folder of a server"),
     ],
 )
 def test_mistakes_are_told_in_one_line(
@@ -299,7 +299,7 @@ def test_password_file_may_be_named_by_the_environment(
     assert f"{tmp_path / 'none'}: no password can be read there" in refusal
     # two passwords: which one is meant?
     refusal = splitedge(*run, "mqtt://backend:secret@127.0.0.1").refusal
-    assert "--mqtt-password-file goes with" in refusal
+    assert "--mqtt-password-file needs" in refusal
 
 
 def test_listener_in_the_clear_off_loopback_must_be_asked_for(

@@ -204,7 +204,7 @@ def test_training_that_fails_says_why_and_where(tmp_path: Path) -> None:
     recipe = shutil.copy(SETUPS["digits"].recipe, tmp_path)
     trainer = start_trainer(Path(recipe), tmp_path / "server")
     try:
-        with pytest.raises(LinkError, match=r"no server has kept its state there.*digits\.log"):
+        with pytest.raises(LinkError, match=r"not the state folder of a server.*digits\.log"):
             list(round_lines(trainer))
     finally:
         trainer.stop()

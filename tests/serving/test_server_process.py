@@ -170,7 +170,7 @@ def test_settings_that_cannot_work_are_one_line(
     run_server: Callable[..., ServerRun], tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     line = error_line(run_server(tmp_path / "state", (*FREE, *options)))
-    assert "in the clear" in line or "expected mqtt://" in line
+    assert "without encryption" in line or "expected mqtt://" in line
 
 
 def test_a_broker_that_is_away_is_one_line(

@@ -579,11 +579,11 @@ def test_nothing_listens_off_loopback_in_the_clear(tmp_path: Path, http: str, br
         return ServerSettings(tmp_path, *parts, insecure=insecure)
 
     if http == "127.0.0.1:0" and broker == "mqtt://broker.example":
-        services = Services(settings())  # listens nowhere, but would log in there in the clear
-        with pytest.raises(ConfigurationError, match="in the clear; use mqtts"):
+        services = Services(settings())  # its login would travel unencrypted
+        with pytest.raises(ConfigurationError, match="without encryption; use mqtts"):
             services.start()
         services.stop()
     else:
-        with pytest.raises(ConfigurationError, match=r"in the clear; give --tls-cert"):
+        with pytest.raises(ConfigurationError, match=r"without encryption; give --tls-cert"):
             settings()
         assert settings(insecure=True).insecure

@@ -43,7 +43,7 @@ def train(
     tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate, the server's.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen off loopback in the clear all the same.")
+        bool, typer.Option("--insecure", help="Allow unencrypted connections from other machines.")
     ] = False,
 ) -> None:
     """Train by a recipe with the enrolled devices, on data that stay with them.

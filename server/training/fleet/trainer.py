@@ -114,7 +114,7 @@ def train(
     """
     recipe = replace(recipe, round=recipe.round.with_devices())
     if not registry_file(settings.state).is_file():
-        raise ConfigurationError(f"{settings.state}: no server has kept its state there")
+        raise ConfigurationError(f"{settings.state}: not the state folder of a server")
     with ExitStack() as stack:
         folder = settings.folder
         stack.enter_context(StateLock(folder, "training"))

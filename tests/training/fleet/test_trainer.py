@@ -139,7 +139,7 @@ def test_training_ends_though_one_device_is_killed_and_one_frozen(
 def test_trainer_says_which_devices_are_there_when_too_few_are(tmp_path: Path) -> None:
     settings = TrainerSettings(tmp_path, "run", Address("127.0.0.1", 0), join_s=0.1)
     recipe = read_recipe(tomllib.loads(RECIPE))
-    with pytest.raises(ConfigurationError, match="no server has kept its state there"):
+    with pytest.raises(ConfigurationError, match="not the state folder of a server"):
         train(recipe, settings, say=print, on_round=print)
     create_token(tmp_path)
     with pytest.raises(ConfigurationError, match=r"operator\.key"):
