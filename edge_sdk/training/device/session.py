@@ -124,9 +124,11 @@ class TrainingSession:
         self._stopping = threading.Event()
         self._no_reply_s = 0.0
         self._joined = False
-        self._last = ""
+        self._last_id = ""
+        # a reply that is not handed in yet, and the id of its message; "" for an update made alone
         self._outbox: tuple[str, Reply] | None = None
-        self._waiting: tuple[int, float] | None = None  # round of sent features, since when
+        # the round of features that wait for feedback, and since when
+        self._waiting: tuple[int, float] | None = None
         self._failures = 0
         self.counts = SessionCounts()
 
@@ -156,7 +158,7 @@ class TrainingSession:
             except LinkError as err:
                 logger.debug("client=%s %s", self._client.name, err)
                 self._pause()
-            if self._silent_s() <= 0:
+            if self._patience_s() <= 0:
                 self._finish_alone()
 
     def _turn(self) -> None:
@@ -164,10 +166,10 @@ class TrainingSession:
             self._join()
         if self._outbox is not None:
             self._hand_in(*self._outbox)
-        found = self._trainer.fetch(self._last, max(0.0, min(POLL_S, self._silent_s())))
+        found = self._trainer.fetch(self._last_id, max(0.0, min(POLL_S, self._patience_s())))
         if found is not None:
             self._waiting = None
-            self._last = found[0]
+            self._last_id = found[0]
             self._answer(*found)
 
     def _join(self) -> None:
@@ -197,8 +199,10 @@ class TrainingSession:
 
     def _hand_in(self, identifier: str, reply: Reply) -> None:
         try:
-            # a silent trainer must not hold the device longer than the silence it is allowed
-            outcome = self._trainer.reply(identifier, reply, min(ANSWER_S, self._silent_s() + 0.1))
+            # a silent trainer must not hold the device for longer than it may be silent
+            outcome = self._trainer.reply(
+                identifier, reply, min(ANSWER_S, self._patience_s() + 0.1)
+            )
         except RefusedReplyError as err:
             logger.warning("client=%s round=%d %s", self._client.name, reply.round, err)
         else:
@@ -207,8 +211,8 @@ class TrainingSession:
         if not identifier:
             self._store.drop_update()
 
-    def _silent_s(self) -> float:
-        """How much longer the trainer may be silent."""
+    def _patience_s(self) -> float:
+        """Seconds that the trainer may still be silent."""
         if self._waiting is None:
             return ANSWER_S
         return self._waiting[1] + self._no_reply_s - time.monotonic()
@@ -216,7 +220,9 @@ class TrainingSession:
     def _finish_alone(self) -> None:
         assert self._waiting is not None
         number, self._waiting, self._outbox = self._waiting[0], None, None
-        logger.warning("client=%s round=%d no reply: going on alone", self._client.name, number)
+        logger.warning(
+            "client=%s round=%d no reply: finishing the round alone", self._client.name, number
+        )
         try:
             update = self._work(FinishAlone(number))
         except SplitedgeError as err:
@@ -229,7 +235,7 @@ class TrainingSession:
         self._outbox = "", update
 
     def _work(self, message: Request | FinishAlone) -> Reply:
-        """What the client makes of a message; to scores it adds what all the work has cost."""
+        """The client's reply to a message; scores get what all the work has cost so far."""
         meter = self._work_meter
         with meter.working():
             reply = self._client.handle(message)
@@ -244,6 +250,7 @@ class TrainingSession:
         )
 
     def _count(self, reply: Reply) -> None:
+        """Count an update, and save the personal weights that came with it."""
         if isinstance(reply, Update):
             self.counts.updates += 1
             self._store.save_personal(self._client.personal)
@@ -252,4 +259,4 @@ class TrainingSession:
         bound = min(RETRY_LAST_S, RETRY_FIRST_S * 2**self._failures)
         self._failures = min(self._failures + 1, 16)
         wait_s = random.uniform(bound / 2, bound)  # noqa: S311 - spreads retries, keeps no secret
-        self._stopping.wait(max(0.0, min(wait_s, self._silent_s())))
+        self._stopping.wait(max(0.0, min(wait_s, self._patience_s())))

@@ -1,12 +1,12 @@
 """The training protocol over HTTP, for both ends: paths, headers, JSON bodies and statuses.
 
-    POST {prefix}/hello            Join           -> Welcome
-    GET  {prefix}/next?after=ID&wait_s=S          -> the next message, its id in a header; or 204
-    POST {prefix}/reply?message=ID a message      -> {"outcome": a ReplyOutcome}
-    POST {prefix}/decline          Decline        -> 204
-    POST {prefix}/alive                           -> 204
+    POST /api/v1/training/hello             Join       -> Welcome
+    GET  /api/v1/training/next?after=ID&wait_s=S       -> a message, its id in a header; 204: none
+    POST /api/v1/training/reply?message=ID  a message  -> {"outcome": a ReplyOutcome}
+    POST /api/v1/training/decline           Decline    -> 204
+    POST /api/v1/training/alive                        -> 204
 
-with the prefix `/api/v1/training`. Messages travel as bytes (messages.py), all else as JSON.
+Messages travel as bytes (messages.py), all else as JSON.
 """
 
 from __future__ import annotations
