@@ -26,6 +26,7 @@ from edge_sdk.bundles.namespaces import BACK
 from edge_sdk.training.client.batches import EndlessSampler
 from edge_sdk.training.client.companion import OpenBatch
 from edge_sdk.training.client.exit_head import ExitHead
+from edge_sdk.training.client.optimiser import optimiser_of
 from edge_sdk.training.client.personal_head import personal_classifier
 from edge_sdk.training.client.prefix import Prefix
 from edge_sdk.training.client.second_view import SecondView
@@ -33,7 +34,7 @@ from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.formulas.gradient_noise import isotropic
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.noise import Key
-from edge_sdk.training.protocol.plan import Plan, network_of, optimiser_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.weights import read_weights
 
 # apart from every other stream of training

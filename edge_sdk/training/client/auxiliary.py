@@ -18,11 +18,12 @@ from edge_sdk.bundles.namespaces import AUXILIARY, Namespace
 from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.client.companion import Companion, OpenBatch
+from edge_sdk.training.client.optimiser import optimiser_of
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.formulas.distillation import kd_client, kd_global
 from edge_sdk.training.formulas.evidence import evidential_losses, kl_weight_at
 from edge_sdk.training.protocol.messages import Weights
-from edge_sdk.training.protocol.plan import Distillation, Plan, network_of, optimiser_of
+from edge_sdk.training.protocol.plan import Distillation, Plan, network_of
 from edge_sdk.training.protocol.weights import load_weights, read_weights
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from edge_sdk.nets.copying import copy_module
+from edge_sdk.training.client.optimiser import optimiser_of
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.formulas.evidence import evidential_losses, kl_weight_at
 from edge_sdk.training.protocol.messages import Weights
-from edge_sdk.training.protocol.plan import Plan, network_of, optimiser_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.weights import load_weights
 
 

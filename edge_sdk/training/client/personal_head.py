@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from edge_sdk.bundles.namespaces import BACK
 from edge_sdk.training.client.companion import Companion, OpenBatch
+from edge_sdk.training.client.optimiser import optimiser_of
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.protocol.messages import Weights
-from edge_sdk.training.protocol.plan import Plan, network_of, optimiser_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.weights import load_weights, read_weights
 
 # the name in the namespace `back` of the share of right answers in the last round

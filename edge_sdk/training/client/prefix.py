@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
 from edge_sdk.nets.copying import copy_module
+from edge_sdk.training.client.optimiser import optimiser_of
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.noise import clip_samples
-from edge_sdk.training.protocol.plan import Plan, network_of, optimiser_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.weights import load_weights
 
 

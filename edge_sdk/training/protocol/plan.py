@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Literal, get_args
-
-from torch import nn
 
 from edge_sdk.checks import check_fields, need
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets import build
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.records import inline, read_record, table_of
-from edge_sdk.training.formulas.sgd import Sgd
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCoding
 from profiles.checks import (
@@ -372,19 +369,6 @@ def network_of(plan: Plan) -> Supernet:
         mean=plan.mean,
         std=plan.std,
     )
-
-
-def optimiser_of(
-    plan: Plan, parameters: Iterable[nn.Parameter], learning_rate: float | None = None
-) -> Sgd:
-    """SGD over `parameters` by the plan's numbers.
-
-    Args:
-        learning_rate: in place of the plan's.
-    """
-    numbers = plan.training
-    rate = numbers.learning_rate if learning_rate is None else learning_rate
-    return Sgd(parameters, rate, numbers.momentum, numbers.weight_decay)
 
 
 @lru_cache(maxsize=8)
