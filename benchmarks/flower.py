@@ -144,7 +144,7 @@ def _ours(text: str, threads: int) -> tuple[Done, dict[str, str]]:
     import torch  # noqa: PLC0415 - each side imports its own, on its own time
 
     from benchmarks.plain_loops import Done  # noqa: PLC0415
-    from edge_sdk.installation import __version__  # noqa: PLC0415
+    from edge_sdk import __version__  # noqa: PLC0415
     from edge_sdk.training.protocol.weights import read_weights  # noqa: PLC0415
     from server.training.recipe.recipe import read_recipe  # noqa: PLC0415
     from server.training.simulation.build import build_simulation  # noqa: PLC0415

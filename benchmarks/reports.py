@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import orjson
 
+from edge_sdk import __version__
 from edge_sdk.durable import make_folder, write_atomic
-from edge_sdk.installation import __version__
 
 ROOT: Final = Path(__file__).parents[1]
 RECIPES: Final = ROOT / "examples" / "recipes"

@@ -1,4 +1,4 @@
-"""The device's side of splitedge: `enroll` once, then `EdgeAgent` and what it takes and gives.
+"""The device's side of splitedge: call `enroll` once, then use `EdgeAgent`.
 
 Names load when first used: the broker and the update process need the wire, not onnxruntime.
 """
@@ -6,11 +6,13 @@ Names load when first used: the broker and the update process need the wire, not
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from edge_sdk.installation import import_profiles, installed_version
+
 if TYPE_CHECKING:
+    __version__: str
     from edge_sdk.agent import EdgeAgent
     from edge_sdk.api import enroll
     from edge_sdk.errors import SplitedgeError
-    from edge_sdk.installation import __version__
     from edge_sdk.prediction import LateAnswer, Prediction
     from edge_sdk.settings import AgentSettings, Agreement, Budget
 
@@ -34,12 +36,16 @@ _HOME = {
     "LateAnswer": "edge_sdk.prediction",
     "Prediction": "edge_sdk.prediction",
     "SplitedgeError": "edge_sdk.errors",
-    "__version__": "edge_sdk.installation",
     "enroll": "edge_sdk.api",
 }
 
 
+import_profiles()
+
+
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return installed_version()
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

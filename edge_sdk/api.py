@@ -30,7 +30,6 @@ from edge_sdk.errors import (
 )
 from edge_sdk.http import HttpClient, Response, Timeout
 from edge_sdk.identity import Identity, check_not_enrolled, check_server_url
-from edge_sdk.installation import require_package
 from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.tls import tls_context, tls_context_for
 from edge_sdk.wire.frames import HTTP_LIMITS, decode, encode
@@ -38,7 +37,7 @@ from edge_sdk.wire.messages import RETRY_AFTER_MAX_S, Problem, Query, Reply, rea
 from edge_sdk.wire.topics import PAYLOAD_BYTES
 
 if TYPE_CHECKING:
-    from profiles import DeviceProfile
+    from profiles.device import DeviceProfile
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 TIMEOUT_S: Final = 10.0
@@ -113,14 +112,16 @@ def enroll(
     Returns: the device's identity from now on.
     Raises: before the token is spent: ConfigurationError for the URL, the `ca`, or a folder that
         has an identity already; StorageError if the folder cannot be written; LinkError if the
-        server cannot be reached; HiddenPackageError if a user's `profiles.py` hides the package
-        that measures the device. EnrolmentError with the server's reason.
+        server cannot be reached. EnrolmentError with the server's reason.
     """
     state = Path(state)
     check_server_url(server)
     check_not_enrolled(state)
     authority = None if ca is None else _read_authority(Path(ca))
-    profile = profile or _probe()
+    if profile is None:
+        from profiles.device import probe  # noqa: PLC0415 - psutil, only to enrol
+
+        profile = probe()
     new = not state.exists()
     try:
         # the first answer spends the token, so what may fail on this device fails before it
@@ -249,14 +250,6 @@ def infer(identity: Identity, query: Query, deadline: float) -> Reply:
         return Reply(query.id, problem=problem, detail=detail, retry_after_s=retry_after_s)
     reply = read_reply(decode(answer.body, _header_length(answer), HTTP_LIMITS))
     return Reply(query.id, reply.tensors)
-
-
-def _probe() -> DeviceProfile:
-    # imported here: an agent runs without `profiles`, also next to a user's file of that name
-    require_package("profiles")
-    from profiles import probe  # noqa: PLC0415
-
-    return probe()
 
 
 def _enroll(

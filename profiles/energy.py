@@ -21,7 +21,6 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self
@@ -73,7 +72,7 @@ class PowerModel:
 
 def reference_power(name: str) -> PowerModel | None:
     """The catalogue's power model of that board; None where no measurement is known to us."""
-    text = (files("profiles") / "power.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("power.toml").read_text(encoding="utf-8")
     entry = tomllib.loads(text).get(name)
     if entry is None:
         return None

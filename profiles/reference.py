@@ -10,7 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from profiles.checks import text
@@ -19,12 +19,13 @@ from profiles.errors import InvalidProfileError, UnknownReferenceError
 from profiles.fields import check_value, exact_keys
 
 NO_ACCELERATOR = "none"  # TOML has no null
+_CATALOG = Path(__file__).with_name("catalog")
 _SUFFIX = ".toml"
 
 
 def reference_names() -> tuple[str, ...]:
     """Ids of the boards in the catalogue, in alphabetical order."""
-    found = (entry.name for entry in (files("profiles") / "catalog").iterdir())
+    found = (entry.name for entry in _CATALOG.iterdir())
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX)))
 
 
@@ -64,7 +65,7 @@ def _document(name: str) -> dict[str, Any]:
     if name not in reference_names():
         known = ", ".join(reference_names())
         raise UnknownReferenceError(f"board: expected one of {known}; got {name!r}")
-    text = (files("profiles") / "catalog" / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
+    text = (_CATALOG / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as err:

@@ -6,7 +6,10 @@ import logging
 from collections.abc import Iterable
 from typing import cast
 
-from profiles import AllocationError, CostTable, DeviceProfile, InvalidProfileError, Rule, allocate
+from profiles.allocation import Rule, allocate
+from profiles.cost import CostTable
+from profiles.device import DeviceProfile
+from profiles.errors import AllocationError, InvalidProfileError
 from server.backend.models import ServedModel
 from server.registry.records import Device
 

@@ -18,7 +18,7 @@ from edge_sdk.cli.output import print_json
 
 if TYPE_CHECKING:
     from edge_sdk.prediction import Prediction
-    from profiles import DeviceProfile
+    from profiles.device import DeviceProfile
 
 app = typer.Typer(
     help="The device: enrol it, run its agent, classify files.",
@@ -282,7 +282,8 @@ def profile(
 
 
 def _profile(reference: str | None) -> DeviceProfile:
-    from profiles import load_reference, probe
+    from profiles.device import probe
+    from profiles.reference import load_reference
 
     return probe() if reference is None else load_reference(reference)
 
@@ -299,7 +300,7 @@ def _active_bundle(state: Path) -> str | None:
 
 def _measure_link(identity: Any) -> Any:
     from edge_sdk.api import Echo
-    from profiles import measure_link
+    from profiles.link import measure_link
 
     with Echo(identity) as echo:
         return measure_link(echo)

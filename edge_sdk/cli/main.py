@@ -10,8 +10,9 @@ from typing import Annotated, Final
 
 import typer
 
-from edge_sdk.errors import HiddenPackageError, SplitedgeError
+from edge_sdk.errors import SplitedgeError
 from edge_sdk.installation import require_package
+from profiles.errors import ProfileError
 
 GROUP: Final = "splitedge.commands"
 EXTRAS: Final = {  # modules that the base install leaves out
@@ -27,16 +28,7 @@ HELP: Final = (
 
 def main() -> None:
     """Run the command line."""
-    try:
-        require_package("profiles")
-    except HiddenPackageError as err:
-        _fail(str(err))
-    _run(sys.argv[1:])
-
-
-def _run(arguments: list[str]) -> None:
-    from profiles.errors import ProfileError
-
+    arguments = sys.argv[1:]
     debug = DEBUG in arguments
     if debug:  # an option of the whole command, in any place
         arguments = [DEBUG, *(word for word in arguments if word != DEBUG)]
@@ -92,7 +84,7 @@ def _options(
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
     if version:
-        from edge_sdk.installation import __version__
+        from edge_sdk import __version__
 
         typer.echo(f"splitedge {__version__}")
         raise typer.Exit

@@ -15,7 +15,7 @@ from edge_sdk import AgentSettings, EdgeAgent, api
 from edge_sdk.bundles.store import BundleStore
 from edge_sdk.manifest import ModelManifest
 from edge_sdk.session import Array
-from profiles import load_reference
+from profiles.reference import load_reference
 from server.backend.ladder import Entry, LadderEngine
 from server.bench.brokers import (
     ECHO_USER,

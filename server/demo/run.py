@@ -25,7 +25,7 @@ from edge_sdk.state import StateLock
 from edge_sdk.training.data.load import Dataset, load_dataset
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Query, new_id
-from profiles import load_reference
+from profiles.reference import load_reference
 from server.demo.report import DeviceFigures, Outage, device_figures, outage
 from server.demo.training import Progress, Shares, Trained, share_out, train
 from server.processes import ChildProcess, ServerProcess

@@ -12,8 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from tests.edge.conftest import Digits, Fleet
 
-# `profiles` too: beside a user's own profiles.py an agent must run without ours
-HEAVY = "torch fastapi sqlalchemy tuf cryptography typer rich onnx pydantic profiles psutil"
+HEAVY = "torch fastapi sqlalchemy tuf cryptography typer rich onnx pydantic psutil"
 
 IMPORT = f"""
 import sys

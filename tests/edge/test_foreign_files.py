@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+
+from server.tokens import create_token
 
 if TYPE_CHECKING:
     from tests.edge.conftest import Digits, Fleet
@@ -31,8 +34,12 @@ IMPORT = "import {0}; assert {0}.OWNER == 'user'\n"
 
 ENROLL = """
 import sys
+import profiles
 from edge_sdk import enroll
-enroll("http://127.0.0.1:9", "token", sys.argv[1])
+import profiles as again
+
+print(enroll(sys.argv[1], sys.argv[2], sys.argv[3], name="foreign").device)
+assert profiles is again and profiles.OWNER == "user"
 """
 
 
@@ -89,16 +96,63 @@ def test_a_script_with_the_name_of_our_package_runs_an_agent(
     assert done.stdout.split() == ["device"]
 
 
-def test_enrolling_beside_a_users_profiles_names_the_file_to_rename(user_folder: Path) -> None:
+def test_a_script_beside_a_users_profiles_enrols_a_device(fleet: Fleet, user_folder: Path) -> None:
     (user_folder / "app.py").write_text(ENROLL)
-    done = run(user_folder, sys.executable, "app.py", user_folder / "pi")
-    assert done.returncode != 0
-    last = done.stderr.strip().splitlines()[-1]
-    assert last == (
-        "edge_sdk.errors.HiddenPackageError:"
-        f" {user_folder / 'profiles.py'} hides splitedge's package profiles; rename that file"
+    token = create_token(fleet.state)
+    done = run(user_folder, sys.executable, "app.py", fleet.http, token, user_folder / "pi")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["foreign"]
+
+
+def test_every_module_of_ours_loads_beside_a_users_profiles(user_folder: Path) -> None:
+    code = """
+import profiles
+import edge_sdk.training.client, exporters.model
+from profiles.reference import load_reference
+assert profiles.OWNER == "user"
+assert load_reference("raspberry-pi-4").name == "raspberry-pi-4"
+"""
+    (user_folder / "exporters.py").unlink()  # the script wants ours
+    (user_folder / "app.py").write_text(code)
+    done = run(user_folder, sys.executable, "app.py")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("module", "clashes"), [("models", False), ("device", True)])
+def test_a_users_package_may_not_have_a_module_of_ours(
+    user_folder: Path, module: str, clashes: bool
+) -> None:
+    (user_folder / "profiles.py").unlink()
+    package = user_folder / "profiles"
+    package.mkdir()
+    (package / "__init__.py").write_text("OWNER = 'user'\n")
+    (package / f"{module}.py").write_text("OWNER = 'user'\n")
+    (user_folder / "app.py").write_text(
+        f"from edge_sdk import AgentSettings\nimport profiles.{module}\n"
+        f"AgentSettings()\nassert profiles.{module}.OWNER == 'user'\n"
     )
-    assert not (user_folder / "pi").exists()
+    done = run(user_folder, sys.executable, "app.py")
+    if not clashes:
+        assert done.returncode == 0, done.stderr
+        return
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1] == (
+        "edge_sdk.errors.HiddenPackageError:"
+        f" {package / 'device.py'} hides profiles.device of splitedge; rename that file"
+    )
+
+
+def test_the_products_code_names_modules_of_profiles_in_full() -> None:
+    """`from profiles import probe` would find a user's file, `from profiles.device` finds ours."""
+    bare = [
+        str(path.relative_to(ROOT))
+        for folder in ("edge_sdk", "exporters", "server")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(
+            r"^\s*(from profiles import|import profiles\b)", path.read_text(), re.MULTILINE
+        )
+    ]
+    assert not bare
 
 
 def test_the_command_works_in_such_a_folder(user_folder: Path) -> None:
@@ -112,18 +166,20 @@ def test_the_command_works_in_such_a_folder(user_folder: Path) -> None:
     assert "export" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("hidden", "words"),
-    [("profiles", ["agent", "profile"]), ("server", ["server", "--help"])],
-)
-def test_the_command_names_a_file_that_hides_a_package(
-    user_folder: Path, hidden: str, words: list[str]
-) -> None:
-    for name in set(FOREIGN) - {hidden}:
+def test_the_command_works_with_a_users_profiles_on_the_path(user_folder: Path) -> None:
+    for name in ("server", "exporters"):
         (user_folder / f"{name}.py").unlink()
     path = os.pathsep.join((str(user_folder), str(ROOT)))
+    words = ["agent", "profile", "--reference", "raspberry-pi-4"]
+    done = run(user_folder, sys.executable, "-P", "-m", "edge_sdk.cli", *words, path=path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_names_a_file_that_hides_a_package(user_folder: Path) -> None:
+    path = os.pathsep.join((str(user_folder), str(ROOT)))
+    words = ["server", "--help"]
     done = run(user_folder, sys.executable, "-P", "-m", "edge_sdk.cli", *words, path=path)
     assert done.returncode == 1
     assert done.stderr == (
-        f"error: {user_folder / hidden}.py hides splitedge's package {hidden}; rename that file\n"
+        f"error: {user_folder / 'server.py'} hides server of splitedge; rename that file\n"
     )

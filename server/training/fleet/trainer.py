@@ -35,8 +35,9 @@ from edge_sdk.training.data.load import Dataset
 from edge_sdk.training.device.warmup import warm_up
 from edge_sdk.training.protocol.http import Welcome
 from edge_sdk.training.protocol.noise import NO_SCORES
-from profiles import DeviceProfile, InvalidProfileError
 from profiles.allocation import fit_to_cut, supersfl_depth, supersfl_latency_ms
+from profiles.device import DeviceProfile
+from profiles.errors import InvalidProfileError
 from server.http_server import HttpServer, listen
 from server.registry.credentials import secret_sha256
 from server.registry.database import Registry, open_registry, registry_file

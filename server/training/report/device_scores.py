@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from edge_sdk.training.protocol.messages import Evaluate, Request, Scores, Weights
 from edge_sdk.training.protocol.weights import tensors_of
-from profiles import DeviceProfile
+from profiles.device import DeviceProfile
 from profiles.energy import EnergyReading, reference_power
 from server.training.report.metrics import ClientSummary, Score, summarise_clients
 from server.training.rounds.traffic import TrafficCounter
