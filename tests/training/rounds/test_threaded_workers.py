@@ -1,4 +1,4 @@
-"""Merges of K results with real devices: who waits for whom, what counts late, and going on."""
+"""Buffered rounds with real devices: over HTTP, at once, beside frozen ones, after a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import orjson
 import pytest
 import torch
 
-from edge_sdk.errors import ConfigurationError, FrameError
+from edge_sdk.errors import ConfigurationError
 from edge_sdk.identity import Identity
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.data.load import load_dataset
@@ -29,7 +29,6 @@ from edge_sdk.training.protocol.messages import (
     StartRound,
     Step,
     Update,
-    Weights,
 )
 from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
@@ -42,7 +41,8 @@ from server.training.rounds.buffered import BufferedLoop
 from server.training.rounds.workers import ThreadedWorkers
 from server.training.run.run import Simulation
 from server.training.simulation.build import build_simulation
-from tests.training.worlds import PROFILE
+from tests.training.paces import Pace, simulation_of
+from tests.training.worlds import PROFILE, assert_same
 
 NAMES = ("pi-0", "pi-1", "pi-2")
 SHAPE = (1, 8, 8)
@@ -103,7 +103,7 @@ def paced(here: Simulation, *, waiting: tuple[str, ...] = ()) -> dict[str, Paced
 
 @pytest.fixture
 def start(make_trainer: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Starts a trainer with an engine for a world's devices: `start(world, clients, ...)`."""
+    """Starts a trainer with a loop for a world's devices: `start(world, clients, ...)`."""
     with ExitStack() as stack:
 
         def make(
@@ -111,7 +111,7 @@ def start(make_trainer: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         ) -> tuple[BufferedLoop, Any]:
             trainer = make_trainer(SHAPE, lockstep=False, **more)
             trainer.join(clients)
-            engine = BufferedLoop(
+            loop = BufferedLoop(
                 here.method,
                 dict(zip(NAMES, here.plans.values(), strict=True)),
                 here.state,
@@ -123,19 +123,14 @@ def start(make_trainer: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
             for client in clients.values():
                 if isinstance(client, Paced):
                     stack.callback(client.go)  # lets its thread end
-            stack.callback(engine.close)
+            stack.callback(loop.close)
             stack.callback(trainer.mailbox.end_rounds)
-            return engine, trainer
+            return loop, trainer
 
         yield make
 
 
-def assert_same(one: Weights, other: Weights) -> None:
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
-
-
-# beside the synchronous rounds
+# compared with rounds in lockstep
 
 
 @pytest.mark.parametrize("method", ["fedavg", "splitfed-v1", "splitlpf"])
@@ -144,9 +139,9 @@ def test_merges_of_all_are_the_synchronous_rounds_to_the_last_bit(
 ) -> None:
     ours, theirs = world_of(method, buffer=3), world_of(method)
     # what is drawn is keyed by the clients' names: both have those of the simulation
-    engine, _ = start(ours, paced(ours))
+    loop, _ = start(ours, paced(ours))
     for number in (1, 2, 3):
-        result, expected = engine.run_round(number, 0), theirs.loop.run_round(number, 0)
+        result, expected = loop.run_round(number, 0), theirs.loop.run_round(number, 0)
         assert result.participants == NAMES
         assert len(result.participants) == len(expected.participants)
         assert (result.bytes_up, result.bytes_down) == (expected.bytes_up, expected.bytes_down)
@@ -160,9 +155,9 @@ def test_server_steps_of_devices_at_once_do_not_disturb_each_other(
     method: str, start: Callable[..., Any]
 ) -> None:
     here = world_of(method, buffer=2, staleness_max=9)
-    engine, trainer = start(here, paced(here))
+    loop, trainer = start(here, paced(here))
     before = here.state.read()
-    results = [engine.run_round(number, 0) for number in range(1, 7)]
+    results = [loop.run_round(number, 0) for number in range(1, 7)]
     for result in results:
         assert result.merged
         assert not result.refused
@@ -173,69 +168,38 @@ def test_server_steps_of_devices_at_once_do_not_disturb_each_other(
     assert any(not torch.equal(after[name], before[name]) for name in after if "head" in name)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in after.values())
     trainer.mailbox.end_rounds()
-    engine.close()
+    loop.close()
     assert not here.state.copy_sources
 
 
 # who waits for whom
 
 
-def test_a_slow_device_holds_nobody_up_and_its_change_counts_when_it_comes(
-    start: Callable[..., Any],
-) -> None:
-    here = world_of(buffer=1, staleness_max=5, staleness_power=1.0)
-    clients = paced(here, waiting=NAMES)
-    engine, _ = start(here, clients)
-    began = here.state.read()
+def test_a_device_refused_as_too_old_begins_again_and_counts() -> None:
+    pace = Pace("threads", simulation_of(buffer=1, staleness_max=1), {})
     for number in (1, 2):
-        clients["pi-0"].go()
-        assert engine.run_round(number, 0).participants == ("pi-0",)
-    between = here.state.read()
-    clients["pi-2"].go()
-    third = engine.run_round(3, 0)
-    assert third.participants == ("pi-2",)
-    assert third.stale == {"pi-2": 2}
-    assert not third.missing
-    # two merges late: a third of its change counts, on top of what the others made meanwhile
-    after = here.state.read()
-    for name, tensor in clients["pi-2"].updates[1].weights.items():
-        torch.testing.assert_close(after[name], between[name] + (tensor - began[name]) / 3)
-    clients["pi-1"].go()
-
-
-def test_a_result_too_old_is_refused_by_name_and_its_device_begins_anew(
-    start: Callable[..., Any],
-) -> None:
-    here = world_of(buffer=1, staleness_max=1)
-    clients = paced(here, waiting=NAMES)
-    engine, _ = start(here, clients)
-    for number in (1, 2):
-        clients["pi-0"].go()
-        engine.run_round(number, 0)
-    clients["pi-2"].go()
-    threading.Timer(0.5, clients["pi-0"].go).start()
-    third = engine.run_round(3, 0)
-    assert third.refused == {"pi-2": "an update 2 rounds late: expected at most 1"}
-    assert third.participants == ("pi-0",)
-    clients["pi-2"].go()
-    fourth = engine.run_round(4, 0)
-    assert fourth.participants == ("pi-2",)
+        pace.run(number, "client-0")
+    third = pace.run(3, "client-2", "client-0")
+    assert third.refused == {"client-2": "an update 2 rounds late: expected at most 1"}
+    assert third.participants == ("client-0",)
+    fourth = pace.run(4, "client-2")
+    assert fourth.participants == ("client-2",)
     assert not fourth.stale
-    assert set(clients["pi-2"].updates) == {1, 4}
-    clients["pi-1"].go()
+    assert {r for name, r in pace.watcher.updates if name == "client-2"} == {1, 4}
+    pace.close()
 
 
 def test_a_device_that_joins_begins_with_the_next_merge(start: Callable[..., Any]) -> None:
     here = world_of(buffer=1, staleness_max=5)
     clients = paced(here, waiting=NAMES)
-    engine, trainer = start(here, clients)
+    loop, trainer = start(here, clients)
     plans = dict(zip(NAMES, here.plans.values(), strict=True))
-    engine.set_clients({name: plans[name] for name in NAMES[:2]}, trainer.mailbox)
+    loop.set_clients({name: plans[name] for name in NAMES[:2]}, trainer.mailbox)
     clients["pi-0"].go()
-    engine.run_round(1, 0)
-    engine.set_clients(plans, trainer.mailbox)
+    loop.run_round(1, 0)
+    loop.set_clients(plans, trainer.mailbox)
     clients["pi-2"].go()
-    second = engine.run_round(2, 0)
+    second = loop.run_round(2, 0)
     assert second.participants == ("pi-2",)
     assert not second.stale
     for name in ("pi-0", "pi-1"):
@@ -254,20 +218,20 @@ def test_merges_go_on_beside_a_slow_device_and_a_frozen_one(start: Callable[...,
 
     likes = clients["pi-1"]
     slow = Slow("pi-1", likes.x, likes.y, secret=likes.secret)
-    engine, trainer = start(here, {"pi-0": clients["pi-0"], "pi-1": slow}, silence_s=1.0)
+    loop, trainer = start(here, {"pi-0": clients["pi-0"], "pi-1": slow}, silence_s=1.0)
     frozen = trainer.link(trainer.enrol("pi-2"))
     frozen.join(24, SHAPE)
     asking: list[tuple[str, Request]] = []
     fetching = threading.Thread(target=lambda: asking.append(frozen.fetch("", 20.0)))
     fetching.start()
 
-    results = [engine.run_round(1, 0)]
+    results = [loop.run_round(1, 0)]
     fetching.join(5)
     assert isinstance(asking[0][1], StartRound)  # and there it is, frozen
     end = time.monotonic() + 15
     while not (any(r.missing for r in results) and any(r.refused for r in results)):
         assert time.monotonic() < end
-        results.append(engine.run_round(len(results) + 1, 0))
+        results.append(loop.run_round(len(results) + 1, 0))
     assert len(results) > 3
     assert all(r.merged and len(r.participants) == 1 for r in results)
     assert {name for r in results for name in r.missing} == {"pi-2"}
@@ -283,9 +247,11 @@ def test_merges_go_on_beside_a_slow_device_and_a_frozen_one(start: Callable[...,
     likes.handle(Step(1, 0))
     assert frozen.reply("", likes.handle(FinishAlone(1))) == "kept"
     number = len(results) + 1
-    assert engine.run_round(number, 0, trainer.mailbox.take_late()).merged
-    result = engine.run_round(number + 1, 0, trainer.mailbox.take_late())
-    assert result.refused["pi-2"] == f"an update {number} rounds late: expected at most 3"
+    last = [loop.run_round(r, 0, trainer.mailbox.take_late()) for r in (number, number + 1)]
+    assert last[0].merged
+    # in the first of both where its own round had ended by then, else in the second
+    [(rounds, why)] = [(r.round - 1, r.refused["pi-2"]) for r in last if "pi-2" in r.refused]
+    assert why == f"an update {rounds} rounds late: expected at most 3"
     trainer.mailbox.leave("pi-2")
 
 
@@ -301,13 +267,13 @@ def test_what_comes_after_everybody_left_counts_by_its_change_after_a_restart_to
         def exchange(self, requests: Mapping[str, Request], _deadline_s: float) -> dict[str, Reply]:
             return {n: client.handle(r) for n, r in requests.items() if isinstance(r, StartRound)}
 
-    def engine_of(world: Simulation) -> BufferedLoop:
+    def loop_of(world: Simulation) -> BufferedLoop:
         how = replace(world.recipe.round, quorum=0.0)
         return BufferedLoop(
             world.method, plans, world.state, Breaks(), how, workers=ThreadedWorkers(), clients=1
         )
 
-    began, first = here.state.read(), engine_of(here)
+    began, first = here.state.read(), loop_of(here)
     assert first.run_round(1, 0).missing == ("pi-0",)
     update = client.handle(EndRound(1))
     assert isinstance(update, Update)
@@ -316,7 +282,7 @@ def test_what_comes_after_everybody_left_counts_by_its_change_after_a_restart_to
 
     # others have added 1 to every weight meanwhile, and the trainer is another process
     again.state.write({name: tensor + 1 for name, tensor in began.items()})
-    second = engine_of(again)
+    second = loop_of(again)
     second.load_state_dict(orjson.loads(orjson.dumps(said)), tensors)
     between = again.state.read()
     result = second.run_round(2, 0, {"pi-0": update})
@@ -330,31 +296,20 @@ def test_what_comes_after_everybody_left_counts_by_its_change_after_a_restart_to
     assert "not known to have begun" in twice.refused["pi-0"]
 
 
-def test_what_does_not_fit_is_no_progress(start: Callable[..., Any]) -> None:
-    here = world_of(buffer=1)
-    engine, _ = start(here, {})
-    with pytest.raises(FrameError, match="no buffered training of real devices"):
-        engine.load_state_dict({}, {})
-    with pytest.raises(FrameError, match="do not fit"):
-        engine.load_state_dict({"owed": [["pi-0", 1]]}, {})
-    with pytest.raises(FrameError, match="named by a round"):
-        engine.load_state_dict({"owed": []}, {"head.weight": torch.ones(1)})
-
-
 # the end
 
 
 @pytest.mark.deadline
-def test_at_the_end_those_at_work_are_left_and_judge_what_was_learnt(
+def test_at_the_end_devices_at_work_are_left_and_score_what_was_learnt(
     start: Callable[..., Any],
 ) -> None:
     here = world_of("supersfl", buffer=1, staleness_max=3)
     clients = paced(here, waiting=("pi-2",))
-    engine, trainer = start(here, clients)
-    assert engine.run_round(1, 0).merged
+    loop, trainer = start(here, clients)
+    assert loop.run_round(1, 0).merged
     began = time.monotonic()
     trainer.mailbox.end_rounds()
-    engine.close()
+    loop.close()
     assert time.monotonic() - began < 2
     assert not here.state.copy_sources
     assert not here.state.copies
