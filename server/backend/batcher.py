@@ -1,8 +1,7 @@
-"""Batches without waiting: what piled up while the engine was busy is the next batch.
+"""Batches without waiting: queries that arrive while the engine is busy are the next batch.
 
-An idle engine starts at once on a single query. The queue is bounded, in queries and in bytes:
-when it is full a query is refused on the spot, and one whose deadline passed while it waited is
-dropped, not computed.
+An idle engine starts at once on a single query. The queue is bounded in queries and in bytes. When
+it is full, a query is refused at once; a query whose deadline passes in the queue is not computed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from server.errors import BadRequestError, ExpiredError, OverloadedError, Server
 
 logger = logging.getLogger(__name__)
 
-# On two cores a condition takes 50 to 100 us to wake a thread, and its reply as long to leave.
+# measured on two cores: a condition takes 50 to 100 us to wake a thread, and the way back as long
 HANDOVER_S: Final = 5e-4
 
 Done = Callable[[Array | ServerError], None]
@@ -46,7 +45,7 @@ class Job:
 
 @dataclass(slots=True)
 class Load:
-    """What the batcher did since it started."""
+    """Counts of the batcher since it started."""
 
     batches: int = 0
     queries: int = 0
@@ -59,8 +58,10 @@ class Batcher:
     """The queue and the one thread that empties it.
 
     Args:
-        batch_max: samples of one batch. queue_max: queries waiting. queue_bytes: of their tensors;
-            256 queries may be 4 GB. The query that reaches it is the last one taken.
+        batch_max: most samples in a batch.
+        queue_max: most queries waiting.
+        queue_bytes: most bytes of their tensors, because 256 queries may be 4 GB. The query that
+            reaches the limit is the last one taken.
     """
 
     def __init__(
@@ -93,9 +94,9 @@ class Batcher:
         """Take a job, or refuse it at once.
 
         Args:
-            may_run_here: the caller's own thread may compute. It does when nobody else does and
-                batches take less than HANDOVER_S: waking the engine's thread would take as long.
-        Raises: OverloadedError saying when to come back.
+            may_run_here: the caller's own thread may compute. It does so when the engine is idle
+                and batches take less than HANDOVER_S, the time to wake the engine's thread.
+        Raises: OverloadedError saying when to try again.
         """
         with self._filled:
             if self.full or self._stopping:
@@ -114,7 +115,7 @@ class Batcher:
         self._process([job])
 
     def stop(self) -> None:
-        """Refuse what waits and end the thread."""
+        """Refuse the waiting queries and end the thread."""
         with self._filled:
             self._stopping = True
             left = list(self._queue)
@@ -141,7 +142,7 @@ class Batcher:
             self._process(batch)
 
     def _process(self, batch: Sequence[Job]) -> None:
-        """Run a batch; `_busy` is this thread's."""
+        """Run a batch; this thread has set `_busy`."""
         start = time.monotonic()
         alive = self._drop_expired(batch, start)
         if alive:
@@ -181,7 +182,7 @@ class Batcher:
     def _run(self, batch: Sequence[Job]) -> None:
         try:
             outputs = batch[0].engine.run([job.entry for job in batch])
-        except Exception as err:  # whatever a graph does, the thread lives on
+        except Exception as err:  # any fault of a graph: the thread lives on
             if len(batch) > 1:  # one bad query fails alone
                 for job in batch:
                     self._run([job])
@@ -205,5 +206,5 @@ class Batcher:
 def _settle(job: Job, outcome: Array | ServerError) -> None:
     try:
         job.done(outcome)
-    except Exception:  # whoever asked may be gone, its event loop closed: the thread lives on
+    except Exception:  # the caller may be gone, its event loop closed: the thread lives on
         logger.exception("an answer could not be handed over")

@@ -1,4 +1,4 @@
-"""From a decoded query to a job in the queue: the one door for HTTP and MQTT."""
+"""From a decoded query to a job in the queue, for HTTP and MQTT alike."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PROBLEMS: dict[type[ServerError], Problem] = {
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """The models and the queue before them."""
+    """The models, and the queue in front of them."""
 
     models: ModelStore
     batcher: Batcher
@@ -43,15 +43,17 @@ class Inference:
 
     @property
     def ready(self) -> bool:
-        """A model is loaded and the queue takes queries."""
+        """Whether a model is loaded and the queue takes queries."""
         return self.models.ready and not self.batcher.full
 
     def submit(self, query: Query, done: Done, *, may_run_here: bool = False) -> ServedModel:
-        """Queue a query; `done` is called in the engine's thread, or here where that is quicker
-        and the caller allows it.
+        """Queue a query.
 
+        Args:
+            done: called with the answer, in the engine's thread; or in this one, where that is
+                quicker and `may_run_here` allows it.
         Returns: the model that answers it.
-        Raises: ServerError at once for what will not be run.
+        Raises: ServerError at once for a query that will not be run.
         """
         model = self.models.get(query.model, query.version)
         if query.tensor is None:
@@ -70,7 +72,7 @@ class Inference:
 
 
 def problem_of(error: ServerError) -> Problem:
-    """The word for an error on the wire."""
+    """The wire's word for an error."""
     return _PROBLEMS.get(type(error), Problem.FAILED)
 
 

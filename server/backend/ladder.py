@@ -1,8 +1,8 @@
 """The ladder engine: queries that enter a network at different depths, run as one batch.
 
 The suffix is held once, as segments between the depths at which a device may be cut. A batch climbs
-from its shallowest entry; at each joint the queries that enter there are appended, so that every
-segment runs once over all that need it:
+from its shallowest entry. At each joint the queries that enter there are appended, so every segment
+runs once over all queries that need it:
 
     x ──[0-2]──┬──[2-4]──┬──[4-end]── logits
          z2 ───┘   z4 ───┘
@@ -33,8 +33,8 @@ class LadderEngine:
     """A model's segments, loaded once.
 
     Args:
-        folder: of the model, with its `segments/`.
-        threads: of one onnxruntime run.
+        folder: the model's folder, with its `segments/`.
+        threads: compute threads of one onnxruntime run.
     Raises: BundleError if a segment cannot be loaded.
     """
 
@@ -49,11 +49,11 @@ class LadderEngine:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Where a query may enter."""
+        """Depths at which a query may enter."""
         return tuple(self._rung_at)
 
     def check(self, entry: Entry) -> None:
-        """See that `entry` can climb.
+        """Check that `entry` can be run.
 
         Raises: BadRequestError naming expected and got.
         """

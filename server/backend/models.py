@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model."""
+    """A loaded model of one version."""
 
     folder: Path
     manifest: ModelManifest
@@ -33,8 +33,8 @@ Files = tuple[tuple[str, int, int], ...]
 class ModelStore:
     """Loads every model of a folder.
 
-    Which version of a name is active the store is told; where it is not, the highest is. A version
-    whose folder is deleted is served no more.
+    `activate` says which version of a name is active; otherwise the highest version is. A version
+    whose folder is deleted is no longer served.
     """
 
     def __init__(self, folder: Path, *, threads: int = 1) -> None:
@@ -47,10 +47,10 @@ class ModelStore:
         self._loading = threading.Lock()
 
     def load(self, *, again: bool = False) -> None:
-        """Bring the store in line with the disk; a broken model is reported, not fatal.
+        """Bring the store in line with the disk; a broken model is logged, and stops nothing.
 
         Args:
-            again: try a broken model although its files are those that failed before.
+            again: also try broken models whose files have not changed.
         """
         with self._loading:
             folders = {
@@ -58,7 +58,7 @@ class ModelStore:
                 for path in sorted(self._folder.glob("*/*/model.json"))
                 if not path.parent.name.startswith(".")  # an export that is still being written
             }
-            # one change at a time and in one step each: queries look models up meanwhile
+            # each change replaces the whole table, because queries look models up meanwhile
             for key in set(self._models) - set(folders):
                 self._models = {k: model for k, model in self._models.items() if k != key}
                 logger.info("model=%s version=%s is gone", *key)
@@ -68,7 +68,7 @@ class ModelStore:
                     self._try(key, folder, again=again)
 
     def activate(self, active: Mapping[str, str]) -> None:
-        """Serve these versions where none is asked for, by name; the highest of other names."""
+        """Set the active version of each name; of names not given it is the highest."""
         self._active = dict(active)
 
     @property
@@ -82,13 +82,13 @@ class ModelStore:
         return [models[key] for key in sorted(models, key=_by_version)]
 
     def broken(self) -> dict[tuple[str, str], str]:
-        """Name and version of those that could not be loaded, and why."""
+        """Name and version of models that could not be loaded, with the reason."""
         return dict(self._broken)
 
     def get(self, name: str | None = None, version: str | None = None) -> ServedModel:
-        """A model: the active version unless named; the only model unless named.
+        """A model: by default the only one, in its active version.
 
-        Raises: UnknownModelError naming those there are; NotReadyError while there is none.
+        Raises: UnknownModelError naming the existing ones; NotReadyError while there is none.
         """
         models = self._models
         if not models:
@@ -102,14 +102,14 @@ class ModelStore:
             known = ", ".join(f"{n} version {v}" for n, v in sorted(models, key=_by_version))
             wanted = name or "of no name"
             wanted += f" version {version}" if version else ""
-            raise UnknownModelError(f"model {wanted}: not served; there is {known}")
+            raise UnknownModelError(f"model {wanted}: not served; available: {known}")
         highest = found[-1]
         active = highest[0], self._active.get(highest[0], "")
         return models[active if active in found else highest]
 
     def _try(self, key: tuple[str, str], folder: Path, *, again: bool) -> None:
-        """Load it, unless it was broken before and nothing of it has changed."""
-        files = files_of(folder)  # before it is read: what changes meanwhile is seen next time
+        """Load a model, unless it is known to be broken and its files have not changed."""
+        files = files_of(folder)  # before it is read, so that the next turn sees later changes
         if key in self._broken and self._tried.get(key) == files and not again:
             return
         self._tried[key] = files
@@ -121,7 +121,7 @@ class ModelStore:
             _check_place(key, manifest)
             engine = LadderEngine(folder, manifest, threads=self._threads)
         except BundleError as err:
-            if self._broken.get(key) != str(err):  # said once, however often it is tried
+            if self._broken.get(key) != str(err):  # logged once, however often it is tried
                 logger.error("model=%s version=%s cannot be loaded: %s", *key, err)  # noqa: TRY400 - no traceback for a bad file
             self._broken[key] = str(err)
             return
@@ -131,7 +131,7 @@ class ModelStore:
 
 
 def files_of(folder: Path) -> Files:
-    """What is in a model's folder now; compared, it tells whether a file has changed."""
+    """The files in a model's folder now; equal values mean that no file has changed."""
     found = []
     for path in sorted(folder.rglob("*")):
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
@@ -143,8 +143,8 @@ def files_of(folder: Path) -> Files:
 def _check_place(key: tuple[str, str], manifest: ModelManifest) -> None:
     if key != (manifest.name, manifest.version):
         raise ManifestError(
-            f"{'/'.join(key)}: holds {manifest.name} version {manifest.version};"
-            " a model's folders are named after it"
+            f"{'/'.join(key)}: expected the model of that name and version, got {manifest.name}"
+            f" version {manifest.version}; rename the folders"
         )
 
 

@@ -1,7 +1,7 @@
-"""The MQTT worker: queries from every device's topic, replies back to each.
+"""The MQTT worker: takes queries from every device's topic, and replies to each device.
 
-Decoding happens in the link's network thread, which never waits; computing in the batcher's,
-unless a run is shorter than handing it over.
+Queries are decoded in the link's network thread, which never waits. They are computed in the
+batcher's thread, unless a run is shorter than the way there.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class MqttWorker:
     """Serves the queries that arrive on `link`.
 
     Args:
-        seen: called with the device id of each query, telemetry and status, in the network thread.
-        shared: the name of a shared subscription, to divide the queries among several workers
-            (Mosquitto and EMQX; the embedded broker has none).
+        seen: called in the network thread with the device id of each query, telemetry and status.
+        shared: name of a shared subscription, which divides the queries among several workers
+            (on Mosquitto and EMQX; the embedded broker has none).
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class MqttWorker:
             logger.warning("query dropped: %s", err)
             return
         if message.retained:
-            return  # kept by the broker for days: nobody waits for its answer
+            return  # the broker kept it, maybe for days: no device waits for its answer
         topic = str(Topic(asked.fleet, asked.device, Kind.REPLY))
         if self._seen is not None:
             self._seen(asked.device)
@@ -81,7 +81,7 @@ class MqttWorker:
 
         def done(outcome: Array | ServerError) -> None:
             if isinstance(outcome, ExpiredError):
-                return  # the device has answered by itself
+                return  # the device has given its local answer by now
             if isinstance(outcome, ServerError):
                 self._refuse(query, topic, outcome)
             else:

@@ -1,13 +1,13 @@
 """The embedded broker as a process of its own: `python -P -m server.broker`.
 
-It is told what to do in JSON lines on its standard input, and answers on its standard output:
+Orders are JSON lines on its standard input, answers are JSON lines on its standard output:
 
     {"op": "set", "client_id": ..., "role": ..., "fleet": ..., "credential_sha256": ...}
     {"op": "remove", "client_id": ...}
     {"op": "listen"}                      -> {"port": 1883}, or {"error": "..."} and it exits
 
-A line with a `seq` is answered with {"done": seq} once it is in force. The process ends when its
-standard input closes, so it never outlives the parent, however that ended.
+An order with a `seq` is answered with {"done": seq} once it is in force. The process ends when its
+standard input closes, so it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )
-    # amqtt warns once per packet of a client that misbehaves; the acceptor says it once
+    # amqtt warns of every bad packet of a client; the acceptor logs it once
     logging.getLogger("amqtt").setLevel(logging.CRITICAL)
     logging.getLogger("transitions").setLevel(logging.CRITICAL)
     _raise_descriptor_limit()
@@ -53,15 +53,15 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -P -m server.broker", description=__doc__)
     defaults = AcceptorLimits()
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free port")
     parser.add_argument("--packet-bytes", type=int, default=defaults.payload_bytes)
-    parser.add_argument("--certificate", type=Path, help="PEM file; serves TLS, with --key")
+    parser.add_argument("--certificate", type=Path, help="PEM file; needs --key, serves TLS")
     parser.add_argument("--key", type=Path)
     return parser.parse_args()
 
 
 def _raise_descriptor_limit() -> None:
-    """As many sockets as the system allows: the usual soft limit of 1,024 is one small fleet."""
+    """Allow more sockets, because the usual soft limit of 1,024 is a small fleet."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if wanted > soft:
@@ -69,26 +69,26 @@ def _raise_descriptor_limit() -> None:
 
 
 async def _serve(options: argparse.Namespace) -> int:
-    asyncio.get_running_loop().set_exception_handler(_quieter)
+    asyncio.get_running_loop().set_exception_handler(_log_amqtt_less)
     broker = EmbeddedBroker(AcceptorLimits(payload_bytes=options.packet_bytes))
     orders = await _standard_input()
     while line := await orders.readline():
         order = json.loads(line)
         try:
-            answer = await _obey(broker, order, options)
+            answer = await _execute(broker, order, options)
         except SplitedgeError as err:
-            _say({"error": str(err)})
+            _write_line({"error": str(err)})
             return 1
         if answer:
-            _say(answer)
+            _write_line(answer)
         if "seq" in order:
-            _say({"done": order["seq"]})
+            _write_line({"done": order["seq"]})
     with contextlib.suppress(asyncio.CancelledError):
         await broker.close()
     return 0
 
 
-async def _obey(
+async def _execute(
     broker: EmbeddedBroker, order: dict[str, Any], options: argparse.Namespace
 ) -> dict[str, Any] | None:
     match order["op"]:
@@ -106,8 +106,8 @@ async def _obey(
     return None
 
 
-def _quieter(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Leave out what amqtt's tasks raise, with a traceback each, when a client is cut."""
+def _log_amqtt_less(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log errors of amqtt's tasks for debugging only: each client that is cut causes some."""
     if isinstance(context.get("exception"), ProtocolHandlerError | AMQTTError):
         logger.debug("%s: %s", context["message"], context["exception"])
     else:
@@ -130,7 +130,7 @@ async def _standard_input() -> asyncio.StreamReader:
     return reader
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _write_line(answer: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 

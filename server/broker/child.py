@@ -1,4 +1,4 @@
-"""The embedded broker as a child process of the server: started, fed, watched, restarted."""
+"""The embedded broker as a child process of the server: started, configured, watched, restarted."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListenSettings:
-    """Where the child listens and what it takes.
+    """Where the child listens, and its limits.
 
-    port: 0 takes a free one, kept over restarts. packet_bytes: of one message. certificate, key:
-    PEM files for TLS, both or none.
+    Attributes:
+        port: 0 takes a free one, which restarts keep.
+        packet_bytes: longest message.
+        certificate, key: PEM files for TLS, both or none.
     """
 
     host: str = "127.0.0.1"
@@ -46,17 +48,17 @@ class ListenSettings:
 
 
 class BrokerChild:
-    """Runs `python -P -m server.broker` and keeps it as it should be.
+    """Runs `python -P -m server.broker`, and starts it again after a crash.
 
-    Principals are kept here too: a broker that crashes is started again on the same port, with
-    all of them in force before it listens. Every method may be called from any thread.
+    Principals are kept here too, so a new process has the same port, and knows all principals
+    before it listens. Every method may be called from any thread.
     """
 
     def __init__(self, settings: ListenSettings | None = None) -> None:
         self._settings = settings or ListenSettings()
         self._port = self._settings.port
         self._principals: dict[str, Principal] = {}
-        self._changed = threading.Condition()  # guards all below, and the table above
+        self._changed = threading.Condition()  # guards the fields below and the table above
         self._process: subprocess.Popen[str] | None = None
         self._listening = False
         self._stopping = False
@@ -68,12 +70,12 @@ class BrokerChild:
 
     @property
     def host(self) -> str:
-        """Where it listens."""
+        """Address on which it listens."""
         return self._settings.host
 
     @property
     def port(self) -> int:
-        """Where it listens; known once started."""
+        """Port on which it listens; known once started."""
         return self._port
 
     @property
@@ -84,14 +86,14 @@ class BrokerChild:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, None while there is none."""
+        """Process id of the child; None while none runs."""
         with self._changed:
             return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
         """Start the broker and wait until it listens.
 
-        Raises: ConfigurationError where it cannot listen there; LinkError if it does not come up.
+        Raises: ConfigurationError if the address cannot be used; LinkError if it does not start.
         """
         self._watcher.start()
         with self._changed:
@@ -105,10 +107,10 @@ class BrokerChild:
             raise LinkError(f"broker: not listening after {_START_S:.0f} s; see its log above")
 
     def set_principal(self, principal: Principal) -> None:
-        """Let `principal` log in, in force on return; a change cuts it if it is connected.
+        """Let `principal` log in, in force on return; a change cuts its connections.
 
-        Raises: ConfigurationError for a device that has the name of a backend, or the other way
-            round; LinkError if the broker did not answer; it is in force once it is back.
+        Raises: ConfigurationError for a device with the name of a backend, or the reverse;
+            LinkError if the broker does not answer; then it is in force after the restart.
         """
         with self._changed:
             before = self._principals.get(principal.client_id, principal)
@@ -120,23 +122,23 @@ class BrokerChild:
             self._order(_set(principal))
 
     def remove_principal(self, client_id: str) -> None:
-        """Cut `client_id` and let it in no more, in force on return.
+        """Cut `client_id` and refuse it from now on, in force on return.
 
-        Raises: LinkError if the broker did not answer; it was killed then, so that the
-            revocation holds, and is in force once it is back.
+        Raises: LinkError if the broker does not answer; it is killed then, so the revocation holds
+            during and after the restart.
         """
         with self._changed:
             self._principals.pop(client_id, None)
             self._order({"op": "remove", "client_id": client_id})
 
     def stop(self) -> None:
-        """Stop the broker and wait for its end."""
+        """Stop the broker and wait until it has ended."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
             process = self._process
             if process is not None and process.stdin is not None:
-                with contextlib.suppress(OSError):  # it may be gone already
+                with contextlib.suppress(OSError):  # it may have ended already
                     process.stdin.close()
         if process is not None:
             try:
@@ -149,7 +151,7 @@ class BrokerChild:
     def _order(self, order: dict[str, Any]) -> None:
         """Send an order and wait until it is in force. The lock is held."""
         if self._process is None:
-            return  # the next one is fed the whole table before it listens
+            return  # the next process gets the whole table before it listens
         self._asked += 1
         asked = self._asked
         self._write({**order, "seq": asked})
@@ -165,13 +167,13 @@ class BrokerChild:
     def _write(self, order: dict[str, Any]) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        # one that died between two lines is fed again by the watcher
+        # if it died between two lines, the watcher starts another one with the whole table
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
 
     def _watch(self) -> None:
-        """Start the child, listen to it until it ends, start it again."""
+        """Start the child, read its answers until it ends, start it again."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
             began = time.monotonic()
@@ -194,11 +196,11 @@ class BrokerChild:
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 
     def _spawn(self) -> subprocess.Popen[str] | None:
-        """A child that has been told everything; None when stopping."""
+        """A new child with all orders written to it; None when stopping."""
         with self._changed:
             if self._stopping:
                 return None
-            # its own session: Ctrl-C ends the server, whose end closes the child's input
+            # a session of its own: Ctrl-C ends the server, and then the child's input closes
             self._process = subprocess.Popen(
                 self._command(),
                 stdin=subprocess.PIPE,

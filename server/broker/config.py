@@ -1,4 +1,4 @@
-"""`splitedge server broker-config`: files for a Mosquitto of one's own, and what to run then."""
+"""`splitedge server broker-config`: files for your own Mosquitto, and the commands to run then."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - read from the user, not boun
 
 @dataclass(frozen=True, slots=True)
 class BrokerFiles:
-    """What was written, and the URL for `splitedge server run --mqtt`.
+    """The written files, and the URL for `splitedge server run --mqtt`.
 
     Attributes:
         config: for `mosquitto -c`.
-        password_file: of the server's own user; `url` names that user and not the password.
+        password_file: password of the server's own user, which `url` names without the password.
     """
 
     config: Path
@@ -40,16 +40,16 @@ def write_broker(
     insecure: bool = False,
     password_file: Path | None = None,
 ) -> BrokerFiles:
-    """Write a Mosquitto configuration into `folder`, with a password made where there is none.
+    """Write a Mosquitto configuration into `folder`, and a new password if there is none.
 
     Args:
-        password_file: of the server's own user; default one in `folder`.
+        password_file: password of the server's own user; by default a file in `folder`.
     Raises: ConfigurationError as `write_config`; StorageError.
     """
     password_file = password_file or folder / BACKEND_FILE
     if not password_file.exists():
         make_folder(folder, mode=0o700)
-        # first: a configuration whose password nobody knows would lock the server out
+        # first: a configuration without a known password would lock the server out
         write_atomic(password_file, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
     config = write_config(
         folder,
@@ -66,14 +66,14 @@ def write_broker(
 
 
 def read_password(file: Path) -> str:
-    """The first line of a file that holds nothing else.
+    """The password in a file of one line.
 
     Raises: ConfigurationError.
     """
     try:
         text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as err:
-        raise ConfigurationError(f"{file}: no password can be read there ({err})") from err
+        raise ConfigurationError(f"{file}: the password cannot be read ({err})") from err
     if not text or "\n" in text:
-        raise ConfigurationError(f"{file}: expected one line, a password; got another text")
+        raise ConfigurationError(f"{file}: expected one line with a password, got another text")
     return text

@@ -1,7 +1,7 @@
-"""Mosquitto by URL: its configuration, and its devices while it runs.
+"""Your own Mosquitto: its configuration, and its devices while it runs.
 
-Mosquitto's dynamic security plugin keeps clients and roles in a file of its own and takes orders
-on an MQTT topic. There is one role per device, with literal topics from `policy.device_rules`.
+Mosquitto's dynamic security plugin keeps clients and roles in its own file, and takes orders on an
+MQTT topic. Each device has one role, with literal topics from `policy.device_rules`.
 
     write_config(folder, credential=credential)      # then: mosquitto -c FOLDER/mosquitto.conf
     admin = MosquittoAdmin(address, credential=credential)
@@ -32,7 +32,7 @@ from server.broker.policy import BACKEND_HEARS, BACKEND_SAYS, SHARED_PREFIX, dev
 CONFIG_NAME: Final = "mosquitto.conf"
 SECURITY_NAME: Final = "dynamic-security.json"
 BACKEND: Final = "backend"  # user name of the server's own clients
-SHARED_GROUP: Final = "splitedge"  # of backends that share the queries
+SHARED_GROUP: Final = "splitedge"  # name of the backends' shared subscription
 PLUGIN_NAME: Final = "mosquitto_dynamic_security.so"
 PLUGIN_FOLDERS: Final = (
     "/usr/lib/x86_64-linux-gnu",
@@ -63,19 +63,19 @@ def write_config(
     packet_bytes: int = PAYLOAD_BYTES,
     user: str | None = None,
 ) -> Path:
-    """Write what Mosquitto needs into `folder`, and return the path of its configuration.
+    """Write Mosquitto's files into `folder`, and return the path of its configuration.
 
-    The devices that Mosquitto already keeps there stay; the rest is written anew.
+    Devices that Mosquitto already keeps there stay; the rest is written again.
 
     Args:
         credential: password of the server's own user, `backend`.
-        host, port: where Mosquitto shall listen.
+        host, port: address on which Mosquitto listens.
         certificate, key: PEM files for TLS; needed off loopback unless `insecure`.
-        plugin: `mosquitto_dynamic_security.so`, searched in the usual places without it.
-        packet_bytes: the longest message.
-        user: whom Mosquitto becomes when root starts it; the one who runs this without it.
-    Raises: ConfigurationError for a plugin that is not there, a listener in the clear off
-        loopback, half a TLS pair, or a folder whose backend has another credential.
+        plugin: path of `mosquitto_dynamic_security.so`; by default the usual folders are searched.
+        packet_bytes: longest message.
+        user: account that Mosquitto runs as when root starts it; by default the current user.
+    Raises: ConfigurationError for a missing plugin, an unencrypted listener off loopback, half a
+        TLS pair, or a folder in which `backend` has another credential.
     """
     _check_listener(host, certificate, key, insecure=insecure)
     plugin = plugin or find_plugin()
@@ -94,9 +94,9 @@ def write_config(
         "# above this the client is cut off; splitedge sends longer messages over HTTP",
         f"max_packet_size {packet_bytes + PUBLISH_OVERHEAD_BYTES}",
         "max_keepalive 300",
-        "# one backend hears every device: the usual 20 in flight would make it wait",
+        "# one backend receives from every device: the default of 20 in flight would slow it",
         "max_inflight_messages 256",
-        "# what may wait for one client; above it, messages are dropped",
+        "# limits of messages that wait for one client; above them, messages are dropped",
         "max_queued_messages 1000",
         "max_queued_bytes 64000000",
         "set_tcp_nodelay true",
@@ -122,24 +122,24 @@ def write_config(
 def find_plugin() -> Path:
     """Mosquitto's dynamic security plugin.
 
-    Raises: ConfigurationError naming the places where it is not.
+    Raises: ConfigurationError naming the folders that were searched.
     """
     for folder in PLUGIN_FOLDERS:
         path = Path(folder) / PLUGIN_NAME
         if path.is_file():
             return path
     raise ConfigurationError(
-        f"{PLUGIN_NAME} is in none of {', '.join(PLUGIN_FOLDERS)}; install Mosquitto 2.0 or newer, "
-        "or give the plugin's path"
+        f"{PLUGIN_NAME}: found in none of {', '.join(PLUGIN_FOLDERS)}; install Mosquitto 2.0 or "
+        "newer, or give the plugin's path"
     )
 
 
 class MosquittoAdmin:
-    """Adds and removes devices on a running Mosquitto. Every method may be called from any thread.
+    """Adds and removes devices on a running Mosquitto; safe from any thread.
 
     Args:
         credential: password of the user `backend`.
-        ca: PEM file to verify a TLS broker against.
+        ca: PEM file to verify a TLS broker with.
         timeout_s: how long Mosquitto may take to answer.
     """
 
@@ -166,7 +166,7 @@ class MosquittoAdmin:
     def start(self) -> None:
         """Connect and wait until connected.
 
-        Raises: LinkError saying why not.
+        Raises: LinkError with the reason.
         """
         self._link.start()
         try:
@@ -180,15 +180,15 @@ class MosquittoAdmin:
         self._link.stop()
 
     def set_device(self, fleet: str, device: str, credential: str) -> None:
-        """Let that device log in with that credential and use its own topics, and no others.
+        """Let a device log in with that credential and use its own topics, and no others.
 
-        Doing it again is fine; a new credential takes the place of the old one.
+        A second call replaces the credential.
 
         Raises: LinkError when Mosquitto does not answer; ConfigurationError when it refuses.
         """
         check_id(device, "device")
         if device == BACKEND:
-            raise ConfigurationError(f"device {device}: that is the server's own name on Mosquitto")
+            raise ConfigurationError(f"device {device}: the server has this name on Mosquitto")
         role = {"rolename": _role(device), "acls": _device_acls(fleet, device)}
         client = {
             "username": device,
@@ -200,7 +200,7 @@ class MosquittoAdmin:
         self._upsert("Client", client)
 
     def remove_device(self, device: str) -> None:
-        """Cut that device at once and let it in no more; one that is not there is fine.
+        """Cut a device at once and refuse it from now on; an unknown device is no error.
 
         Raises: LinkError when Mosquitto does not answer; ConfigurationError when it refuses.
         """
@@ -221,7 +221,7 @@ class MosquittoAdmin:
         _check(modify, self._send(modify))
 
     def _send(self, orders: Sequence[dict[str, Any]]) -> list[str]:
-        """Each order's error, "" where it was carried out."""
+        """The error of each order, "" if it was carried out."""
         tags = [secrets.token_hex(8) for _ in orders]
         tagged = [
             {**order, "correlationData": tag} for order, tag in zip(orders, tags, strict=True)
@@ -296,7 +296,8 @@ def _check_listener(
     on_loopback = loopback(BrokerAddress(host, 0))
     if certificate is None and not on_loopback and not insecure:
         raise ConfigurationError(
-            f"broker: {host} is not loopback; give a certificate and key, or say --insecure"
+            f"broker: other machines would reach {host} without encryption; give a certificate and "
+            "its key, or --insecure to allow it"
         )
 
 
@@ -308,8 +309,8 @@ def _keep_or_write_security(path: Path, credential: str) -> None:
     backend = next((client for client in clients if client["username"] == BACKEND), None)
     if backend is None or not _verifies(backend, credential):
         raise ConfigurationError(
-            f"{path}: its user {BACKEND} has another credential; give that one, or move the file "
-            "away and enrol the devices again"
+            f"{path}: the user {BACKEND} has another credential there; give that one, or move the "
+            "file away and enrol the devices again"
         )
 
 

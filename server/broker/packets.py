@@ -1,4 +1,4 @@
-"""MQTT 3.1.1 packets of a client, judged as bytes before the broker reads them. Pure: no I/O.
+"""MQTT 3.1.1 packets of a client, checked as bytes before the broker reads them. Pure: no I/O.
 
 Section numbers are those of the OASIS standard "MQTT Version 3.1.1".
 """
@@ -11,12 +11,12 @@ from typing import Final
 
 from edge_sdk.errors import FrameError
 
-LEVEL: Final = 4  # of MQTT 3.1.1
+LEVEL: Final = 4  # protocol level of MQTT 3.1.1
 PUBLISH_OVERHEAD_BYTES: Final = 300  # topic, its length, packet id; ours are at most 153
 
 
 class PacketType(IntEnum):
-    """The packets a client sends (2.2.1); the server's own are not here."""
+    """Types of the packets that a client sends (2.2.1)."""
 
     CONNECT = 1
     PUBLISH = 3
@@ -28,7 +28,7 @@ class PacketType(IntEnum):
 
 
 class ReturnCode(IntEnum):
-    """What CONNACK answers (3.2.2.3)."""
+    """Return codes of a CONNACK that refuses (3.2.2.3)."""
 
     WRONG_LEVEL = 1
     NOT_AUTHORISED = 5
@@ -48,7 +48,7 @@ _LENGTHS: Final = {PacketType.PUBACK: 2, PacketType.PINGREQ: 0, PacketType.DISCO
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What the broker publishes when the client vanishes."""
+    """The message that the broker publishes when the connection breaks."""
 
     topic: str
     payload: bytes
@@ -58,7 +58,7 @@ class Will:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """A CONNECT packet (3.1). `keep_alive_s` 0 means none; no user or password reads as empty."""
+    """A CONNECT packet (3.1). `keep_alive_s` 0 means none; a missing user or password is empty."""
 
     client_id: str
     username: str
@@ -68,9 +68,9 @@ class Connect:
 
 
 def decode_length(encoded: bytes) -> int | None:
-    """The remaining length (2.2.3) so far, or None when more bytes must follow.
+    """The remaining length (2.2.3), or None while more bytes must follow.
 
-    Raises: FrameError after four bytes that do not end it.
+    Raises: FrameError if four bytes do not end it.
     """
     if encoded[-1] & 0x80:
         if len(encoded) == 4:
@@ -90,14 +90,14 @@ def encode_length(length: int) -> bytes:
 
 
 def connack(code: ReturnCode) -> bytes:
-    """A CONNACK that refuses."""
+    """A CONNACK that refuses the login."""
     return bytes((0x20, 2, 0, code))
 
 
 def connect_level(body: bytes) -> int:
     """The protocol level of a CONNECT's body: 4 for MQTT 3.1.1, 5 for MQTT 5.
 
-    Raises: FrameError if it is no CONNECT of any MQTT.
+    Raises: FrameError if the body is no CONNECT of any MQTT version.
     """
     fields = _Fields(body)
     if fields.text("protocol name") not in ("MQTT", "MQIsdp"):
@@ -108,14 +108,14 @@ def connect_level(body: bytes) -> int:
 def parse_connect(body: bytes) -> Connect:
     """Read the body of a CONNECT at level 4.
 
-    Raises: FrameError for what 3.1 forbids.
+    Raises: FrameError for anything that 3.1 forbids.
     """
     fields = _Fields(body)
     fields.text("protocol name")
     fields.byte("protocol level")
     flags = fields.byte("flags")
     if flags & 0x01 or flags & 0xC0 == 0x40:
-        raise FrameError("CONNECT: the reserved flag, or a password and no user name")
+        raise FrameError("CONNECT: the reserved flag is set, or a password has no user name")
     keep_alive_s = fields.number("keep alive")
     client_id = fields.text("client id")
     will = _will(flags, fields)
@@ -126,10 +126,10 @@ def parse_connect(body: bytes) -> Connect:
 
 
 def encode_connect(connect: Connect) -> bytes:
-    """The CONNECT that a broker behind the acceptor is shown.
+    """The CONNECT that the broker behind the acceptor reads.
 
-    The session is always a clean one, the password is left out (nobody needs it any more) and
-    there is no keep-alive: the acceptor watches it.
+    The session is always a clean session. The password is left out, because it has been checked,
+    and so is the keep-alive, because the acceptor watches it.
     """
     flags = 0x02 | 0x80
     will = b""
@@ -153,14 +153,14 @@ def check_packet(first: int, body: bytes) -> PacketType:
 
     Args:
         first: the packet's first byte: type and flags.
-        body: all that follows the length.
-    Raises: FrameError for anything malformed, a second CONNECT, QoS 2 (which nothing of ours
-        uses, and which lets a client pile up state), or a topic no client may name.
+        body: all bytes after the length.
+    Raises: FrameError for anything malformed, a second CONNECT, QoS 2 (which no part of splitedge
+        uses, and with which a client can pile up state), or a topic that no client may name.
     """
     try:
         kind = PacketType(first >> 4)
     except ValueError:
-        raise FrameError(f"packet: type {first >> 4} is none a client sends") from None
+        raise FrameError(f"packet: type {first >> 4} is not one that a client sends") from None
     flags = first & 0x0F
     if kind is PacketType.CONNECT:
         raise FrameError("packet: a second CONNECT")
@@ -221,7 +221,7 @@ def _will(flags: int, fields: _Fields) -> Will | None:
     retain = bool(flags & 0x20)
     if not flags & 0x04:
         if qos or retain:
-            raise FrameError("CONNECT: flags of a will, and no will")
+            raise FrameError("CONNECT: the flags of a will without a will")
         return None
     if qos > 1:
         raise FrameError(f"CONNECT: expected a will of QoS 0 or 1, got {qos}")
@@ -243,7 +243,7 @@ def _check_publish(flags: int, body: bytes) -> None:
 def _topic(fields: _Fields) -> str:
     topic = fields.text("topic")
     if not topic or topic.startswith("$") or "+" in topic or "#" in topic:
-        raise FrameError(f"packet: {topic[:200]!r} is no topic a client may publish to")
+        raise FrameError(f"packet: {topic[:200]!r} is not a topic that a client may publish to")
     return topic
 
 

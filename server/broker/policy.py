@@ -1,7 +1,7 @@
-"""Who may do what on the broker: principals, and decisions as pure functions.
+"""Access rules of the broker: principals, and decisions as pure functions.
 
-Every broker is held to these functions: the embedded one calls them, Mosquitto's roles are
-written from `device_rules`, `BACKEND_HEARS` and `BACKEND_SAYS`, drawn from the same topics.
+The embedded broker calls these functions. Mosquitto's roles are written from `device_rules`,
+`BACKEND_HEARS` and `BACKEND_SAYS`, which come from the same topics.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from edge_sdk.wire.topics import FROM_DEVICE, TO_DEVICE, Kind, Topic, all_device
 
 Role = Literal["device", "backend"]
 
-# What a backend hears and what it may say, as filters over all devices.
+# Topics that a backend may subscribe to and publish to, as filters over all devices.
 BACKEND_HEARS: Final = tuple(all_devices(kind) for kind in sorted(FROM_DEVICE))
 BACKEND_SAYS: Final = tuple(all_devices(kind) for kind in sorted(TO_DEVICE))
 SHARED_PREFIX: Final = "$share/"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# compared against when nobody has that name, so that a refusal takes as long either way
-_NOBODY: Final = hashlib.sha256(b"nobody").hexdigest()
+# compared with an unknown name's password, so that every refusal takes as long
+_UNKNOWN: Final = hashlib.sha256(b"nobody").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """One who may log in.
+    """A device or a backend that may log in.
 
     Attributes:
         client_id: user name; also the MQTT client id of a device. Several backends may log in as
-            one principal, each under `{client_id}-{anything}`.
+            one principal, each as `{client_id}-{anything}`.
         fleet: the device's fleet; None for a backend.
         credential_sha256: hex digest of the password, see `credential_sha256`.
-    Raises: ConfigurationError for a role without its fleet, or a digest that is none; FrameError
-        for an id that cannot be part of a topic.
+    Raises: ConfigurationError for a role without its fleet, or a digest that is not one;
+        FrameError for an id that cannot be part of a topic.
     """
 
     client_id: str
@@ -69,7 +69,7 @@ class Principal:
 def credential_sha256(credential: str) -> str:
     """The hex digest under which a credential is kept.
 
-    A plain SHA-256 is enough for 256 random bits: there is nothing to guess.
+    A plain SHA-256 is enough for 256 random bits, which cannot be guessed.
     """
     return hashlib.sha256(credential.encode()).hexdigest()
 
@@ -77,14 +77,14 @@ def credential_sha256(credential: str) -> str:
 def authenticate(
     principals: Mapping[str, Principal], client_id: str, username: str, password: bytes
 ) -> Principal | None:
-    """Who this is, or None for a wrong name, password or client id.
+    """The principal that logs in, or None for a wrong name, password or client id.
 
     Args:
         principals: by `client_id`.
-        client_id, username, password: as the CONNECT packet has them.
+        client_id, username, password: from the CONNECT packet.
     """
     principal = principals.get(username)
-    expected = _NOBODY if principal is None else principal.credential_sha256
+    expected = _UNKNOWN if principal is None else principal.credential_sha256
     matches = hmac.compare_digest(hashlib.sha256(password).hexdigest(), expected)
     if principal is None or not matches or not _may_be_called(principals, principal, client_id):
         return None
@@ -101,8 +101,8 @@ def may_publish(principal: Principal, topic: str) -> bool:
 def may_subscribe(principal: Principal, topic_filter: str) -> bool:
     """Whether `principal` may subscribe to `topic_filter`.
 
-    A device: its own reply and command, spelled out. A backend: what any device says, of all
-    devices or of one. Shared subscriptions are left to brokers that deliver them.
+    A device may subscribe to its own reply and command topics, spelled out. A backend may
+    subscribe to the topics of one device or of all. Shared subscriptions are left to other brokers.
     """
     if principal.fleet is not None:
         return topics.may_receive(principal.fleet, principal.client_id, topic_filter)
@@ -117,7 +117,7 @@ def may_receive(principal: Principal, topic: str) -> bool:
 
 
 def may_retain(principal: Principal, topic: str) -> bool:
-    """Whether the broker keeps what `principal` retains on `topic`: a device's own status."""
+    """Whether `principal` may retain messages on `topic`: a device may, on its status topic."""
     return _kind(topic) is Kind.STATUS and may_publish(principal, topic)
 
 
@@ -135,7 +135,7 @@ def _may_be_called(
 ) -> bool:
     if client_id == principal.client_id:
         return True
-    # a backend's own suffix must not make it somebody else
+    # with its suffix a backend must not have the name of another principal
     one_of_many = principal.role == "backend" and client_id.startswith(f"{principal.client_id}-")
     return one_of_many and client_id not in principals
 

@@ -296,7 +296,7 @@ def test_password_file_may_be_named_by_the_environment(
     monkeypatch.setenv("SPLITEDGE_MQTT_PASSWORD_FILE", str(tmp_path / "none"))
     run = ("server", "run", "--state", tmp_path / "server", "--mqtt")
     refusal = splitedge(*run, "mqtt://backend@127.0.0.1").refusal
-    assert f"{tmp_path / 'none'}: no password can be read there" in refusal
+    assert f"{tmp_path / 'none'}: the password cannot be read" in refusal
     # two passwords: which one is meant?
     refusal = splitedge(*run, "mqtt://backend:secret@127.0.0.1").refusal
     assert "--mqtt-password-file needs" in refusal

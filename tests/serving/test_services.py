@@ -93,7 +93,7 @@ def test_the_highest_version_is_active_and_numbers_are_not_text(
     assert store.get().manifest.version == "10"
     assert store.get("digits", "9").manifest.version == "9"
     assert store.get(None, "2").manifest.version == "2"
-    with pytest.raises(UnknownModelError, match=r"letters.*there is digits version 2, digits"):
+    with pytest.raises(UnknownModelError, match=r"letters.*available: digits version 2, digits"):
         store.get("letters")
 
 
@@ -294,7 +294,7 @@ def test_a_broken_model_is_in_the_index_and_stops_nothing(
     states = {entry["version"]: (entry["state"], bool(entry["reason"])) for entry in index}
     assert states == {"1": ("READY", False), "3": ("READY", False), "2": ("UNAVAILABLE", True)}
     assert missing.status_code == 404
-    assert "there is digits version 1, digits version 3" in missing.json()["error"]
+    assert "available: digits version 1, digits version 3" in missing.json()["error"]
 
 
 # devices

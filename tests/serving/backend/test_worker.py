@@ -181,7 +181,7 @@ def test_an_unknown_model_or_version_is_named(pi: Device, exported: Exported) ->
     reply = pi.ask(exported.query(0, x, id="a", model="letters"))
     assert (reply.problem, reply.detail) == (
         Problem.UNKNOWN_MODEL,
-        "model letters: not served; there is digits version 1",
+        "model letters: not served; available: digits version 1",
     )
     reply = pi.ask(exported.query(0, x, id="b", version="9"))
     assert reply.problem is Problem.UNKNOWN_MODEL

@@ -111,5 +111,5 @@ def test_broker_that_is_away_is_said(free_port: int) -> None:
 
 def test_device_cannot_take_the_name_of_the_backend(free_port: int) -> None:
     admin = MosquittoAdmin(BrokerAddress("127.0.0.1", free_port), credential="secret")
-    with pytest.raises(ConfigurationError, match="server's own name"):
+    with pytest.raises(ConfigurationError, match="the server has this name"):
         admin.set_device("lab", "backend", "secret")

@@ -404,7 +404,7 @@ REFUSED: list[tuple[int, str, dict[str, Any], str]] = [
         404,
         "/v2/models/digits/versions/7/infer",
         {"inputs": [as_json("x", X)]},
-        "digits version 7.*there is digits version 1",
+        "digits version 7.*available: digits version 1",
     ),
     (400, INFER, {}, "one tensor, got 0"),
     (400, INFER, {"inputs": [as_json("x", X)] * 2}, "one tensor, got 2"),
