@@ -322,14 +322,14 @@ class EdgeAgent:
         self.close()
 
     def _connect(self, identity: Identity, state: Path) -> None:
-        from edge_sdk.api import Connection, connection  # noqa: PLC0415 - urllib3, only to connect
+        from edge_sdk.api import FleetBroker, locate_broker  # noqa: PLC0415 - urllib3, only to connect
 
-        known = Connection.load(state)
+        known = FleetBroker.load(state)
         self._device = identity.device
 
         def locate() -> BrokerAddress | None:
             try:
-                found = connection(identity, state, timeout_s=LOCATE_TIMEOUT_S)
+                found = locate_broker(identity, state, timeout_s=LOCATE_TIMEOUT_S)
             except SplitedgeError as err:
                 logger.debug("broker not located: %s", err)
                 return None

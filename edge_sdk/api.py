@@ -58,7 +58,7 @@ ENROLMENT_BYTES: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class FleetBroker:
     """The fleet's broker: its URL, and the longest message that it takes."""
 
     broker: str
@@ -73,13 +73,13 @@ class Connection:
         return address
 
     @classmethod
-    def load(cls, state: Path) -> Connection:
+    def load(cls, state: Path) -> FleetBroker:
         """The connection that enrolment or the last look-up left in the state folder.
 
         Raises: EnrolmentError if there is none.
         """
         try:
-            return _connection(orjson.loads((state / CONNECTION_NAME).read_bytes()))
+            return _read_broker(orjson.loads((state / CONNECTION_NAME).read_bytes()))
         except (OSError, orjson.JSONDecodeError) as err:
             raise EnrolmentError(f"{state / CONNECTION_NAME}: {err}; enrol again") from err
 
@@ -139,9 +139,9 @@ def enroll(
         raise
 
 
-def connection(
+def locate_broker(
     identity: Identity, state: Path | None = None, *, timeout_s: float = TIMEOUT_S
-) -> Connection:
+) -> FleetBroker:
     """Ask the server where the broker is.
 
     Args:
@@ -151,12 +151,12 @@ def connection(
     url = identity.url(f"api/v1/devices/{identity.device}/connection")
     called = _call("GET", url, ca=identity.ca, identity=identity, timeout_s=timeout_s)
     answer = _expect(*called, url)
-    found = _connection(answer)
+    found = _read_broker(answer)
     if state is not None:
         with contextlib.suppress(StorageError, EnrolmentError):
             # asked every few seconds while the broker is away, and flash wears with each write
-            if found != Connection.load(state):
-                _save_connection(state, answer)
+            if found != FleetBroker.load(state):
+                _save_broker(state, answer)
     return found
 
 
@@ -270,14 +270,14 @@ def _enroll(
         identity = Identity(
             server, str(answer["device"]), str(answer["fleet"]), str(answer["credential"]), ca
         )
-        _connection(answer)
+        _read_broker(answer)
     except (KeyError, SplitedgeError) as err:
         raise EnrolmentError(
             f"{server}: its answer names no usable identity ({err}); is the server of the same "
             "version as this device?"
         ) from err
     write_atomic(state / ROOT_NAME, root)
-    _save_connection(state, answer)
+    _save_broker(state, answer)
     identity.save(state)
     return identity
 
@@ -299,17 +299,17 @@ def _header_length(answer: Response) -> int | None:
     return int(text)
 
 
-def _connection(answer: Mapping[str, Any]) -> Connection:
+def _read_broker(answer: Mapping[str, Any]) -> FleetBroker:
     broker = answer.get("broker")
     if not isinstance(broker, dict) or not isinstance(broker.get("url"), str):
         raise LinkError("the server names no broker; is it of the same version as this device?")
     size = broker.get("max_packet_bytes", PAYLOAD_BYTES)
     if not isinstance(size, int):
         raise LinkError(f"max_packet_bytes: expected a number of bytes, got {shown(size)}")
-    return Connection(broker["url"], size)
+    return FleetBroker(broker["url"], size)
 
 
-def _save_connection(state: Path, answer: Mapping[str, Any]) -> None:
+def _save_broker(state: Path, answer: Mapping[str, Any]) -> None:
     write_atomic(state / CONNECTION_NAME, orjson.dumps({"broker": answer["broker"]}))
 
 

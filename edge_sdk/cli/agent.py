@@ -261,7 +261,7 @@ def status(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
         fields["bundle"] = None
         fields["problem"] = str(err)
     try:
-        fields["broker"] = api.connection(identity).broker
+        fields["broker"] = api.locate_broker(identity).broker
         fields["server_answers"] = True
     except LinkError as err:
         fields["server_answers"] = False

@@ -20,6 +20,7 @@ import pytest
 
 from edge_sdk import EdgeAgent, api, enroll
 from edge_sdk.errors import ConfigurationError, EnrolmentError, FrameError, LinkError, StorageError
+from edge_sdk.http import HttpClient, Timeout
 from edge_sdk.identity import Identity
 from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.offload.offloader import NoReply, Offloader, Target
@@ -43,6 +44,7 @@ class Peer:
 
     def __init__(self, respond: Callable[[Write], object]) -> None:
         self.connections = 0
+        self.hang_up = False  # after an answer
         self.requests: list[bytes] = []
         self._respond = respond
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -81,6 +83,8 @@ class Peer:
                 self.requests.append(raw)
                 raw = b""
                 self._respond(peer.sendall)
+                if self.hang_up:
+                    return
 
 
 Serve = Callable[[Callable[[Write], object]], Peer]
@@ -156,7 +160,7 @@ def test_an_endless_answer_is_cut(serve: Serve) -> None:
 
     peer = serve(respond)
     with pytest.raises(LinkError, match=f"at most {api.JSON_BYTES} bytes"):
-        api.connection(identity_at(peer))
+        api.locate_broker(identity_at(peer))
     assert sent < api.JSON_BYTES + 16_000_000  # what the sockets' buffers took on top
 
 
@@ -178,8 +182,22 @@ def test_nothing_is_unpacked(serve: Serve) -> None:
     bomb = gzip.compress(bytes(10_000_000))
     peer = serve(lambda write: write(response(200, bomb, "Content-Encoding: gzip")))
     with pytest.raises(LinkError, match="names no broker"):
-        api.connection(identity_at(peer))
+        api.locate_broker(identity_at(peer))
     assert b"accept-encoding: identity" in peer.requests[0].lower()
+
+
+def test_an_answer_that_breaks_off_is_no_answer(serve: Serve) -> None:
+    peer = serve(lambda write: write(response(200, bytes(100))[:-1]))
+    peer.hang_up = True
+    with HttpClient() as client, pytest.raises(LinkError, match="the answer broke off"):
+        client.request("GET", peer.url, timeout=Timeout(total_s=5.0), at_most=1000)
+
+
+def test_a_redirect_is_not_followed(serve: Serve) -> None:
+    peer = serve(lambda write: write(response(302, b"", "Location: /elsewhere")))
+    with HttpClient() as client:
+        answer = client.request("GET", peer.url, timeout=Timeout(total_s=5.0), at_most=1000)
+    assert (answer.status, len(peer.requests)) == (302, 1)
 
 
 def test_the_link_is_measured_over_one_connection(serve: Serve) -> None:

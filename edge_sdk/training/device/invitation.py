@@ -24,14 +24,14 @@ def wait_for_invitation(identity: Identity, state: Path) -> str:
 
     Raises: EnrolmentError if the state folder does not say where the broker is.
     """
-    connection = api.Connection.load(state)
+    broker = api.FleetBroker.load(state)
     arrived: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def command(message: Message) -> None:
         arrived.put(message.payload)
 
     link = MqttLink(
-        connection.address(identity),
+        broker.address(identity),
         client_id=identity.device,
         password=identity.credential,
         ca=None if identity.ca is None else str(identity.ca),

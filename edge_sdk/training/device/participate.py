@@ -22,7 +22,7 @@ from edge_sdk.training.device.kept_weights import (
     save_personal,
     save_update,
 )
-from edge_sdk.training.device.session import SessionCounts, Store, TrainingSession
+from edge_sdk.training.device.session import SessionCounts, SessionStore, TrainingSession
 from edge_sdk.training.device.trainer_client import TrainerClient
 from edge_sdk.training.protocol.http import Welcome
 from edge_sdk.training.protocol.messages import Update, Weights
@@ -80,7 +80,7 @@ def _sole_agent(state: Path) -> StateLock:
         ) from err
 
 
-class _LocalStore(Store):
+class _LocalStore(SessionStore):
     """Files of the run that this device takes part in, in its state folder.
 
     Args:

@@ -66,7 +66,7 @@ class Trainer(Protocol):
         """Tell the trainer that a message cannot be done."""
 
 
-class Store:
+class SessionStore:
     """What a device keeps between sessions; this one keeps nothing."""
 
     def open(self, welcome: Welcome) -> bool:
@@ -112,12 +112,12 @@ class TrainingSession:
         client: TrainingClient,
         trainer: Trainer,
         *,
-        store: Store | None = None,
+        store: SessionStore | None = None,
         meter: EnergyMeter | None = None,
     ) -> None:
         self._client = client
         self._trainer = trainer
-        self._store = Store() if store is None else store
+        self._store = SessionStore() if store is None else store
         self._energy = EnergyMeter() if meter is None else meter
         self._work_meter = WorkMeter(self._energy)
         self._heartbeat = Heartbeat(trainer.alive)

@@ -1,8 +1,8 @@
 """One device's box: a request, whether the device has it, and its answer. No waiting, no locks.
 
-A request goes from WAITING over FETCHED to ANSWERED or DECLINED, and the box is EMPTY again. An
-answer may also come while the request is WAITING: an update finished without the server comes
-unasked. TRANSITIONS has all that may happen.
+A request goes from WAITING over FETCHED to ANSWERED or DECLINED, and then the box is EMPTY again.
+An answer may also come while the request is WAITING, because a device that finished a round without
+the server hands in its update unasked. TRANSITIONS has every event that a state allows.
 """
 
 from __future__ import annotations
@@ -56,23 +56,36 @@ class BoxEvent(Enum):
     CLOSE = auto()
 
 
-_Moves = Mapping[BoxEvent, BoxState]
-
-_OPEN: Final[_Moves] = {
-    BoxEvent.PUT: BoxState.WAITING,
-    BoxEvent.FETCH: BoxState.FETCHED,
-    BoxEvent.ANSWER: BoxState.ANSWERED,
-    BoxEvent.DECLINE: BoxState.DECLINED,
-    BoxEvent.CLOSE: BoxState.EMPTY,
-}
+_S, _E = BoxState, BoxEvent
 # A request that was never closed gives way to the next one. A late reply makes a decline good.
-TRANSITIONS: Final[Mapping[BoxState, _Moves]] = {
-    BoxState.EMPTY: {BoxEvent.PUT: BoxState.WAITING, BoxEvent.CLOSE: BoxState.EMPTY},
-    BoxState.WAITING: _OPEN,
-    BoxState.FETCHED: _OPEN,
-    BoxState.ANSWERED: {BoxEvent.PUT: BoxState.WAITING, BoxEvent.CLOSE: BoxState.EMPTY},
-    BoxState.DECLINED: {
-        event: state for event, state in _OPEN.items() if event is not BoxEvent.FETCH
+TRANSITIONS: Final[Mapping[BoxState, Mapping[BoxEvent, BoxState]]] = {
+    _S.EMPTY: {
+        _E.PUT: _S.WAITING,
+        _E.CLOSE: _S.EMPTY,
+    },
+    _S.WAITING: {
+        _E.PUT: _S.WAITING,
+        _E.FETCH: _S.FETCHED,
+        _E.ANSWER: _S.ANSWERED,
+        _E.DECLINE: _S.DECLINED,
+        _E.CLOSE: _S.EMPTY,
+    },
+    _S.FETCHED: {
+        _E.PUT: _S.WAITING,
+        _E.FETCH: _S.FETCHED,
+        _E.ANSWER: _S.ANSWERED,
+        _E.DECLINE: _S.DECLINED,
+        _E.CLOSE: _S.EMPTY,
+    },
+    _S.ANSWERED: {
+        _E.PUT: _S.WAITING,
+        _E.CLOSE: _S.EMPTY,
+    },
+    _S.DECLINED: {
+        _E.PUT: _S.WAITING,
+        _E.ANSWER: _S.ANSWERED,
+        _E.DECLINE: _S.DECLINED,
+        _E.CLOSE: _S.EMPTY,
     },
 }
 
@@ -105,7 +118,7 @@ class Missed:
 
 @dataclass(slots=True)
 class Box:
-    """What one device is asked.
+    """One device's request, and its answer.
 
     Attributes:
         message: the request under way; None while the box is empty.

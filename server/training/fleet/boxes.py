@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from edge_sdk.training.protocol.http import Join, ReplyOutcome
 from edge_sdk.training.protocol.messages import Evaluate, Ready, Reply, Update
@@ -27,8 +28,8 @@ from server.training.fleet.box import (
     Missed,
 )
 
-MORE_SAMPLES = "it reported more samples than when it joined"
-ROUNDS_OVER = "the rounds are over"
+MORE_SAMPLES: Final = "it reported more samples than when it joined"
+ROUNDS_OVER: Final = "the rounds are over"
 
 
 class Boxes:
