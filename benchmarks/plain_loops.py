@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -28,6 +27,7 @@ from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import tensors_of
+from edge_sdk.training.streams import Stream
 from server.training.methods.supersfl import CLIP, SERVER_WEIGHT
 from server.training.recipe.recipe import Recipe
 from server.training.run.run import Simulation
@@ -52,7 +52,7 @@ class Done:
 
 def batches(recipe: Recipe, number: int, name: str, samples: int) -> list[NDArray[np.int64]]:
     """The batches of that client and round in splitedge: rows of its own samples."""
-    generator = np.random.default_rng([recipe.seed, number, crc32(name.encode())])
+    generator = Stream.BATCHES.generator(recipe.seed, round=number, client=name)
     numbers = recipe.train.training
     batch = numbers.batch
     found: list[NDArray[np.int64]] = []

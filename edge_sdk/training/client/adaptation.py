@@ -15,9 +15,7 @@ it.
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -33,12 +31,10 @@ from edge_sdk.training.client.second_view import SecondView
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.formulas.gradient_noise import isotropic
 from edge_sdk.training.protocol.messages import Weights
-from edge_sdk.training.protocol.noise import Key
+from edge_sdk.training.protocol.noise import NoiseKey
 from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.weights import read_weights
-
-# apart from every other stream of training
-_NOISE: Final = 0x6E6F6973
+from edge_sdk.training.streams import Stream
 
 
 class Adaptation:
@@ -60,7 +56,7 @@ class Adaptation:
         head: ExitHead,
         *,
         second: EndlessSampler,
-        noise_key: Key,
+        noise_key: NoiseKey,
     ) -> None:
         assert plan.part.meta is not None, "the plan asks for adaptation"
         self._state, self._plan, self._meta = state, plan, plan.part.meta
@@ -116,7 +112,7 @@ class Adaptation:
             self._back_optimiser.step([share * back for back in backs])
         batch.logits, batch.server_loss = logits.detach(), float(loss.detach())
         # from a key that the server does not know: from the plan's seed it could subtract the noise
-        generator = np.random.default_rng([*self._noise_key, _NOISE, step])
+        generator = self._noise_key.generator(Stream.ANSWER_NOISE, step=step)
         return isotropic(gradient, self._meta.noise, generator), 0.0
 
     def step_head(self, share: float) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from zlib import crc32
-
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.errors import FrameError
 from edge_sdk.training.protocol.plan import Plan
+from edge_sdk.training.streams import Stream
 
 Rows = NDArray[np.int64]
 
@@ -41,7 +40,7 @@ class RoundBatches:
     """
 
     def __init__(self, client: str, samples: int, plan: Plan, number: int) -> None:
-        generator = np.random.default_rng([plan.seed, number, crc32(client.encode())])
+        generator = Stream.BATCHES.generator(plan.seed, round=number, client=client)
         self._client = client
         self._batch = plan.training.batch
         self._endless = EndlessSampler(generator, samples) if plan.training.iterations else None

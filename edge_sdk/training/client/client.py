@@ -23,7 +23,7 @@ from edge_sdk.training.protocol.messages import (
     StartRound,
     Step,
 )
-from edge_sdk.training.protocol.noise import NO_SCORES, noise_key, without_loss
+from edge_sdk.training.protocol.noise import NO_SCORES, NoiseKey, without_loss
 from edge_sdk.training.protocol.update_transfer import encode_for_wire
 
 
@@ -89,7 +89,7 @@ class TrainingClient(ClientState):
     def _begin(self, start: StartRound) -> ClientRound:
         begun = self._begun[start.round]
         self._begun[start.round] += 1
-        key = noise_key(self.secret, self.name, start.round, begun)
+        key = NoiseKey(self.secret, self.name, start.round, begun)
         self._round = ClientRound(self, start, key)
         return self._round
 

@@ -45,7 +45,7 @@ from edge_sdk.training.protocol.messages import (
     Step,
     Update,
 )
-from edge_sdk.training.protocol.noise import Key, noised_features
+from edge_sdk.training.protocol.noise import NoiseKey, noised_features
 from edge_sdk.training.protocol.plan import network_of
 from edge_sdk.training.protocol.weights import read_weights, split_exit_head
 
@@ -55,7 +55,7 @@ class ClientRound:
 
     Args:
         state: what the client keeps between rounds; `end` writes its personal weights.
-        noise_key: what the round's noise is drawn from.
+        noise_key: what the round's noise is drawn from; None for the round's first start.
 
     Attributes:
         prefix: the stages up to the cut. exit_head: None where the plan has none.
@@ -64,11 +64,14 @@ class ClientRound:
         responder: the part that answers the server's outputs, if any.
     """
 
-    def __init__(self, state: ClientState, start: StartRound, noise_key: Key = ()) -> None:
+    def __init__(
+        self, state: ClientState, start: StartRound, noise_key: NoiseKey | None = None
+    ) -> None:
         plan, number = start.plan, start.round
         part = plan.part
         state.check_data(plan)
-        self.state, self.start, self.noise_key = state, start, noise_key
+        self.state, self.start = state, start
+        self.noise_key = noise_key or NoiseKey(state.secret, state.name, number, 0)
         self.plan, self.number = plan, number
         weights, head = split_exit_head(state.start_weights(plan, start.weights), plan.depth)
         self.prefix = Prefix(state, plan, weights)
@@ -86,7 +89,7 @@ class ClientRound:
                 self.prefix,
                 self.exit_head,
                 second=self._second,
-                noise_key=noise_key,
+                noise_key=self.noise_key,
             )
         companions: list[Companion] = []
         if part.distil is not None:

@@ -11,8 +11,8 @@ Labels stay here, but a receiver of dL/de over many steps can tell them apart: t
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 from typing import Final
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -25,12 +25,11 @@ from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.weights import load_weights, read_weights
+from edge_sdk.training.streams import Stream
 
 # the name in the namespace `back` of the share of right answers in the last round
 ACCURACY: Final = "accuracy"
 LEAST_RATE: Final = 0.1  # share of the rate: a client that is always right still learns
-
-_DROPOUT: Final = 0x64726F70  # apart from every other stream of training
 
 
 def personal_rate(rate: float, accuracy: float) -> float:
@@ -66,7 +65,9 @@ class PersonalHead(Companion):
         part = plan.part.back
         assert part is not None, "the plan asks for a personal head"
         self._dropout = part.dropout
-        self._key = [plan.seed, _DROPOUT, number, crc32(state.name.encode())]
+        self._dropout_at = partial(
+            Stream.DROPOUT.generator, plan.seed, round=number, client=state.name
+        )
         self._classifier = personal_classifier(plan, state.personal).to(state.device)
         rate = plan.training.learning_rate if part.learning_rate is None else part.learning_rate
         if part.follow_accuracy:
@@ -105,6 +106,6 @@ class PersonalHead(Companion):
         """Dropout's factors, drawn from a key so that every transport draws the same."""
         if not self._dropout:
             return torch.ones((), device=outputs.device)
-        drawn = np.random.default_rng([*self._key, step]).random(outputs.shape, np.float32)
+        drawn = self._dropout_at(step=step).random(outputs.shape, np.float32)
         mask: Tensor = torch.from_numpy(drawn >= self._dropout).to(outputs.device, torch.float32)
         return mask / (1 - self._dropout)

@@ -7,10 +7,7 @@ An adaptation makes the view with an adapted copy of the prefix; without one, th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
-from zlib import crc32
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +15,7 @@ from edge_sdk.training.client.batches import EndlessSampler
 from edge_sdk.training.protocol.feature_codec import encode_batch
 from edge_sdk.training.protocol.messages import Features
 from edge_sdk.training.protocol.plan import Plan
-
-_SECOND: Final = 0x62617463  # apart from every other stream of training
+from edge_sdk.training.streams import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +54,5 @@ def second_sampler(client: str, samples: int, plan: Plan, number: int) -> Endles
     Args:
         number: of the round.
     """
-    key = [plan.seed, _SECOND, number, crc32(client.encode())]
-    return EndlessSampler(np.random.default_rng(key), samples)
+    generator = Stream.SECOND_BATCHES.generator(plan.seed, round=number, client=client)
+    return EndlessSampler(generator, samples)

@@ -11,10 +11,8 @@ covers different data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -23,22 +21,30 @@ from torch import Tensor
 from edge_sdk.errors import InputError
 from edge_sdk.training.protocol.messages import Features, OutputGradient, Reply, Update, Weights
 from edge_sdk.training.protocol.plan import Noise
+from edge_sdk.training.streams import Stream
 
 NO_SCORES: Final = "devices are not scored under noise: a count of right answers has none"
 
-_FEATURES: Final = 0x7A
-_UPDATE: Final = 0x75
 
-Key = Sequence[int]
+@dataclass(frozen=True, slots=True)
+class NoiseKey:
+    """What the noise of one client in one round is drawn from.
 
-
-def noise_key(secret: int, client: str, number: int, begun: int) -> Key:
-    """Key of one client's noise in one round.
-
-    Args:
-        secret: the client's own. begun: how many times it has started this round.
+    Attributes:
+        secret: the client's own, which the server does not know.
+        start: how many times the client has started this round before.
     """
-    return (secret, crc32(client.encode()), number, begun)
+
+    secret: int
+    client: str
+    round: int
+    start: int
+
+    def generator(self, stream: Stream, **words: int) -> np.random.Generator:
+        """A generator of that stream of noise."""
+        return stream.generator(
+            self.secret, client=self.client, round=self.round, start=self.start, **words
+        )
 
 
 def clip_samples(z: Tensor, limit: float) -> Tensor:
@@ -53,7 +59,7 @@ def clip_samples(z: Tensor, limit: float) -> Tensor:
     return clipped
 
 
-def noised_features(z: Tensor, noise: Noise, key: Key, given: int) -> Tensor:
+def noised_features(z: Tensor, noise: Noise, key: NoiseKey, given: int) -> Tensor:
     """Clipped smashed data as they leave the client; unchanged for a plan without noise on them.
 
     Args:
@@ -61,10 +67,11 @@ def noised_features(z: Tensor, noise: Noise, key: Key, given: int) -> Tensor:
     """
     if noise.feature_clip is None or not noise.feature_sigma:
         return z
-    return z + _gaussian(z, noise.feature_sigma * noise.feature_clip, (*key, _FEATURES, given))
+    generator = key.generator(Stream.FEATURE_NOISE, index=given)
+    return z + _gaussian(z, noise.feature_sigma * noise.feature_clip, generator)
 
 
-def noised_update(weights: Weights, sent: Weights, noise: Noise, key: Key) -> Weights:
+def noised_update(weights: Weights, sent: Weights, noise: Noise, key: NoiseKey) -> Weights:
     """Weights after their change since the round's start has been clipped and noised.
 
     Every weight must have been sent; a plan with noise has no others.
@@ -87,7 +94,8 @@ def noised_update(weights: Weights, sent: Weights, noise: Noise, key: Key) -> We
     for place, name in enumerate(names):
         guarded[name] = sent[name] + scale * change[name]
         if std:
-            guarded[name] += _gaussian(change[name], std, (*key, _UPDATE, place))
+            generator = key.generator(Stream.UPDATE_NOISE, index=place)
+            guarded[name] += _gaussian(change[name], std, generator)
     return guarded
 
 
@@ -102,6 +110,6 @@ def without_loss(reply: Reply) -> Reply:
             return reply
 
 
-def _gaussian(like: Tensor, std: float, key: Key) -> Tensor:
-    drawn = np.random.default_rng(list(key)).standard_normal(tuple(like.shape))
+def _gaussian(like: Tensor, std: float, generator: np.random.Generator) -> Tensor:
+    drawn = generator.standard_normal(tuple(like.shape))
     return torch.from_numpy(drawn * std).to(like.device, like.dtype)

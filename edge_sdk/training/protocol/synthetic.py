@@ -92,20 +92,19 @@ class GradientProbe:
 
 
 def synthesise(
-    change: Weights, probe: GradientProbe, samples: int, steps: int, key: Sequence[int]
+    change: Weights, probe: GradientProbe, samples: int, steps: int, search: np.random.Generator
 ) -> Synthetic:
     """Search for samples whose gradient reproduces a change of the weights.
 
     Args:
         change: by name, for all of `probe.names`.
         samples: m. steps: steps of Adam.
-        key: key of the random stream that the first samples are drawn from.
+        search: draws the samples that the search starts from.
     """
     wanted = [change[name] for name in probe.names]
     total = float(sum(float(w.double().pow(2).sum()) for w in wanted))
-    generator = np.random.default_rng(list(key))
     inputs, targets = (
-        torch.from_numpy(generator.standard_normal((samples, *shape), np.float32))
+        torch.from_numpy(search.standard_normal((samples, *shape), np.float32))
         .to(probe.device)
         .requires_grad_()
         for shape in (probe.shape, (probe.classes,))

@@ -14,10 +14,11 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,14 +82,14 @@ def encode_update(
     sent: Weights,
     coding: UpdateCoding,
     probe: MakeProbe,
-    key: Sequence[int],
+    search: np.random.Generator,
 ) -> Weights:
     """An update as it travels.
 
     Args:
         weights: after the round. sent: the weights that the client was sent for it.
         probe: makes the network at which `synthetic` takes gradients.
-        key: key of the random stream of `synthetic`.
+        search: where `synthetic` draws its first samples from.
     Raises: InputError if the change is not finite, or too large for int8 (1e36).
     """
     if coding.codec == "fp32":
@@ -109,7 +110,7 @@ def encode_update(
         case "top-k":
             return rest | _to_top_k(change, coding.share)
         case "synthetic":
-            made = synthesise(change, probe(), coding.samples, coding.steps, key)
+            made = synthesise(change, probe(), coding.samples, coding.steps, search)
             return rest | {
                 _INPUTS: made.inputs,
                 _TARGETS: made.targets,

@@ -6,18 +6,16 @@ The device has the raw update, so it measures what the codec loses and sends the
 from __future__ import annotations
 
 from dataclasses import replace
-from zlib import crc32
 
 from edge_sdk.training.protocol.messages import StartRound, Update, Weights
-from edge_sdk.training.protocol.noise import Key, noised_update
+from edge_sdk.training.protocol.noise import NoiseKey, noised_update
 from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.synthetic import GradientProbe
 from edge_sdk.training.protocol.update_codec import decode_update, encode_update, fidelity
+from edge_sdk.training.streams import Stream
 
-_SEARCH = 0x73796E74  # apart from every other stream of training
 
-
-def encode_for_wire(update: Update, start: StartRound, client: str, key: Key) -> Update:
+def encode_for_wire(update: Update, start: StartRound, client: str, key: NoiseKey) -> Update:
     """The update as it travels: with the plan's noise, encoded by the plan's codec.
 
     Args:
@@ -35,8 +33,8 @@ def encode_for_wire(update: Update, start: StartRound, client: str, key: Key) ->
     def probe() -> GradientProbe:
         return _probe(plan, sent)
 
-    key = (plan.seed, _SEARCH, update.round, crc32(client.encode()))
-    encoded = encode_update(update.weights, sent, plan.update, probe, key)
+    search = Stream.SYNTHETIC.generator(plan.seed, round=update.round, client=client)
+    encoded = encode_update(update.weights, sent, plan.update, probe, search)
     decoded = decode_update(encoded, sent, plan.update, probe)
     lost = fidelity(update.weights, encoded, decoded, sent)
     return replace(update, weights=encoded, error=lost.error, cosine=lost.cosine)

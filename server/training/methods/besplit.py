@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from edge_sdk.checks import check_value
 from edge_sdk.training.formulas.evidence import kl_weight_at
 from edge_sdk.training.protocol.messages import Feedback
 from edge_sdk.training.protocol.plan import AuxiliaryHead, ClientPart, Distillation
+from edge_sdk.training.streams import Stream
 from profiles.checks import one_of, share, whole
 from server.training.core.memory import MemoryPart
 from server.training.core.round_view import RoundView
@@ -203,6 +205,11 @@ def _exchanges(
     shares, overall = label_shares(records)
     weights = _on_cpu(memory.weights)
     found: dict[str, HostBatches] = {}
+
+    def draws(client: str) -> np.random.Generator:
+        seed = now.plans[client].seed
+        return Stream.EXCHANGE.generator(seed, round=now.round, step=now.step, client=client)
+
     for depth in sorted({batch.depth for batch in batches.values()}):
         present = [client for client, batch in batches.items() if batch.depth == depth]
         for one, other in pairs_present(shares, overall, present):
@@ -211,7 +218,7 @@ def _exchanges(
                 counts = torch.bincount(batches[i].labels.cpu(), minlength=len(overall))
                 ahead = float(weights[i] - weights[j]) if {i, j} <= weights.keys() else 0.0
                 moves[i, j] = counts_to_move(counts, shares[i], shares[j], overall, ahead)
-            pair = exchanged(batches, moves, [now.plans[one].seed, now.round, now.step])
+            pair = exchanged(batches, moves, draws)
             if pair is not None:
                 found |= {one: pair, other: pair}
     return found

@@ -11,10 +11,9 @@ sample is of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from server.training.methods.steps import Attempt, ClientBatch, ClientBatches, P
 
 # by host, the client whose copy trains on the batch: the rows it takes of each client's features
 HostBatches = Mapping[str, Mapping[str, Tensor]]
+Draws = Callable[[str], np.random.Generator]
 
 # Least samples of a batch after the exchange: one leaves BatchNorm nothing to work with.
 MIN_ROWS: Final = 2
@@ -70,17 +70,17 @@ def own_batch(client: str, batch: ClientBatch) -> HostBatches:
 
 
 def exchanged(
-    clients: ClientBatches, moves: Mapping[tuple[str, str], Tensor], key: Sequence[int]
+    clients: ClientBatches, moves: Mapping[tuple[str, str], Tensor], draws: Draws
 ) -> HostBatches | None:
     """The batches of a pair after so many samples of each class have changed sides.
 
     Args:
         moves: (N,) counts by class: from the one to the other, and back.
-        key: of the draw, to which the client's name is added.
+        draws: by a client's name, what chooses the samples that leave it.
     Returns: None where nothing moves, or too little would be left on a side.
     """
     going = {
-        (one, other): _chosen(clients[one].labels, counts, [*key, crc32(one.encode())])
+        (one, other): _chosen(clients[one].labels, counts, draws(one))
         for (one, other), counts in moves.items()
     }
     batches: dict[str, dict[str, Tensor]] = {}
@@ -150,9 +150,8 @@ def _gradients(
     return added(own, align.gradients(neck(views), second, same, suffix.parameters))
 
 
-def _chosen(labels: Tensor, counts: Tensor, key: Sequence[int]) -> Tensor:
-    """Rows of so many samples of each class, drawn by the key, in ascending order."""
-    generator = np.random.default_rng(list(key))
+def _chosen(labels: Tensor, counts: Tensor, generator: np.random.Generator) -> Tensor:
+    """Rows of so many samples of each class, drawn at random, in ascending order."""
     of_class = labels.cpu().numpy()
     drawn = [
         generator.choice(np.flatnonzero(of_class == label), count, replace=False)

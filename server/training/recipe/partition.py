@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from edge_sdk.checks import check_value
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.training.streams import Stream
 from profiles.checks import number, whole
 
 Labels = NDArray[np.int64]
@@ -28,8 +29,6 @@ Parts = list[Indices]
 
 LEAST: Final = 10
 REDRAWS: Final = 10_000
-# apart from every stream of training, which is keyed by (seed, round, client, step)
-_PARTS, _RHO, _SPLIT = (0x70617274, 0x72686F, 0x73706C69)
 
 
 def partition(
@@ -74,7 +73,7 @@ def partition(
 def iid(y: Labels, clients: int, seed: int) -> Parts:
     """Equal parts at random; sizes differ by one at most."""
     _check("iid", y, clients)
-    return np.array_split(_stream(seed).permutation(len(y)), clients)
+    return np.array_split(_generator(Stream.PARTITION, seed).permutation(len(y)), clients)
 
 
 def shards(y: Labels, clients: int, seed: int, *, per_client: int = 2, total: int = 100) -> Parts:
@@ -96,7 +95,7 @@ def shards(y: Labels, clients: int, seed: int, *, per_client: int = 2, total: in
             f" with {per_client} each; set total = {clients * per_client}"
         )
     pieces = np.array_split(np.argsort(y, kind="stable"), total)
-    order = _stream(seed).permutation(total)[: clients * per_client]
+    order = _generator(Stream.PARTITION, seed).permutation(total)[: clients * per_client]
     return [
         np.concatenate([pieces[piece] for piece in mine])
         for mine in order.reshape(clients, per_client)
@@ -151,7 +150,7 @@ def dirichlet_equal(y: Labels, clients: int, seed: int, *, concentration: float 
     """
     _check("dirichlet-equal", y, clients)
     check_value("partition dirichlet-equal: concentration", concentration, number(above=0))
-    rng, pools = _stream(seed), _classes(y)
+    rng, pools = _generator(Stream.PARTITION, seed), _classes(y)
     wish = rng.dirichlet(np.full(len(pools), concentration), clients)
     left = np.array([len(pool) for pool in pools])
     counts = np.zeros((clients, len(pools)), np.int64)
@@ -174,7 +173,7 @@ def quantity(y: Labels, clients: int, seed: int, *, per_client: int = 2) -> Part
     """
     _check("quantity", y, clients)
     check_value("partition quantity: per_client", per_client, whole(1))
-    rng, pools = _stream(seed), _classes(y)
+    rng, pools = _generator(Stream.PARTITION, seed), _classes(y)
     pieces, rest = divmod(per_client * clients, len(pools))
     if rest:
         step = len(pools) // math.gcd(clients, len(pools))
@@ -201,7 +200,7 @@ def udd(y: Labels, clients: int, seed: int) -> Parts:
     as classes. Which classes is drawn; those who hold a class share it equally. Weakest first.
     """
     _check("udd", y, clients)
-    rng, pools = _stream(seed), _classes(y)
+    rng, pools = _generator(Stream.PARTITION, seed), _classes(y)
     holds = np.zeros((clients, len(pools)), bool)
     for k in range(clients):
         many = -(-(k + 1) * len(pools) // clients)
@@ -236,7 +235,7 @@ def uds(y: Labels, clients: int, seed: int, *, smallest: int = 500) -> Parts:
             f"partition uds: expected at most {len(y)} samples in all, got {sizes.sum()};"
             f" set smallest = {most}" + ("" if most else ", or clients lower")
         )
-    rng, rank = _stream(seed), np.empty(len(y))
+    rng, rank = _generator(Stream.PARTITION, seed), np.empty(len(y))
     for pool in _classes(y):
         # where each sample comes in its own class: slices of this order have every class's share
         rank[rng.permutation(pool)] = (np.arange(len(pool)) + 0.5) / len(pool)
@@ -325,7 +324,9 @@ def rho_tests(
                 f" train on, got {len(outside)}; set rho at most {len(outside) / len(inside):.3g},"
                 " or choose a partition that leaves it fewer classes"
             )
-        chosen = _stream(seed, _RHO, client).choice(outside, wanted, replace=False)
+        chosen = _generator(Stream.UNSEEN_CLASSES, seed, index=client).choice(
+            outside, wanted, replace=False
+        )
         tests.append(RhoTest(inside, np.sort(chosen)))
     return tests
 
@@ -368,14 +369,16 @@ def local_splits(
                 f"local split: client {client}: expected a sample to train, validate and test on,"
                 f" got {len(part)} in all; set clients lower"
             )
-        order = _stream(seed, _SPLIT, client).permutation(part)
+        order = _generator(Stream.LOCAL_SPLIT, seed, index=client).permutation(part)
         pieces.append(np.split(order, [len(part) - held - tested, len(part) - tested]))
     splits = []
     for client, (train, held_out, own) in enumerate(pieces):
         others = [piece[2] for k, piece in enumerate(pieces) if k != client]
         if not others:
             raise ConfigurationError("local split: expected other clients to drift to, got one")
-        drift = _stream(seed, _SPLIT, client, 1).choice(np.concatenate(others), len(own))
+        drift = _generator(Stream.DRIFT, seed, index=client).choice(
+            np.concatenate(others), len(own)
+        )
         splits.append(LocalSplit(train, held_out, own, drift))
     return splits
 
@@ -397,7 +400,7 @@ def _by_shares(
             f"partition {rule}: expected at least {clients * least} samples, {least} a client,"
             f" got {samples}; set clients or least lower"
         )
-    rng, sizes = _stream(seed), np.array([len(pool) for pool in pools])
+    rng, sizes = _generator(Stream.PARTITION, seed), np.array([len(pool) for pool in pools])
     for _ in range(REDRAWS):
         ends = np.rint(np.cumsum(draw(rng), 0) * sizes).astype(np.int64)
         ends[-1] = sizes  # whatever floats made of a sum of 1
@@ -433,9 +436,9 @@ def _classes(y: Labels) -> list[Indices]:
     return [np.flatnonzero(y == label) for label in np.unique(y)]
 
 
-def _stream(seed: int, *key: int) -> np.random.Generator:
+def _generator(stream: Stream, seed: int, **words: int) -> np.random.Generator:
     check_value("seed", seed, whole(0))
-    return np.random.default_rng((seed, *(key or (_PARTS,))))
+    return stream.generator(seed, **words)
 
 
 def _check(rule: str, y: Labels, clients: int) -> None:

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final, Literal
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from edge_sdk.training.client.exit_head import exit_loss
 from edge_sdk.training.client.personal_head import personal_classifier
 from edge_sdk.training.data.load import Array
 from edge_sdk.training.protocol.weights import load_weights, split_exit_head
+from edge_sdk.training.streams import Stream
 from server.training.recipe.partition import RhoTest, rho_tests
 from server.training.report.best_gate import Right, best_gate
 from server.training.report.metrics import Score, benign_rate, score
@@ -40,7 +40,6 @@ AnswerPath = Literal["full", "exits", "gated", "backs"]
 BATCH: Final = 128  # 512 took 120 MiB more on cnn6 and was no faster
 # Drift, as a share of a client's own test samples.
 _DRIFT: Final = {"without_drift": 0.0, "with_drift": 1.0}
-_FINETUNE: Final = 0x66696E65  # apart from every stream of training
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +323,7 @@ class Evaluator:
         run = self._run
         client, plan = run.clients[name], run.plans[name]
         prefix, head = self._pair(name)
-        key = [plan.seed, _FINETUNE, crc32(name.encode())]
-        generator = np.random.default_rng(key)
+        generator = Stream.FINE_TUNING.generator(plan.seed, client=name)
         parameters = [*prefix.parameters(), *head.parameters()]
         # HARMONY, Eq. 5: plain SGD on mini-batches of own data
         rate = run.method.finetune_rate or plan.training.learning_rate

@@ -7,9 +7,8 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from edge_sdk.training.protocol.messages import Weights
+from edge_sdk.training.streams import Stream
 from server.training.core.trimmed_mean import (
     cap_weights,
     change_ratios,
@@ -41,7 +40,8 @@ def choose_clients(context: RoundContext, number: int, seed: int) -> list[str]:
     count = max(1, round(context.settings.participation * len(names)))
     if count == len(names):
         return names
-    chosen = np.random.default_rng([seed, number, 1]).choice(len(names), count, replace=False)
+    generator = Stream.PARTICIPANTS.generator(seed, round=number)
+    chosen = generator.choice(len(names), count, replace=False)
     return [names[index] for index in sorted(chosen)]
 
 
@@ -49,7 +49,7 @@ def supervises(context: RoundContext, number: int, seed: int) -> bool:
     """Whether the server answers the clients' features in that round."""
     if context.method.server_step is None:
         return False
-    draw = np.random.default_rng([seed, number, 2]).random()
+    draw = Stream.SUPERVISION.generator(seed, round=number).random()
     return bool(draw < context.settings.availability)
 
 

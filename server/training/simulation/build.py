@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.data.load import Dataset
+from edge_sdk.training.streams import Stream
 from profiles.allocation import fit_to_cut, supersfl_depth
 from server.training.recipe.partition import RhoTest, local_splits, partition
 from server.training.recipe.recipe import Recipe, TrainSettings
@@ -29,9 +29,6 @@ from server.training.rounds.workers import SimulatedWorkers
 from server.training.run.build import build_network, check_depth, load_data, plan_of, server_state
 from server.training.run.run import Simulation
 from server.training.simulation.transport import MemoryTrimmingTransport
-
-# The fleet's random stream, apart from every stream of training and of partitioning.
-_PROFILES: Final = 0x70726F66
 
 
 def build_simulation(recipe: Recipe, device: str = "cpu", folder: Path | None = None) -> Simulation:
@@ -132,7 +129,7 @@ def _draw_profiles(
     train: TrainSettings, clients: int, seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Memory (GB) and latency (ms) of every client of a fleet drawn at random."""
-    generator = np.random.default_rng((seed, _PROFILES))
+    generator = Stream.FLEET.generator(seed)
     memory_gb = generator.uniform(*train.memory_gb, clients)
     return memory_gb, generator.uniform(*train.latency_ms, clients)
 

@@ -14,9 +14,10 @@ from edge_sdk.training.formulas.evidence import evidential_losses
 from edge_sdk.training.protocol.messages import Features
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
+from edge_sdk.training.streams import Stream
 from server.training.core.server_state import ServerState
 from server.training.methods.formulas.contrastive import Alignment, alignment_loss
-from server.training.methods.smashed_exchange import exchanged, own_batch, step_hosts
+from server.training.methods.smashed_exchange import Draws, exchanged, own_batch, step_hosts
 from server.training.methods.steps import ClientBatch
 
 RATE = 0.1
@@ -41,9 +42,13 @@ def moves(*counts: list[int]) -> dict[tuple[str, str], torch.Tensor]:
     return {("i", "j"): torch.tensor(counts[0]), ("j", "i"): torch.tensor(counts[1])}
 
 
+def draws(seed: int, number: int, step: int) -> Draws:
+    return lambda client: Stream.EXCHANGE.generator(seed, round=number, step=step, client=client)
+
+
 def test_every_sample_lies_in_one_batch_and_as_many_moved_as_asked() -> None:
     both = pair()
-    batches = exchanged(both, moves([2, 0, 0], [0, 1, 3]), [7, 1, 0])
+    batches = exchanged(both, moves([2, 0, 0], [0, 1, 3]), draws(7, 1, 0))
     assert batches is not None
     for origin, one in both.items():
         rows = torch.cat([batches[host][origin] for host in "ij"])
@@ -57,23 +62,24 @@ def test_the_draw_is_that_of_its_key() -> None:
     asked = moves([10, 0, 0], [0, 10, 0])
 
     def drawn(*key: int) -> list[int]:
-        batches = exchanged(both, asked, key)
+        batches = exchanged(both, asked, draws(*key))
         assert batches is not None
         rows: list[int] = batches["j"]["i"].tolist()
         return rows
 
     assert drawn(7, 1, 0) == drawn(7, 1, 0) == sorted(drawn(7, 1, 0))
     assert drawn(7, 1, 0) != drawn(7, 1, 1)
-    other_way = exchanged(both, asked, [7, 1, 0])
+    other_way = exchanged(both, asked, draws(7, 1, 0))
     assert other_way is not None
     assert other_way["i"]["j"].tolist() != drawn(7, 1, 0)  # the client's name is in its key too
 
 
 def test_nothing_to_move_or_too_little_left_is_no_exchange() -> None:
     both = pair()
-    assert exchanged(both, moves([0, 0, 0], [0, 0, 0]), [1]) is None
-    assert exchanged(both, moves([3, 1, 0], [0, 1, 0]), [1]) is None  # one sample left in i's
-    assert exchanged(both, moves([3, 1, 0], [0, 2, 0]), [1]) is not None
+    assert exchanged(both, moves([0, 0, 0], [0, 0, 0]), draws(1, 1, 0)) is None
+    # one sample left in i's
+    assert exchanged(both, moves([3, 1, 0], [0, 1, 0]), draws(1, 1, 0)) is None
+    assert exchanged(both, moves([3, 1, 0], [0, 2, 0]), draws(1, 1, 0)) is not None
 
 
 def test_gradients_and_outputs_are_those_of_the_copy_a_sample_lay_in() -> None:

@@ -24,7 +24,10 @@ from edge_sdk.training.protocol.update_codec import (
 from edge_sdk.training.protocol.weights import read_weights
 
 DEPTH = 2
-KEY = (0, 1, 2)
+
+
+def search() -> np.random.Generator:
+    return np.random.default_rng((0, 1, 2))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def there_and_back(
     def probe() -> GradientProbe:
         return GradientProbe(net, DEPTH, sent)
 
-    coded = encode_update(after, sent, coding, probe, KEY)
+    coded = encode_update(after, sent, coding, probe, search())
     return coded, decode_update(coded, sent, coding, probe)
 
 
@@ -168,7 +171,7 @@ def test_lengths_are_the_best_there_are(
 ) -> None:
     change = {name: after[name] - sent[name] for name in sent}
     probe = GradientProbe(net, DEPTH, sent)
-    made = synthesise(change, probe, 2, 20, KEY)
+    made = synthesise(change, probe, 2, 20, search())
 
     def distance(lengths: Tensor) -> float:
         got = reproduce(replace(made, lengths=lengths), probe)
@@ -202,7 +205,9 @@ def test_what_was_not_sent_and_statistics_travel_as_they_are(codec: str, net: Su
         return GradientProbe(net, DEPTH, {k: v for k, v in sent.items() if "running" not in k})
 
     coding = UpdateCoding(codec, steps=2)  # type: ignore[arg-type]  # each name in turn
-    decoded = decode_update(encode_update(after, sent, coding, probe, KEY), sent, coding, probe)
+    decoded = decode_update(
+        encode_update(after, sent, coding, probe, search()), sent, coding, probe
+    )
     assert decoded.keys() == after.keys()
     assert all(torch.equal(decoded[name], tensor) for name, tensor in own.items())
 
@@ -225,7 +230,7 @@ def test_foreign_bytes_are_refused(
     def probe() -> GradientProbe:
         return GradientProbe(net, DEPTH, sent)
 
-    coded = encode_update(after, sent, coding, probe, KEY)
+    coded = encode_update(after, sent, coding, probe, search())
     for name, tensor in coded.items():
         for wrong in (tensor[:1].repeat(9, *[1] * (tensor.ndim - 1)), tensor.double()):
             with pytest.raises(FrameError, match="expected"):

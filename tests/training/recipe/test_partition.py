@@ -71,7 +71,7 @@ def test_no_sample_has_two_owners_and_none_is_lost(
     y = labels(*per_class)
     numbers: dict[str, Any] = {
         "shards": {"total": 2 * clients},
-        "uds": {"smallest": 2},
+        "uds": {"smallest": 1},  # 8 clients take 21, and 2 classes may have 40 samples
         "quantity": {"per_client": len(per_class)},
         "dirichlet": {"least": 1},
         "udds": {"least": 1},

@@ -26,7 +26,7 @@ from edge_sdk.training.protocol.messages import (
     Step,
     Update,
 )
-from edge_sdk.training.protocol.noise import clip_samples, noise_key, noised_features, noised_update
+from edge_sdk.training.protocol.noise import NoiseKey, clip_samples, noised_features, noised_update
 from edge_sdk.training.protocol.plan import ClientPart, MetaAdaptation, Noise, Plan
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
@@ -46,7 +46,7 @@ from server.training.simulation.run import run_rounds
 from tests.training.plans import flat_plan
 from tests.training.worlds import BytesTransport
 
-KEY = noise_key(7, "a", 1, 0)
+KEY = NoiseKey(7, "a", 1, 0)
 DEPTH = 2
 BOTH = Noise(5.0, 0.5, 1.0, 0.1)
 
