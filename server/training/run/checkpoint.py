@@ -97,7 +97,7 @@ def find_checkpoint(folder: Path, *, resume: bool, otherwise: str) -> Checkpoint
     if checkpoint.round < rounds:
         raise ConfigurationError(
             f"{folder}: holds a run that stopped after round {checkpoint.round} of {rounds}; add"
-            f" --resume to go on, or {otherwise}"
+            f" --resume to continue, or {otherwise}"
         )
     return None
 

@@ -49,7 +49,7 @@ def simulate(
     with StateLock(out, "simulation"):
         checkpoint = find_checkpoint(out, resume=resume, otherwise="choose another --out")
         if resume and checkpoint is None:
-            logger.warning("%s: no round to go on from; beginning anew", out)
+            logger.warning("%s: no round to continue from; starting with round 1", out)
         simulation = build_simulation(recipe, device, out)
         rows = continue_run(out, simulation, checkpoint)
         before = len(rows)

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from edge_sdk.errors import ConfigurationError, StateInUseError
 from edge_sdk.state import StateLock
 from edge_sdk.training.data.load import load_dataset
+from server.training.commands import simulate_app as app
 from server.training.run.checkpoint import read_checkpoint
-from server.training.simulation.cli import app
 
 SMALL = """
 method = "{method}"
@@ -110,7 +110,7 @@ def test_bytes_are_those_of_weights_alone_where_nothing_else_is_sent(tmp_path: P
 def test_help_comes_without_torch_and_shows_an_example() -> None:
     code = (
         "import sys; from typer.testing import CliRunner;"
-        "from server.training.simulation.cli import app;"
+        "from server.training.commands import simulate_app as app;"
         "run = CliRunner().invoke(app, ['--help']); print(run.stdout);"
         "sys.exit(run.exit_code or 'torch' in sys.modules)"
     )
@@ -128,21 +128,19 @@ def test_noise_that_drowns_all_learning_is_named(tmp_path: Path) -> None:
     assert run.exit_code == 0, run.output
     said = " ".join(run.output.split())
     assert "2 of 3 rounds did not merge (first: 2)" in said
-    assert "[privacy] adds noise" in said
+    assert "the noise of [privacy] may be too strong" in said
     last = report_of(tmp_path / "run" / "report.json")["rounds"][-1]
     assert sorted(last["missing_why"]) == last["missing"]
     assert all("lower update_sigma" in why for why in last["missing_why"].values())
 
 
-def test_resuming_nothing_says_that_it_begins_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_resuming_nothing_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     command = [str(recipe_at(tmp_path, "fedavg", rounds=1)), "--out", "run", "--resume"]
     for said in (True, False):  # the second time there is a round to go on from
         caplog.clear()
         run = CliRunner().invoke(app, command)
         assert run.exit_code == 0, run.output
-        assert ("run: no round to go on from; beginning anew" in caplog.text) is said
+        assert ("run: no round to continue from; starting with round 1" in caplog.text) is said
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,256 @@
+"""`splitedge simulate` and `splitedge train`: train by a recipe, here or with real devices."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from edge_sdk.cli.output import check_report, resumable
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
+    from server.training.recipe.recipe import Recipe
+
+simulate_app = typer.Typer(add_completion=False)
+train_app = typer.Typer(add_completion=False)
+
+RecipeFile = Annotated[
+    Path, typer.Argument(help="TOML file with a method, its numbers and the data.")
+]
+ReportFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the report to this file too.")
+]
+
+
+@simulate_app.command(
+    epilog="Example: splitedge simulate examples/recipes/supersfl-digits.toml --report run.json"
+)
+def simulate(
+    recipe: RecipeFile,
+    *,
+    report: ReportFile = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue after the last round in OUT.")
+    ] = False,
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="Device that holds networks and batches.")
+    ] = "cpu",
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, show_default="the recipe's", help="Seed of all random draws."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            show_default="splitedge-runs/RECIPE-SEED",
+            help="Folder for checkpoints, log, plots and report.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", show_default="the recipe's", help="Folder of the data set."),
+    ] = None,
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Torch threads; another number changes the last bits of the weights."
+        ),
+    ] = 1,
+) -> None:
+    """Train by a recipe with simulated clients: rounds, checkpoints, a report and plots.
+
+    A run that was stopped and continued with --resume ends with the same weights, bit for bit.
+    """
+    check_report(report)
+    console = Console()
+    with console.status("loading torch"):
+        import torch
+
+        from server.training.recipe.recipe import load_recipe
+        from server.training.report.report import write_report
+        from server.training.simulation.run import simulate as run
+
+    torch.set_num_threads(threads)
+    changed = _changed(load_recipe(recipe), seed, data)
+    folder = out or Path("splitedge-runs") / f"{recipe.stem}-{changed.seed}"
+    with resumable(), _progress(console, changed.train.rounds) as on_round:
+        result = run(changed, folder, resume=resume, device=device, on_round=on_round)
+    if report is not None:
+        write_report(report, result)
+    _print_summary(console, result, folder)
+
+
+@train_app.command(
+    epilog="Example: splitedge train examples/recipes/supersfl-digits.toml --state ./server"
+)
+def train(
+    recipe: RecipeFile,
+    *,
+    state: Annotated[
+        Path, typer.Option(metavar="DIR", help="State folder of the server with the devices.")
+    ] = Path("splitedge-server"),
+    report: ReportFile = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue after the last saved round.")
+    ] = False,
+    min_devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1, show_default="the recipe's clients", help="Devices needed for the first round."
+        ),
+    ] = None,
+    join_minutes: Annotated[
+        float, typer.Option(help="Minutes to wait for devices before giving up.")
+    ] = 10.0,
+    silence: Annotated[
+        float, typer.Option(help="Seconds without a heartbeat after which a device is away.")
+    ] = 15.0,
+    http: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of the trainer.")
+    ] = "127.0.0.1:8100",
+    threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 1,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PEM certificate of the server.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PEM key of the certificate.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow unencrypted connections from other machines.")
+    ] = False,
+) -> None:
+    """Train by a recipe with the enrolled devices; their data stay on them.
+
+    The running server invites the devices; `splitedge agent train` on each waits for that.
+    """
+    check_report(report)
+    console = Console(stderr=True)
+    with console.status("loading torch"):
+        import torch
+
+        from server.run import Addresses
+        from server.settings import Address
+        from server.training.fleet.settings import TrainerSettings
+        from server.training.fleet.trainer import train as run
+        from server.training.recipe.recipe import load_recipe
+        from server.training.report.report import write_report
+
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if logging.getLogger().level > logging.INFO:
+        logging.getLogger("server").setLevel(logging.INFO)
+    known = Addresses.load(state)
+    scheme = "http" if tls_cert is None else "https"
+    settings = TrainerSettings(
+        state=state,
+        name=recipe.stem,
+        http=Address.parse(http, "--http"),
+        min_devices=min_devices,
+        join_s=60 * join_minutes,
+        silence_s=silence,
+        resume=resume,
+        server=None if known is None else f"{scheme}://{known.http}",
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        insecure=insecure,
+    )
+    with resumable():
+        result = run(load_recipe(recipe), settings, say=typer.echo, on_round=_print_round)
+    if report is not None:
+        write_report(report, result)
+    typer.echo(
+        f"{len(result['rounds'])} rounds with {result['clients']} devices,"
+        f" accuracy {result['final']['accuracy']:.1%}: {result['weights']}"
+    )
+
+
+def _changed(recipe: Recipe, seed: int | None, data: Path | None) -> Recipe:
+    if seed is not None:
+        recipe = replace(recipe, seed=seed)
+    if data is not None:
+        recipe = replace(recipe, data=replace(recipe.data, folder=data))
+    return recipe
+
+
+@contextmanager
+def _progress(console: Console, rounds: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A progress line that is updated after each round."""
+    columns = (
+        TextColumn("round {task.completed}/{task.total}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=rounds, figures="")
+        moved = 0
+        accuracy = "-"
+
+        def on_round(row: Mapping[str, Any]) -> None:
+            nonlocal moved, accuracy
+            moved += row["bytes_up"] + row["bytes_down"]
+            if row["accuracy"] is not None:
+                accuracy = f"{row['accuracy']:.1%}"
+            loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
+            figures = f"accuracy {accuracy}  loss {loss}  {moved / 1e6:.1f} MB"
+            progress.update(task, completed=row["round"], figures=figures)
+
+        yield on_round
+
+
+def _print_summary(console: Console, result: Mapping[str, Any], folder: Path) -> None:
+    """Print the report of a simulation in a few lines."""
+    rows, final = result["rounds"], result["final"]
+    up, down = (sum(row[f"bytes_{way}"] for row in rows) for way in ("up", "down"))
+    seconds = sum(row["seconds"] for row in rows)
+    path = "the clients' exits alone" if final["path"] == "exits" else "the whole network"
+    console.print(
+        f"[bold]{result['method']}[/] on {result['dataset']}, {result['clients']} clients, "
+        f"{len(rows)} rounds in {seconds:.1f} s, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
+    )
+    console.print(f"accuracy on the test set: [bold]{final['accuracy']:.1%}[/] ({path})")
+    console.print(
+        f"mean accuracy of clients: {_percent(final['accuracy_id'])} on classes they have,"
+        f" {_percent(final['accuracy_ood'])} on other classes; standard deviation"
+        f" {_percent(final['std'])}"
+    )
+    if final["exits"]:
+        each = ", ".join(f"{depth}: {value:.1%}" for depth, value in final["exits"].items())
+        console.print(f"accuracy of exits on the test set, by depth: {each}")
+    lost = sum(len(row["missing"]) + len(row["refused"]) for row in rows)
+    if lost:
+        console.print(f"[yellow]{lost} updates are missing or refused[/]; the report says why")
+    idle = [row["round"] for row in rows if not row["merged"]]
+    if idle:
+        noise = "; the noise of [privacy] may be too strong" if result["privacy"] else ""
+        console.print(
+            f"[yellow]{len(idle)} of {len(rows)} rounds did not merge[/] (first: {idle[0]}): fewer"
+            " valid updates than round.quorum asks for, so the weights did not change"
+            f"{escape(noise)}"
+        )
+    typer.echo(f"written to {folder}")
+
+
+def _percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.1%}"
+
+
+def _print_round(row: Mapping[str, Any]) -> None:
+    accuracy = "" if row["accuracy"] is None else f", accuracy {row['accuracy']:.1%}"
+    missing = f", missing: {', '.join(row['missing'])}" if row["missing"] else ""
+    stale = f", late updates from: {', '.join(row['stale'])}" if row["stale"] else ""
+    typer.echo(
+        f"round {row['round']}: {len(row['participants'])} devices{accuracy},"
+        f" {row['seconds']:.1f} s{missing}{stale}"
+    )
