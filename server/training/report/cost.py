@@ -1,4 +1,4 @@
-"""What a run cost, and what its answers would: bytes by kind, seconds, joules, modelled latency."""
+"""Cost of a run: bytes by kind, seconds and joules of training, modelled latency of answers."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def training_cost(rows: Sequence[Row]) -> dict[str, Any]:
 def answer_latency(
     run: Run, tested: Mapping[str, int], offload_rates: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Latency of all clients' test samples by HARMONY's model (Eq. 12), in its units.
+    """Modelled latency of all clients' test samples (HARMONY, Eq. 12), in the paper's units.
 
     Args:
-        tested: by client, how many samples it answered.
-        offload_rates: by client, the share that went to the server: 1 without exits, 0 by exits
-            alone. A client of less than 1 runs its exit head on every sample.
+        tested: number of test samples by client.
+        offload_rates: share of samples that went to the server by client: 1 without exits, 0 by
+            exits alone. A client below 1 runs its exit head on every sample.
     """
     loads = [_load(run, name, samples, offload_rates[name]) for name, samples in tested.items()]
     return {
@@ -54,7 +54,7 @@ def answer_latency(
 
 
 def energy_report(reading: EnergyReading, what: str, rounds: int) -> dict[str, Any]:
-    """Joules as a report has them: how they are known, of what, and over how many rounds."""
+    """Joules as a report has them: their source, what they cover, and over how many rounds."""
     return asdict(reading) | {"of": what, "rounds": rounds}
 
 

@@ -1,4 +1,4 @@
-"""What devices say at the end: how good it is on samples of their own, and what it cost them."""
+"""Scores that devices report at the end: accuracy on samples of their own, and energy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from server.training.run.run import Run
 
 logger = logging.getLogger(__name__)
 
-NO_OOD: Final = "devices hold out samples of their own only: nothing of what they never saw"
+NO_OOD: Final = "devices test on samples of their own, so on no class that they never saw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,9 @@ class DeviceScore:
     """One device on its held-out samples.
 
     Attributes:
-        whole: with the server. alone: by its own exit, None where it has none.
-        energy: of its work in training, as it measured or its power model says.
+        whole: answered together with the server.
+        alone: answered by its exit; None without an exit head.
+        energy: of its work in training, measured or from a power model.
     """
 
     device: str
@@ -38,7 +39,7 @@ class DeviceScore:
     energy: EnergyReading
 
     def to_dict(self) -> dict[str, Any]:
-        """As a report has it."""
+        """The score as a report has it."""
         return {
             "client": self.device,
             "depth": self.depth,
@@ -57,25 +58,26 @@ def ask_scores(
     transport: Transport,
     profiles: Mapping[str, DeviceProfile],
     number: int,
-    ledger: TrafficCounter,
+    traffic: TrafficCounter,
 ) -> list[DeviceScore]:
-    """Have every device that trained score the network as it is; those that do not are left out.
+    """Ask every device with a plan to score the present network.
 
     Args:
         number: of the last round.
-        ledger: the bytes are counted there.
+        traffic: counts the bytes sent.
+    Returns: the scores of devices that answered with valid ones.
     """
     requests: dict[str, Request] = {
         name: Evaluate(number, plan, _weights(run, name)) for name, plan in run.plans.items()
     }
     for request in requests.values():
-        ledger.sent(request)
+        traffic.sent(request)
     replies = transport.exchange(requests, run.recipe.round.round_deadline_s)
     scores = []
     for name, reply in replies.items():
         fault = scores_fault(reply) if isinstance(reply, Scores) else "no scores"
         if fault is not None or not isinstance(reply, Scores):
-            logger.warning("device=%s its scores do not count: %s", name, fault)
+            logger.warning("device=%s scores refused: %s", name, fault)
             continue
         exit_right = reply.right_exit
         scores.append(
@@ -91,19 +93,19 @@ def ask_scores(
 
 
 def summarise(scores: list[DeviceScore], *, alone: bool) -> ClientSummary:
-    """Over the devices that have held-out samples.
+    """Mean scores of the devices that have held-out samples.
 
     Args:
-        alone: by their exits, where the server never supervised.
+        alone: answered by exits, because the server never supervised.
     """
     tested = [score.alone if alone else score.whole for score in scores]
     return summarise_clients([score for score in tested if score is not None])
 
 
 def fleet_energy(scores: list[DeviceScore]) -> dict[str, Any]:
-    """Joules of the devices whose energy is known, and how it is, by device.
+    """Joules of the devices with known energy, and the source of each device's figure.
 
-    They are of work in training, since each device's process began.
+    A figure covers the work in training since the device's process started.
     """
     known = {score.device: score.energy for score in scores if score.energy.joules is not None}
     return {
@@ -115,16 +117,16 @@ def fleet_energy(scores: list[DeviceScore]) -> dict[str, Any]:
 
 
 def energy_of(scores: Scores, profile: DeviceProfile) -> EnergyReading:
-    """As the device measured it; else by the catalogue's power model of such a board, if known.
+    """Energy that the device measured, or from the catalogue's power model of its board if known.
 
     E = t * (P_idle + share * (P_busy - P_idle)), the share of its cores that training kept busy.
     """
     if scores.energy_j is not None:
-        detail = "measured on the device, with all that ran there meanwhile"
+        detail = "measured on the device, with everything that ran there at the time"
         return EnergyReading(scores.energy_j, scores.seconds, scores.energy_source, detail)
     model = reference_power(profile.name)
     if model is None:
-        detail = f"the device measures none, and no power model of {profile.name!r} is known"
+        detail = f"the device measures no energy, and {profile.name!r} has no power model"
         return EnergyReading(None, scores.seconds, "none", detail)
     share = scores.cpu_s / scores.seconds / profile.cores if scores.seconds else 0.0
     joules = model.energy_j(scores.seconds, min(1.0, share))
@@ -133,7 +135,7 @@ def energy_of(scores: Scores, profile: DeviceProfile) -> EnergyReading:
 
 
 def scores_fault(scores: Scores) -> str | None:
-    """Why they cannot be: more right than there are, or a cost that is no number from 0 up."""
+    """Why scores are impossible (more right than samples, or a bad cost); None if they are not."""
     counts = (scores.right, scores.right_exit or 0)
     if max(counts) > scores.samples:
         return f"{max(counts)} right of {scores.samples}"
@@ -144,7 +146,7 @@ def scores_fault(scores: Scores) -> str | None:
 
 
 def _weights(run: Run, name: str) -> Weights:
-    """The whole network as that device and the server run it together."""
+    """Weights of the whole network as that device and the server run it together."""
     state, plan = run.state, run.plans[name]
     weights = tensors_of(state.net.segment(0, None))
     if not plan.part.whole:

@@ -44,12 +44,13 @@ _DRIFT: Final = {"without_drift": 0.0, "with_drift": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class ClientScore:
-    """One client on its test samples in (`inside`) and out of its distribution.
+    """One client on its test samples.
 
     Attributes:
-        samples: those it trained on.
-        threshold: in the unit of the method's gate, nats for entropy; exit_rate: on all its test
-            samples. None unless gated.
+        samples: number of its training samples.
+        inside, outside: on test samples in and out of its distribution.
+        threshold, exit_rate: of the gate on all its test samples, the threshold in the gate's unit
+            (nats for entropy); None without a gate.
     """
 
     client: str
@@ -61,7 +62,7 @@ class ClientScore:
     exit_rate: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As a report has it."""
+        """The score as a report has it."""
         return {
             "client": self.client,
             "depth": self.depth,
@@ -310,16 +311,16 @@ class Evaluator:
         )
 
     def _suffix(self, name: str) -> nn.Module:
-        """What answers where this client's exit does not: the server, or its own last layer."""
+        """Network after the client's cut: the server's, or with the client's own last layer."""
         run, plan = self._run, self._run.plans[name]
         suffix = run.state.trunk.suffix(plan.depth)
-        if not self._run.method.client.own_back:
+        if not run.method.client.own_back:
             return suffix
         back = personal_classifier(plan, run.clients[name].personal).to(run.device)
         return nn.Sequential(suffix.neck, back)
 
     def _personalised(self, name: str) -> tuple[nn.Module, nn.Module]:
-        """A client's prefix and exit head, fine-tuned on its own data as the method says."""
+        """A client's prefix and exit head, fine-tuned on its own data for the method's steps."""
         run = self._run
         client, plan = run.clients[name], run.plans[name]
         prefix, head = self._pair(name)
@@ -341,7 +342,7 @@ class Evaluator:
         return prefix, head
 
     def _pair(self, name: str) -> tuple[nn.Module, nn.Module]:
-        """Copies of a client's prefix and exit head, as it would start the next round."""
+        """Copies of a client's prefix and exit head, as they start its next round."""
         run = self._run
         client, plan, net = run.clients[name], run.plans[name], run.state.net
         prefix, head = deepcopy(net.prefix(plan.depth)), deepcopy(net.exit_head(plan.depth))

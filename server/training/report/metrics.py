@@ -19,7 +19,8 @@ from edge_sdk.errors import ConfigurationError
 
 Labels = NDArray[np.int64]
 
-# HARMONY, Eq. 12: BW and P_S as stated; P_C is not, and 20 fits the printed SplitFed figure
+# HARMONY, Eq. 12: BW and P_S as the paper states them. It does not state P_C; 20 fits its printed
+# figure for SplitFed.
 BANDWIDTH: Final = 1.0
 SERVER_POWER: Final = 100.0
 CLIENT_POWER: Final = 20.0
@@ -27,18 +28,18 @@ CLIENT_POWER: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How many of how many answers were right; scores add up."""
+    """Number of right answers among samples; scores can be added."""
 
     correct: int
     samples: int
 
     @property
     def accuracy(self) -> float:
-        """Share that is right; NaN without samples."""
+        """Share of right answers; NaN without samples."""
         return self.correct / self.samples if self.samples else math.nan
 
     def __add__(self, other: Score) -> Score:
-        """Both together."""
+        """Score of both sets of samples together."""
         return Score(self.correct + other.correct, self.samples + other.samples)
 
 
@@ -47,16 +48,16 @@ def score(predictions: Labels, labels: Labels) -> Score:
 
     Args:
         predictions, labels: (n,).
-    Raises: ConfigurationError if they are not as many.
+    Raises: ConfigurationError if their lengths differ.
     """
     _same_length("score", predictions, labels)
     return Score(int(np.count_nonzero(predictions == labels)), len(labels))
 
 
 def benign_rate(predictions: Labels, labels: Labels, malignant: Collection[int]) -> float:
-    """BMR: the share of malignant samples that are called benign.    BESplit, 5.1
+    """BMR: the share of malignant samples that are labelled benign.    BESplit, 5.1
 
-    Ours: the paper describes the rate and gives no formula. NaN where no sample is malignant.
+    The formula is ours: the paper describes the rate only. NaN where no sample is malignant.
 
     Args:
         predictions, labels: (n,).
@@ -71,7 +72,7 @@ def benign_rate(predictions: Labels, labels: Labels, malignant: Collection[int])
 
 @dataclass(frozen=True, slots=True)
 class ClientSummary:
-    """A run's accuracies over its clients; every client counts the same.
+    """Accuracies of a run over its clients, all with the same weight.
 
     Attributes:
         accuracy: mean over clients on all their test samples.
@@ -87,7 +88,7 @@ class ClientSummary:
 
 
 def summarise_clients(inside: Sequence[Score], outside: Sequence[Score] = ()) -> ClientSummary:
-    """Mean over clients, and how far they are apart.
+    """Mean accuracies over clients, and their spread.
 
     Args:
         inside: per client, on its ID test samples (all of them where nothing is OOD).
@@ -108,7 +109,7 @@ def summarise_clients(inside: Sequence[Score], outside: Sequence[Score] = ()) ->
 def jain(accuracies: Sequence[float]) -> float:
     """JFI = 100 * (sum s)^2 / (n * sum s^2): 100 where all are equal, 100 / n where one has all.
 
-    SplitLPF, 4.2 (Jain's fairness index). NaN without a client that gets anything right.
+    SplitLPF, 4.2 (Jain's fairness index). NaN where no client has a right answer.
     """
     s = np.asarray(accuracies, np.float64)
     return float(100 * s.sum() ** 2 / (len(s) * (s @ s))) if s.any() else math.nan
@@ -148,7 +149,7 @@ def modelled_latency(
 
     Latency = |D| * ((|f| + |h|) / P_C + Pr(tx) * (dim_cut / BW + |S| / P_S))    HARMONY, Eq. 12
 
-    summed over clients, whose depths and rates differ.
+    summed over clients, because depths and rates differ between them.
     """
     return math.fsum(
         load.samples

@@ -1,4 +1,4 @@
-"""Accuracy, loss and bytes of a run as pictures; matplotlib is imported here alone."""
+"""Accuracy, loss and bytes of a run as pictures; the only importer of matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`splitedge simulate`: one command from a recipe to a report, stopped and resumed at will."""
+"""`splitedge simulate`: one command from a recipe to a report, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from edge_sdk.state import StateLock
 from edge_sdk.training.data.load import load_dataset
 from server.training.commands import simulate_app as app
 from server.training.run.checkpoint import read_checkpoint
+from tests.waiting import wait_until
 
 SMALL = """
 method = "{method}"
@@ -68,8 +68,8 @@ def test_a_report_has_what_the_next_program_reads(tmp_path: Path) -> None:
     run = CliRunner().invoke(app, [str(recipe_at(tmp_path)), "--report", str(report_path)])
     assert run.exit_code == 0, run.output
     report = report_of(report_path)
-    said = {key: report[key] for key in ("method", "dataset", "seed", "clients")}
-    assert said == {"method": "supersfl", "dataset": "digits", "seed": 0, "clients": 4}
+    facts = {key: report[key] for key in ("method", "dataset", "seed", "clients")}
+    assert facts == {"method": "supersfl", "dataset": "digits", "seed": 0, "clients": 4}
     assert [row["round"] for row in report["rounds"]] == [1, 2]
     for row in report["rounds"]:
         assert 0 <= row["accuracy"] <= 1
@@ -126,9 +126,9 @@ def test_noise_that_drowns_all_learning_is_named(tmp_path: Path) -> None:
     recipe.write_text(recipe.read_text() + "[privacy]\nupdate_clip = 1.0\nupdate_sigma = 1e30\n")
     run = CliRunner().invoke(app, [str(recipe), "--out", "run"])
     assert run.exit_code == 0, run.output
-    said = " ".join(run.output.split())
-    assert "2 of 3 rounds did not merge (first: 2)" in said
-    assert "the noise of [privacy] may be too strong" in said
+    printed = " ".join(run.output.split())
+    assert "2 of 3 rounds did not merge (first: 2)" in printed
+    assert "the noise of [privacy] may be too strong" in printed
     last = report_of(tmp_path / "run" / "report.json")["rounds"][-1]
     assert sorted(last["missing_why"]) == last["missing"]
     assert all("lower update_sigma" in why for why in last["missing_why"].values())
@@ -136,11 +136,11 @@ def test_noise_that_drowns_all_learning_is_named(tmp_path: Path) -> None:
 
 def test_resuming_nothing_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     command = [str(recipe_at(tmp_path, "fedavg", rounds=1)), "--out", "run", "--resume"]
-    for said in (True, False):  # the second time there is a round to go on from
+    for is_logged in (True, False):  # the second time there is a round to continue from
         caplog.clear()
         run = CliRunner().invoke(app, command)
         assert run.exit_code == 0, run.output
-        assert ("run: no round to continue from; starting with round 1" in caplog.text) is said
+        assert ("run: no round to continue from; starting with round 1" in caplog.text) is is_logged
 
 
 @pytest.mark.parametrize(
@@ -186,18 +186,18 @@ def test_data_may_lie_anywhere(tmp_path: Path, fashion_mnist_fixture: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("method", "how", "status", "said"),
+    ("method", "how", "status", "printed"),
     [
         ("supersfl", signal.SIGKILL, -signal.SIGKILL, b""),
-        ("besplit", signal.SIGINT, 130, b"go on with --resume"),
+        ("besplit", signal.SIGINT, 130, b"continue with --resume"),
     ],
 )
 def test_a_stopped_command_goes_on_to_the_same_weights(
-    tmp_path: Path, method: str, how: signal.Signals, status: int, said: bytes
+    tmp_path: Path, method: str, how: signal.Signals, status: int, printed: bytes
 ) -> None:
     digits = load_dataset("digits").head(200, 100)
     names = ("x_train", "y_train", "x_test", "y_test")
-    # four processes read this in no time; scikit-learn would take two seconds in each
+    # four processes read this at once; scikit-learn would take two seconds in each
     np.savez(tmp_path / "digits.npz", **{name: getattr(digits, name) for name in names})
     recipe = recipe_at(tmp_path, method, rounds=6)
     recipe.write_text(recipe.read_text().replace('"digits"', '"digits.npz"'))
@@ -205,11 +205,9 @@ def test_a_stopped_command_goes_on_to_the_same_weights(
     command = [sys.executable, "-P", "-c", starter, "simulate", str(recipe), "--out"]
     with subprocess.Popen([*command, "killed"], stderr=subprocess.PIPE) as process:
         first = tmp_path / "killed" / "checkpoints" / "round-000002.safetensors"
-        deadline = time.monotonic() + 60
-        while not first.exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_until(first.exists, "the second round's checkpoint", 60)
         process.send_signal(how)
-        assert said in process.communicate(timeout=60)[1]
+        assert printed in process.communicate(timeout=60)[1]
     assert process.returncode == status
     refused = subprocess.run([*command, "killed"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
