@@ -21,7 +21,7 @@ class Interval:
     seeds: int
 
     def __str__(self) -> str:
-        """As papers print it."""
+        """The interval as papers print it."""
         return f"{self.mean:.4g} ± {self.half_width:.2g}"
 
 

@@ -179,7 +179,7 @@ def run_trial(variant: str, recipe: Recipe, attacker: Attacker, images: int) -> 
 
 
 def report(dataset: str, trials: Sequence[Trial], ran: str = "") -> str:
-    """The tables of a data set: our means over seeds, and the paper's figures beside them.
+    """The tables of a data set: our means over seeds, and the paper's figures.
 
     Args:
         ran: a line on how the figures were made.

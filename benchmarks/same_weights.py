@@ -49,7 +49,7 @@ def record(
 
 @app.command()
 def compare(before: Path, after: Path) -> None:
-    """Name each recipe whose weights or figures differ; exit status 1 if any does."""
+    """Name the recipes with other weights or figures; the exit status is 1 if there are any."""
     old, new = orjson.loads(before.read_bytes()), orjson.loads(after.read_bytes())
     differing = 0
     for name in sorted(old | new):

@@ -61,7 +61,7 @@ def paper(  # noqa: PLR0917 - a command's options
     ] = None,
     results: Annotated[Path, typer.Option(help="Folder of the reports.")] = RESULTS,
 ) -> None:
-    """Train the tables of the five papers and write our figures beside theirs."""
+    """Train the tables of the five papers and write our figures next to theirs."""
     unknown = sorted(set(tables) - {"all", *TABLES})
     if unknown:
         raise typer.BadParameter(f"expected all or some of {', '.join(TABLES)}, got {unknown}")

@@ -28,7 +28,7 @@ MissedByDevice = dict[str, list[dict[str, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What devices reported after the last round.
+    """Reports of devices after the last round.
 
     Attributes:
         missed: devices without scores, and why. bytes_down: the weights sent for it.

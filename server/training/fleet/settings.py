@@ -13,7 +13,7 @@ from server.training.fleet.mailbox import SILENCE_S
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """How a training with real devices is run.
+    """Settings of one training with real devices.
 
     Attributes:
         state: the server's state folder; its registry says which devices may take part.

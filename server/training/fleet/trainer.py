@@ -303,7 +303,7 @@ def choose_depths(
 ) -> dict[str, int]:
     """A depth for each device: the recipe's own, or SuperSFL's Eq. 1 with the devices' profiles.
 
-    A device whose link was never measured counts as the slowest.
+    A device with a link that was never measured counts as the slowest.
 
     Raises: ConfigurationError if the recipe's depth is no cut.
     """

@@ -1,4 +1,4 @@
-"""How good a simulation's networks are, on the global test set and for every client.
+"""Accuracy of a simulation's networks, on the global test set and for every client.
 
     full     the whole network: how most methods are evaluated
     exits    every client's prefix and exit head: the only trained path while the server has never
@@ -88,14 +88,14 @@ class Evaluator:
         self._tests = _tests(run, run.recipe.evaluate.rho if rho is None else rho)
 
     def path(self, *, supervised: bool) -> AnswerPath:
-        """How the global test set is answered: by exits while the server has never supervised."""
+        """Path that answers the global test set: exits while the server has never supervised."""
         method = self._run.method
         if method.server_step is not None and method.client.exit_head and not supervised:
             return "exits"
         return "backs" if method.client.own_back else "full"
 
     def answers(self, *, supervised: bool) -> AnswerPath:
-        """How clients get their answers."""
+        """Path that answers a client's test samples."""
         path = self.path(supervised=supervised)
         return "gated" if path != "exits" and self._run.method.share_exits else path
 
@@ -381,7 +381,7 @@ def _batches(
 
 
 def _tests(run: Simulation, rho: float) -> dict[str, RhoTest]:
-    """Every client's test samples.
+    """Test samples of every client.
 
     A client that lacks few classes may have fewer OOD samples than rho asks for: then it has all of
     them. Where each client has tests of its own, rho is the share of drift added to them.

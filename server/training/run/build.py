@@ -1,4 +1,4 @@
-"""What a recipe says of data, network, plans and the server's state, for every kind of run."""
+"""Parts of every run, built from its recipe: data, network, plans and the server's state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from server.training.recipe.recipe import Recipe
 
 
 def load_data(recipe: Recipe) -> Dataset:
-    """The recipe's data set, as much of it as the recipe takes."""
+    """The recipe's data set, cut to the recipe's `train_max` and `test_max`.
+
+    Raises: ConfigurationError for a malignant class that the data set does not have.
+    """
     data = recipe.data
     dataset = load_dataset(data.name, data.folder)
     if data.malignant and max(data.malignant) >= dataset.classes:
@@ -76,7 +79,7 @@ def plan_of(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Pla
 
 
 def server_state(recipe: Recipe, method: Method, net: Supernet) -> ServerState:
-    """The server's side of the recipe over `net`.
+    """The state of the server's half of the recipe, with `net` as the global network.
 
     Raises: ConfigurationError where the method's noise does not cover this network.
     """

@@ -56,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation(Run):
-    """A run whose clients live in this process.
+    """A run with clients in this process.
 
     Attributes:
         clients: by name, in the order of `plans`.

@@ -90,7 +90,7 @@ def client_names(count: int) -> list[str]:
 
 
 def draw_depths(train: TrainSettings, net: Supernet, clients: int, seed: int) -> list[int]:
-    """Every client's depth: the recipe's own, or SuperSFL's Eq. 1 for a fleet drawn at random.
+    """Depths of the clients: the recipe's own, or SuperSFL's Eq. 1 for a fleet drawn at random.
 
     Memory and latency are uniform in the recipe's ranges; the depth is taken down to a cut.
 

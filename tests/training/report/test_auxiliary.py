@@ -1,4 +1,4 @@
-"""What a run with auxiliary models and malignant classes is judged by, recomputed in the open."""
+"""Measures of a run with auxiliary models and malignant classes, recomputed by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
 
-def world_of(method: str = "besplit", participation: float = 1.0, **data: Any) -> Simulation:
+def simulation_of(method: str = "besplit", participation: float = 1.0, **data: Any) -> Simulation:
     recipe = {
         "method": method,
         "data": {"name": "digits", "clients": 3, "train_max": 120, "test_max": 60} | data,
@@ -48,57 +48,57 @@ def test_benign_rate_is_of_malignant_samples_alone() -> None:
     assert math.isnan(benign_rate(predictions, labels, ()))
 
 
-def test_auxiliary_models_are_judged_each_by_itself() -> None:
-    world = world_of(malignant=[3, 8])
-    assert Evaluator(world).auxiliary() is None  # nobody has been taught yet
-    list(run_rounds(world, []))
-    report = Evaluator(world).auxiliary()
+def test_every_auxiliary_model_is_evaluated() -> None:
+    simulation = simulation_of(malignant=[3, 8])
+    assert Evaluator(simulation).auxiliary() is None  # none has been trained yet
+    list(run_rounds(simulation, []))
+    report = Evaluator(simulation).auxiliary()
     assert report is not None
-    assert list(report["each"]) == list(world.clients)
-    x = torch.from_numpy(world.x_test)
+    assert list(report["each"]) == list(simulation.clients)
+    x = torch.from_numpy(simulation.x_test)
     rates = []
-    for name, client in world.clients.items():
-        model = build_auxiliary(world.plans[name]).eval()
+    for name, client in simulation.clients.items():
+        model = build_auxiliary(simulation.plans[name]).eval()
         model.load(client.personal)
         with torch.no_grad():
-            said = model(x).argmax(1).numpy()
-        assert report["each"][name] == pytest.approx((said == world.y_test).mean())
-        rates.append(benign_rate(said, world.y_test, {3, 8}))
+            labels = model(x).argmax(1).numpy()
+        assert report["each"][name] == pytest.approx((labels == simulation.y_test).mean())
+        rates.append(benign_rate(labels, simulation.y_test, {3, 8}))
     assert report["accuracy"] == pytest.approx(np.mean(list(report["each"].values())))
     assert report["bmr"] == pytest.approx(np.mean(rates))
 
 
-def test_a_client_that_never_took_part_has_no_model_to_judge() -> None:
-    world = world_of(participation=0.34)
-    world.loop.run_round(1, 0)
-    report = Evaluator(world).auxiliary()
+def test_a_client_that_never_took_part_has_no_auxiliary_model() -> None:
+    simulation = simulation_of(participation=0.34)
+    simulation.loop.run_round(1, 0)
+    report = Evaluator(simulation).auxiliary()
     assert report is not None
     assert len(report["each"]) == 1
     assert report["bmr"] is None
 
 
 def test_a_report_names_both_models() -> None:
-    world = world_of(malignant=[3])
+    simulation = simulation_of(malignant=[3])
     rows: list[dict[str, Any]] = []
-    list(run_rounds(world, rows))
-    final = report_of(world, rows)["final"]
-    assert final["auxiliary"] == Evaluator(world).auxiliary()
-    assert final["bmr"] == Evaluator(world).benign_rate()
+    list(run_rounds(simulation, rows))
+    final = report_of(simulation, rows)["final"]
+    assert final["auxiliary"] == Evaluator(simulation).auxiliary()
+    assert final["bmr"] == Evaluator(simulation).benign_rate()
     assert 0 <= final["bmr"] <= 1
 
 
 @pytest.mark.parametrize("method", ["fedavg", "splitfed-v1"])
 def test_other_methods_have_the_whole_network_alone(method: str) -> None:
-    world = world_of(method, malignant=[3, 8])
-    list(run_rounds(world, []))
-    assert Evaluator(world).auxiliary() is None
-    said = Evaluator(world).labels(world.state.net)
-    assert (said == world.y_test).mean() == Evaluator(world).accuracy(supervised=True)
-    assert Evaluator(world).benign_rate() == benign_rate(said, world.y_test, {3, 8})
+    simulation = simulation_of(method, malignant=[3, 8])
+    list(run_rounds(simulation, []))
+    assert Evaluator(simulation).auxiliary() is None
+    labels = Evaluator(simulation).labels(simulation.state.net)
+    assert (labels == simulation.y_test).mean() == Evaluator(simulation).accuracy(supervised=True)
+    assert Evaluator(simulation).benign_rate() == benign_rate(labels, simulation.y_test, {3, 8})
 
 
 def test_malignant_classes_are_those_of_the_data() -> None:
     with pytest.raises(ConfigurationError, match="malignant: expected classes from 0 to 9, got 10"):
-        world_of(malignant=[1, 10])
+        simulation_of(malignant=[1, 10])
     with pytest.raises(ConfigurationError, match="malignant: expected a whole number"):
-        world_of(malignant=[-1])
+        simulation_of(malignant=[-1])

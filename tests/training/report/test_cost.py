@@ -1,4 +1,4 @@
-"""What a run cost, and what its answers would, against figures worked out by hand."""
+"""Cost of a run and of its answers, against figures worked out by hand."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def recipe_of(method: str, depth: int = 2, **numbers: Any) -> Recipe:
 
 def test_latency_is_harmonys_model_of_the_parameters_on_each_side() -> None:
     """`tiny` cut at 2: prefix 1,248, head 650, 16 channels, 34,282 - 1,248 behind (docs)."""
-    world = build_simulation(recipe_of("splitgp"))
-    first, second = world.plans
-    said = answer_latency(world, {first: 100, second: 50}, {first: 1.0, second: 0.25})
+    simulation = build_simulation(recipe_of("splitgp"))
+    first, second = simulation.plans
+    found = answer_latency(simulation, {first: 100, second: 50}, {first: 1.0, second: 0.25})
     suffix = 34_282 - 1_248
     expected = 100 * (1_248 / 20 + 16 + suffix / 100)
     expected += 50 * ((1_248 + 650) / 20 + 0.25 * (16 + suffix / 100))
-    assert said["modelled"] == pytest.approx(expected)
-    assert said["samples"] == 150
-    assert said["offload_rate"] == pytest.approx((100 + 12.5) / 150)
-    assert answer_latency(world, {first: 0}, {first: 1.0})["offload_rate"] is None
+    assert found["modelled"] == pytest.approx(expected)
+    assert found["samples"] == 150
+    assert found["offload_rate"] == pytest.approx((100 + 12.5) / 150)
+    assert answer_latency(simulation, {first: 0}, {first: 1.0})["offload_rate"] is None
 
 
 def test_client_with_the_whole_network_asks_nobody() -> None:
-    world = build_simulation(recipe_of("fedavg"))
-    (first, _) = world.plans
-    said = answer_latency(world, {first: 10}, {first: 1.0})
-    assert said["modelled"] == pytest.approx(10 * 34_282 / 20)
+    simulation = build_simulation(recipe_of("fedavg"))
+    (first, _) = simulation.plans
+    found = answer_latency(simulation, {first: 10}, {first: 1.0})
+    assert found["modelled"] == pytest.approx(10 * 34_282 / 20)
 
 
 def test_rounds_add_up() -> None:
@@ -75,10 +75,10 @@ def test_fleets_energy_is_of_those_that_know_theirs() -> None:
         return DeviceScore(name, 2, Score(1, 2), None, reading)
 
     scores = [score("a", 5.0, "ina"), score("b", None, "none"), score("c", 2.5, "declared")]
-    said = fleet_energy(scores)
-    assert said["joules"] == 7.5
-    assert said["sources"] == {"a": "ina", "b": "none", "c": "declared"}
-    assert said["seconds"] == 6.0
+    found = fleet_energy(scores)
+    assert found["joules"] == 7.5
+    assert found["sources"] == {"a": "ina", "b": "none", "c": "declared"}
+    assert found["seconds"] == 6.0
     assert fleet_energy(scores[1:2])["joules"] is None
 
 

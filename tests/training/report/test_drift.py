@@ -20,7 +20,7 @@ from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
 
-def world_of(method: str, split: str = "local", rho: float = 0.4) -> Simulation:
+def simulation_of(method: str, split: str = "local", rho: float = 0.4) -> Simulation:
     return build_simulation(
         read_recipe(
             {
@@ -40,7 +40,7 @@ def world_of(method: str, split: str = "local", rho: float = 0.4) -> Simulation:
     )
 
 
-def of_eight(world: Simulation) -> Simulation:
+def of_eight(simulation: Simulation) -> Simulation:
     """A server that always says 9; exits that say 0 and are not sure: p = 0.8, entropy 0.94.
 
     Own samples and drift of the two, by their labels:
@@ -49,19 +49,19 @@ def of_eight(world: Simulation) -> Simulation:
         client-1    9 9 9 1    9 9 9 0
     """
     with torch.no_grad():
-        last = [m for m in world.state.net.head.modules() if isinstance(m, nn.Linear)][-1]
+        last = [m for m in simulation.state.net.head.modules() if isinstance(m, nn.Linear)][-1]
         last.weight.zero_()
         last.bias.copy_(nn.functional.one_hot(torch.tensor(9), 10).float())
     bias = torch.zeros(10)
     bias[0] = math.log(36)  # 0.8 against 0.2 / 9 each
-    world.state.write({"exit2.2.weight": torch.zeros(10, 64), "exit2.2.bias": bias})
+    simulation.state.write({"exit2.2.weight": torch.zeros(10, 64), "exit2.2.bias": bias})
     labels = np.array([0, 0, 0, 9, 9, 9, 9, 1])
     tests = [
         RhoTest(np.arange(4), np.arange(4, 8)),
         RhoTest(np.arange(4, 8), np.array([3, 3, 3, 0])),
     ]
-    named = dict(zip(world.clients, tests, strict=True))
-    return replace(world, x_test=world.x_test[:8], y_test=labels, tests=named)
+    named = dict(zip(simulation.clients, tests, strict=True))
+    return replace(simulation, x_test=simulation.x_test[:8], y_test=labels, tests=named)
 
 
 @pytest.mark.parametrize("rho", [0.0, 1.0])
@@ -69,7 +69,7 @@ def test_each_side_has_the_gate_that_is_best_for_it(rho: float) -> None:
     """client-0: by exits alone 3 of 4 and 3 of 8, by the server alone 1 of 4 and 4 of 8.
     client-1: by exits alone none and 1 of 8, by the server alone 3 of 4 and 6 of 8.
     """
-    found = Evaluator(of_eight(world_of("multi-exit", rho=rho))).drift(supervised=True)
+    found = Evaluator(of_eight(simulation_of("multi-exit", rho=rho))).drift(supervised=True)
     assert found == {
         "without_drift": 3 / 4,
         "with_drift": (4 / 8 + 6 / 8) / 2,
@@ -81,17 +81,17 @@ def test_each_side_has_the_gate_that_is_best_for_it(rho: float) -> None:
 
 
 def test_without_a_gate_the_server_answers_all() -> None:
-    found = Evaluator(of_eight(world_of("splitfed-v2"))).drift(supervised=True)
+    found = Evaluator(of_eight(simulation_of("splitfed-v2"))).drift(supervised=True)
     assert found is not None
     assert (found["without_drift"], found["with_drift"]) == ((1 / 4 + 3 / 4) / 2, (4 + 6) / 16)
 
 
 @pytest.mark.parametrize("split", ["local", "global"])
 def test_a_report_has_it_where_clients_have_tests_of_their_own(split: str) -> None:
-    world = world_of("fedavg", split)
+    simulation = simulation_of("fedavg", split)
     rows: list[dict[str, Any]] = []
-    list(run_rounds(world, rows))
-    found = report_of(world, rows)["final"]["out_of_client"]
+    list(run_rounds(simulation, rows))
+    found = report_of(simulation, rows)["final"]["out_of_client"]
     assert (found is None) == (split == "global")
     if found is not None:
-        assert found["each"].keys() == world.clients.keys()
+        assert found["each"].keys() == simulation.clients.keys()

@@ -18,7 +18,7 @@ from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
 
-def world_of(
+def simulation_of(
     method: str,
     *,
     rounds: int = 1,
@@ -52,66 +52,66 @@ def zero_head(depth: int = 2, likes: int | None = None) -> dict[str, torch.Tenso
     }
 
 
-def head_names(world: Simulation, depth: int) -> list[str]:
-    return [name for name in world.state.read() if name.startswith(f"exit{depth}.")]
+def head_names(simulation: Simulation, depth: int) -> list[str]:
+    return [name for name in simulation.state.read() if name.startswith(f"exit{depth}.")]
 
 
 def test_full_accuracy_is_that_of_the_whole_network() -> None:
-    world = world_of("fedavg", rounds=2, train={"learning_rate": 0.3})
-    for _ in run_rounds(world, []):
+    simulation = simulation_of("fedavg", rounds=2, train={"learning_rate": 0.3})
+    for _ in run_rounds(simulation, []):
         pass
-    net = world.state.net.eval()
+    net = simulation.state.net.eval()
     right = 0
-    for x, label in zip(world.x_test, world.y_test, strict=True):
+    for x, label in zip(simulation.x_test, simulation.y_test, strict=True):
         with torch.no_grad():
             right += int(net(torch.from_numpy(x)[None]).argmax()) == label
-    assert Evaluator(world).accuracy(supervised=False) == right / len(world.y_test)
+    assert Evaluator(simulation).accuracy(supervised=False) == right / len(simulation.y_test)
 
 
-def test_exits_are_judged_with_each_clients_own_head() -> None:
-    world = world_of("supersfl")
-    assert set(zero_head()) == set(head_names(world, 2))
-    for likes, client in enumerate(world.clients.values()):
+def test_exits_are_evaluated_with_each_clients_own_head() -> None:
+    simulation = simulation_of("supersfl")
+    assert set(zero_head()) == set(head_names(simulation, 2))
+    for likes, client in enumerate(simulation.clients.values()):
         client.personal = zero_head(likes=likes)
-    shares = [float((world.y_test == likes).mean()) for likes in range(4)]
-    evaluator = Evaluator(world)
+    shares = [float((simulation.y_test == likes).mean()) for likes in range(4)]
+    evaluator = Evaluator(simulation)
     assert evaluator.accuracy(supervised=False) == pytest.approx(np.mean(shares), abs=1e-12)
     assert evaluator.exits()[2] == pytest.approx(np.mean(shares), abs=1e-12)
 
 
 def test_exits_stand_alone_only_while_the_server_has_never_supervised() -> None:
-    evaluator = Evaluator(world_of("supersfl"))
+    evaluator = Evaluator(simulation_of("supersfl"))
     assert evaluator.path(supervised=False) == "exits"
     assert evaluator.path(supervised=True) == "full"
     # without an exit head, or without a server step, there is one path only
-    assert Evaluator(world_of("splitfed-v1")).path(supervised=False) == "full"
-    assert Evaluator(world_of("fedavg")).path(supervised=False) == "full"
+    assert Evaluator(simulation_of("splitfed-v1")).path(supervised=False) == "full"
+    assert Evaluator(simulation_of("fedavg")).path(supervised=False) == "full"
 
 
 def test_a_client_is_tested_on_its_classes_and_on_rho_times_as_many_others() -> None:
-    world = world_of("fedavg", evaluate={"rho": 0.4})
+    simulation = simulation_of("fedavg", evaluate={"rho": 0.4})
     for client, found in zip(
-        world.clients.values(), Evaluator(world).clients(supervised=False), strict=True
+        simulation.clients.values(), Evaluator(simulation).clients(supervised=False), strict=True
     ):
-        own = int(np.isin(world.y_test, np.unique(client.y)).sum())
+        own = int(np.isin(simulation.y_test, np.unique(client.y)).sum())
         assert found.inside.samples == own
         assert found.outside.samples == round(0.4 * own)
 
 
 def test_a_client_of_nearly_all_classes_is_tested_on_the_others_there_are() -> None:
     data = {"partition": "dirichlet", "numbers": {"concentration": 100.0}, "train_max": None}
-    world = world_of("fedavg", data=data)
-    for found in Evaluator(world).clients(supervised=False):
-        assert (found.inside.samples, found.outside.samples) == (len(world.y_test), 0)
+    simulation = simulation_of("fedavg", data=data)
+    for found in Evaluator(simulation).clients(supervised=False):
+        assert (found.inside.samples, found.outside.samples) == (len(simulation.y_test), 0)
 
 
 def test_a_gate_that_never_opens_gives_the_servers_answers() -> None:
-    world = world_of("multi-exit")
+    simulation = simulation_of("multi-exit")
     # entropy ln 10 = 2.303 is above the loosest threshold, 2.3
-    world.state.write(zero_head())
-    full = Evaluator(world)
+    simulation.state.write(zero_head())
+    full = Evaluator(simulation)
     wholes = full._right_of_wholes()
-    for name, found in zip(world.clients, full.clients(supervised=True), strict=True):
+    for name, found in zip(simulation.clients, full.clients(supervised=True), strict=True):
         expected = wholes[name]
         test = full._tests[name]
         assert found.exit_rate == 0
@@ -120,17 +120,17 @@ def test_a_gate_that_never_opens_gives_the_servers_answers() -> None:
 
 
 def test_a_gate_opens_where_the_exit_knows_better() -> None:
-    world = world_of("multi-exit")
+    simulation = simulation_of("multi-exit")
     with torch.no_grad():  # a server that always says 9, and exits that are sure of 0
-        head = world.state.net.head
+        head = simulation.state.net.head
         last = [module for module in head.modules() if isinstance(module, nn.Linear)][-1]
         last.weight.zero_()
         last.bias.copy_(torch.nn.functional.one_hot(torch.tensor(9), 10).float())
-    world.state.write(zero_head(likes=0))
-    evaluator = Evaluator(world)
-    for name, found in zip(world.clients, evaluator.clients(supervised=True), strict=True):
+    simulation.state.write(zero_head(likes=0))
+    evaluator = Evaluator(simulation)
+    for name, found in zip(simulation.clients, evaluator.clients(supervised=True), strict=True):
         test = evaluator._tests[name]
-        labels = world.y_test[np.concatenate([test.id, test.ood])]
+        labels = simulation.y_test[np.concatenate([test.id, test.ood])]
         zeros, nines = int((labels == 0).sum()), int((labels == 9).sum())
         # every exit's entropy is 0: either all leave by it or, were the grid empty, none
         assert zeros != nines
@@ -143,19 +143,19 @@ def test_thresholds_follow_the_number_of_classes(tmp_path: Any) -> None:
     x, y = np.random.default_rng(0).random((40, 1, 8, 8)).astype(np.float32), np.arange(40) % 2
     np.savez(tmp_path / "two.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     data = {"name": "two.npz", "folder": str(tmp_path), "partition": "iid", "numbers": {}}
-    world = world_of("multi-exit", data=data)
+    simulation = simulation_of("multi-exit", data=data)
     scale = np.log(2) / np.log(10)
-    for found in Evaluator(world).clients(supervised=True):
+    for found in Evaluator(simulation).clients(supervised=True):
         assert found.threshold in [pytest.approx(point * scale) for point in THRESHOLDS]
 
 
 def test_a_personal_model_is_lambda_of_its_own_and_the_rest_the_average() -> None:
-    world = world_of("splitgp", method_numbers={"personal_share": 0.9})
-    for _ in run_rounds(world, []):
+    simulation = simulation_of("splitgp", method_numbers={"personal_share": 0.9})
+    for _ in run_rounds(simulation, []):
         pass
-    name, client = next(iter(world.clients.items()))
-    prefix, head = Evaluator(world)._pair(name)
-    shared, own = world.state.read(), client.personal
+    name, client = next(iter(simulation.clients.items()))
+    prefix, head = Evaluator(simulation)._pair(name)
+    shared, own = simulation.state.read(), client.personal
     expected = 0.9 * own["stage1.0.weight"] + 0.1 * shared["stage1.0.weight"]
     assert torch.allclose(prefix.state_dict()["stage1.0.weight"], expected, atol=1e-7)
     expected = 0.9 * own["exit2.2.bias"] + 0.1 * shared["exit2.2.bias"]
@@ -164,17 +164,17 @@ def test_a_personal_model_is_lambda_of_its_own_and_the_rest_the_average() -> Non
 
 def test_fine_tuning_fits_a_client_to_its_own_classes() -> None:
     def inside(steps: int) -> float:
-        world = world_of(
+        simulation = simulation_of(
             "splitgp",
             rounds=3,
             data={"numbers": {"per_client": 5}},
             train={"learning_rate": 0.2},
             method_numbers={"finetune_steps": steps, "personal_share": 0.2},
         )
-        for _ in run_rounds(world, []):
+        for _ in run_rounds(simulation, []):
             pass
         return float(
-            np.mean([c.inside.accuracy for c in Evaluator(world).clients(supervised=True)])
+            np.mean([c.inside.accuracy for c in Evaluator(simulation).clients(supervised=True)])
         )
 
     assert inside(100) > inside(0) + 0.1
@@ -182,12 +182,12 @@ def test_fine_tuning_fits_a_client_to_its_own_classes() -> None:
 
 def test_evaluating_changes_nothing() -> None:
     data = {"partition": "iid", "numbers": {}}
-    world = world_of("splitgp", data=data, method_numbers={"finetune_steps": 3})
-    for _ in run_rounds(world, []):
+    simulation = simulation_of("splitgp", data=data, method_numbers={"finetune_steps": 3})
+    for _ in run_rounds(simulation, []):
         pass
-    before = world.state.read()
-    kept = {name: dict(client.personal) for name, client in world.clients.items()}
-    world.state.net.train()
+    before = simulation.state.read()
+    kept = {name: dict(client.personal) for name, client in simulation.clients.items()}
+    simulation.state.net.train()
     nothing: dict[str, Any] = {
         "participants": [],
         "missing": [],
@@ -195,20 +195,20 @@ def test_evaluating_changes_nothing() -> None:
         "bytes_by_kind": {},
     }
     nothing |= {"seconds": 0.0, "bytes_up": 0, "bytes_down": 0}
-    report_of(world, [{"supervised": True} | nothing])
-    assert world.state.net.training
-    after = world.state.read()
+    report_of(simulation, [{"supervised": True} | nothing])
+    assert simulation.state.net.training
+    after = simulation.state.read()
     assert all(torch.equal(before[key], after[key]) for key in before)
-    for name, client in world.clients.items():
+    for name, client in simulation.clients.items():
         assert all(torch.equal(kept[name][key], client.personal[key]) for key in kept[name])
 
 
 def test_fairness_is_that_of_the_clients_in_the_report() -> None:
-    world = world_of("splitfed-v1", rounds=2, train={"learning_rate": 0.3})
+    simulation = simulation_of("splitfed-v1", rounds=2, train={"learning_rate": 0.3})
     rows: list[dict[str, Any]] = []
-    for _ in run_rounds(world, rows):
+    for _ in run_rounds(simulation, rows):
         pass
-    report = report_of(world, rows)
+    report = report_of(simulation, rows)
     right = [
         (c["accuracy_id"] * c["tested_id"] + c["accuracy_ood"] * c["tested_ood"])
         / (c["tested_id"] + c["tested_ood"])
@@ -222,27 +222,27 @@ def test_fairness_is_that_of_the_clients_in_the_report() -> None:
 
 
 def test_backs_are_each_client_s_own_on_the_shared_network() -> None:
-    world = world_of("splitlpf", data={"test_max": 200})
-    for sure_of, client in enumerate(world.clients.values()):
+    simulation = simulation_of("splitlpf", data={"test_max": 200})
+    for sure_of, client in enumerate(simulation.clients.values()):
         bias = torch.zeros(10)
         bias[sure_of] = 1e6
         client.personal |= {"back.weight": torch.zeros(10, 64), "back.bias": bias}
-    evaluator = Evaluator(world)
+    evaluator = Evaluator(simulation)
     assert evaluator.path(supervised=True) == evaluator.answers(supervised=True) == "backs"
     # each client answers one class to everything
-    shares = [float((world.y_test == sure_of).mean()) for sure_of in range(4)]
+    shares = [float((simulation.y_test == sure_of).mean()) for sure_of in range(4)]
     assert evaluator.accuracy(supervised=True) == pytest.approx(np.mean(shares))
     for sure_of, score in enumerate(evaluator.clients(supervised=True)):
         right = score.inside.correct + score.outside.correct
-        known = np.unique(world.clients[score.client].y)
-        expected = int((world.y_test == sure_of).sum())
+        known = np.unique(simulation.clients[score.client].y)
+        expected = int((simulation.y_test == sure_of).sum())
         assert right == expected if sure_of in known else right <= expected
 
 
 def test_before_its_first_round_a_client_s_back_is_that_of_the_seed() -> None:
-    world = world_of("splitlpf", data={"test_max": 200})
-    evaluator = Evaluator(world)
-    x = torch.from_numpy(world.x_test)
+    simulation = simulation_of("splitlpf", data={"test_max": 200})
+    evaluator = Evaluator(simulation)
+    x = torch.from_numpy(simulation.x_test)
     with torch.no_grad():
-        right = world.state.net.eval()(x).argmax(1).numpy() == world.y_test
+        right = simulation.state.net.eval()(x).argmax(1).numpy() == simulation.y_test
     assert evaluator.accuracy(supervised=False) == pytest.approx(right.mean())

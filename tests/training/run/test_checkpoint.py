@@ -167,17 +167,17 @@ def end_of(out: Path) -> tuple[dict[str, torch.Tensor], Any]:
 
 
 def trained(rounds: int = 2, name: str = "supersfl") -> tuple[Simulation, list[dict[str, Any]]]:
-    world, rows = build_simulation(recipe_of(name, rounds)), []  # type: Simulation, list[dict[str, Any]]
-    for _ in run_rounds(world, rows):
+    simulation, rows = build_simulation(recipe_of(name, rounds)), []  # type: Simulation, list[dict[str, Any]]
+    for _ in run_rounds(simulation, rows):
         pass
-    return world, rows
+    return simulation, rows
 
 
 def saved(out: Path, rounds: int) -> None:
-    """Every round of a run, saved as it comes."""
-    world, rows = build_simulation(recipe_of(rounds=rounds)), []  # type: Simulation, list[dict[str, Any]]
-    for _ in run_rounds(world, rows):
-        save_checkpoint(out, world, rows)
+    """Run so many rounds and save each."""
+    simulation, rows = build_simulation(recipe_of(rounds=rounds)), []  # type: Simulation, list[dict[str, Any]]
+    for _ in run_rounds(simulation, rows):
+        save_checkpoint(out, simulation, rows)
 
 
 @pytest.mark.parametrize(
@@ -223,12 +223,12 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(
 
 
 def test_a_checkpoint_has_weights_momentum_and_what_clients_keep(tmp_path: Path) -> None:
-    world, rows = trained(name="splitgp")
+    simulation, rows = trained(name="splitgp")
     minibatch = build_simulation(recipe_of(method="minibatch-sfl", method_numbers={}))
     stepped: list[dict[str, Any]] = []
     for _ in run_rounds(minibatch, stepped):
         pass
-    for kept, rows_kept in ((world, rows), (minibatch, stepped)):
+    for kept, rows_kept in ((simulation, rows), (minibatch, stepped)):
         path = save_checkpoint(tmp_path, kept, rows_kept)
         fresh = build_simulation(kept.recipe)
         read_checkpoint(path).restore(fresh)
@@ -242,15 +242,15 @@ def test_a_checkpoint_has_weights_momentum_and_what_clients_keep(tmp_path: Path)
             assert client.personal.keys() == personal.keys()
             assert all(torch.equal(client.personal[key], personal[key]) for key in personal)
     assert minibatch.state.momentum()
-    assert any(client.personal for client in world.clients.values())
+    assert any(client.personal for client in simulation.clients.values())
 
 
 def test_a_checkpoint_is_one_file_of_tensors_and_json(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, *trained())
     with safe_open(path, "pt") as file:
-        said = json.loads(file.metadata()["run"])
-    assert said["recipe"]["method"] == "supersfl"
-    assert [row["round"] for row in said["rows"]] == [1, 2]
+        metadata = json.loads(file.metadata()["run"])
+    assert metadata["recipe"]["method"] == "supersfl"
+    assert [row["round"] for row in metadata["rows"]] == [1, 2]
 
 
 def test_only_the_last_two_rounds_are_kept(tmp_path: Path) -> None:
@@ -298,8 +298,8 @@ def test_more_rounds_may_be_asked_for_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_is_not_overwritten(tmp_path: Path) -> None:
-    world, rows = trained(rounds=3)
-    save_checkpoint(tmp_path, world, rows[:1])
+    simulation, rows = trained(rounds=3)
+    save_checkpoint(tmp_path, simulation, rows[:1])
     with pytest.raises(ConfigurationError, match="stopped after round 1 of 3; add --resume"):
         simulate(recipe_of(), tmp_path)
     # a finished one makes way for a new run

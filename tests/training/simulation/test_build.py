@@ -1,4 +1,4 @@
-"""Worlds: what a recipe says is what clients, plans and the server's network are."""
+"""Simulations: what a recipe says is what clients, plans and the server's network are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def recipe_of(
     }
 
 
-def world_of(*args: Any, **kwargs: Any) -> Simulation:
+def simulation_of(*args: Any, **kwargs: Any) -> Simulation:
     return build_simulation(read_recipe(recipe_of(*args, **kwargs)))
 
 
@@ -46,9 +46,9 @@ def settings(memory_gb: tuple[float, float], backbone: str = "tiny") -> TrainSet
 
 
 def test_every_training_sample_is_at_exactly_one_client() -> None:
-    world, dataset = world_of(), load_dataset("digits")
-    held = np.concatenate([client.x for client in world.clients.values()])
-    labels = np.concatenate([client.y for client in world.clients.values()])
+    simulation, dataset = simulation_of(), load_dataset("digits")
+    held = np.concatenate([client.x for client in simulation.clients.values()])
+    labels = np.concatenate([client.y for client in simulation.clients.values()])
     assert held.shape == dataset.x_train.shape
 
     def in_one_order(x: Any, y: Any) -> Any:
@@ -60,18 +60,18 @@ def test_every_training_sample_is_at_exactly_one_client() -> None:
 
 
 def test_clients_are_views_of_one_array() -> None:
-    world = world_of(data={"clients": 100, "partition": "iid"})
-    bases = {id(client.x.base) for client in world.clients.values()}
+    simulation = simulation_of(data={"clients": 100, "partition": "iid"})
+    bases = {id(client.x.base) for client in simulation.clients.values()}
     assert len(bases) == 1
-    assert all(not client.x.flags.owndata for client in world.clients.values())
+    assert all(not client.x.flags.owndata for client in simulation.clients.values())
 
 
 def test_one_recipe_gives_one_world_and_another_seed_another() -> None:
-    first, again, other = world_of(seed=3), world_of(seed=3), world_of(seed=4)
+    first, again, other = simulation_of(seed=3), simulation_of(seed=3), simulation_of(seed=4)
     for name, client in first.clients.items():
         assert np.array_equal(client.x, again.clients[name].x)
         assert first.plans[name] == again.plans[name]
-    weights, same, different = (world.state.read() for world in (first, again, other))
+    weights, same, different = (simulation.state.read() for simulation in (first, again, other))
     assert all(torch.equal(weights[name], same[name]) for name in weights)
     assert not torch.equal(weights["stage1.0.weight"], different["stage1.0.weight"])
     sizes = [client.samples for client in first.clients.values()]
@@ -106,13 +106,13 @@ def test_depths_are_taken_down_to_a_cut() -> None:
 
 @pytest.mark.parametrize(("method", "depth"), [("fedavg", 5), ("fedprox", 5), ("splitfed-v1", 2)])
 def test_whole_networks_are_all_stages_deep(method: str, depth: int) -> None:
-    world = world_of(method, train={"depth": 2})
-    assert {plan.depth for plan in world.plans.values()} == {depth}
+    simulation = simulation_of(method, train={"depth": 2})
+    assert {plan.depth for plan in simulation.plans.values()} == {depth}
 
 
 def test_a_method_reaches_its_clients_as_a_plan() -> None:
-    world = world_of("splitgp", method_numbers={"personal_share": 0.9}, seed=7)
-    for plan in world.plans.values():
+    simulation = simulation_of("splitgp", method_numbers={"personal_share": 0.9}, seed=7)
+    for plan in simulation.plans.values():
         assert (plan.part.personal_share, plan.part.exit_head, plan.part.fusion) == (
             0.9,
             True,
@@ -129,7 +129,7 @@ def test_natural_clients_are_those_the_samples_came_from(tmp_path: Path) -> None
         group_train=np.array([5, 2, 2, 5, 5, 5]), group_test=np.zeros(6, int),
     )  # fmt: skip
     data = {"name": "worn.npz", "folder": str(tmp_path), "partition": "natural", "clients": 2}
-    assert [c.samples for c in world_of(data=data).clients.values()] == [2, 4]
+    assert [c.samples for c in simulation_of(data=data).clients.values()] == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_recipe_that_cannot_work_is_refused_by_name(
     changed: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        world_of(**changed)
+        simulation_of(**changed)
     assert message in str(caught.value)
 
 
@@ -172,8 +172,8 @@ def test_a_recipe_that_misses_something_says_what() -> None:
 
 def test_a_gpu_that_is_not_there_is_not_pretended() -> None:
     if torch.cuda.is_available():
-        world = build_simulation(read_recipe(recipe_of()), "cuda")
-        assert next(world.state.net.parameters()).is_cuda
+        simulation = build_simulation(read_recipe(recipe_of()), "cuda")
+        assert next(simulation.state.net.parameters()).is_cuda
         return
     with pytest.raises(ConfigurationError, match="--device cuda: expected a GPU"):
         build_simulation(read_recipe(recipe_of()), "cuda")
@@ -181,10 +181,10 @@ def test_a_gpu_that_is_not_there_is_not_pretended() -> None:
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*-digits.toml")), ids=lambda path: path.stem)
 def test_recipes_of_the_digits_build_a_world_of_ten_clients(path: Path) -> None:
-    world = build_simulation(load_recipe(path))
-    assert len(world.clients) == 10
+    simulation = build_simulation(load_recipe(path))
+    assert len(simulation.clients) == 10
     made_of_parts = {"default-digits", "combined-digits"}
-    assert path.stem in {f"{world.recipe.method}-digits", *made_of_parts}
+    assert path.stem in {f"{simulation.recipe.method}-digits", *made_of_parts}
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,11 @@ def test_every_variant_is_trained_and_attacked(
     small = replace(SCALES["digits"], train_max=80, test_max=40, attacker=Attacker(8, 0, epochs=9))
     monkeypatch.setitem(SCALES, "digits", small)
     main("digits", seeds=1, images=10, rounds=1, epochs=1, results=tmp_path)
-    said = orjson.loads((tmp_path / "inversion-digits.json").read_bytes())
-    tried = [(one["variant"], one["depth"]) for one in said["trials"]]
+    written = orjson.loads((tmp_path / "inversion-digits.json").read_bytes())
+    tried = [(one["variant"], one["depth"]) for one in written["trials"]]
     others = [(variant, depth) for depth in small.cuts for variant in (PLAIN, ENHANCED)]
     assert tried == [(variant, 2) for variant in VARIANTS] + others
-    assert (said["scale"]["rounds"], said["scale"]["attacker"]["epochs"]) == (1, 1)
+    assert (written["scale"]["rounds"], written["scale"]["attacker"]["epochs"]) == (1, 1)
     text = (tmp_path / "inversion-digits.md").read_text()
     assert "inversion digits --seeds 1 --images 10 --rounds 1 --epochs 1`" in text
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What gradients of logits and of embeddings say about labels, and what noise does to that."""
+"""Labels that gradients of logits and of embeddings give away, and the effect of noise."""
 
 from __future__ import annotations
 
@@ -147,6 +147,6 @@ def test_max_norm_would_hide_nothing_among_many_classes(
         B, 1, generator=torch.Generator().manual_seed(6)
     )
     perturbed = gradients * (1 + scale)
-    # the entry whose sign no other has
+    # the entry with a sign that no other has
     odd = torch.where((perturbed < 0).sum(1, keepdim=True) == 1, -perturbed, perturbed).argmax(1)
     assert accuracy(odd, labels) == 1

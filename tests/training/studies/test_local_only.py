@@ -26,9 +26,9 @@ RECIPE: dict[str, Any] = {
 def test_a_client_alone_is_plain_sgd_on_its_own_samples() -> None:
     recipe = read_recipe(RECIPE)
     scores = local_only_scores(recipe)
-    world = build_simulation(recipe)
-    for name, score in zip(world.clients, scores, strict=True):
-        client, plan = world.clients[name], world.plans[name]
+    simulation = build_simulation(recipe)
+    for name, score in zip(simulation.clients, scores, strict=True):
+        client, plan = simulation.clients[name], simulation.plans[name]
         net = build("tiny", classes=10, input_shape=(1, 8, 8), mean=plan.mean, std=plan.std, seed=0)
         optimiser = torch.optim.SGD(net.parameters(), 0.2)
         for _ in range(3):  # one batch a round, of all samples
@@ -36,13 +36,15 @@ def test_a_client_alone_is_plain_sgd_on_its_own_samples() -> None:
             logits = net(torch.from_numpy(client.x))
             nn.functional.cross_entropy(logits, torch.from_numpy(client.y)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             optimiser.step()
-        known = np.isin(world.y_test, np.unique(client.y))
+        known = np.isin(simulation.y_test, np.unique(client.y))
         with torch.no_grad():
-            answers = net.eval()(torch.from_numpy(world.x_test[known])).argmax(1).numpy()
+            answers = net.eval()(torch.from_numpy(simulation.x_test[known])).argmax(1).numpy()
         assert score.client == name
         assert score.inside.samples == known.sum()
         # an answer may turn where two logits are equal up to the order of additions
-        assert score.inside.correct == pytest.approx((answers == world.y_test[known]).sum(), abs=1)
+        assert score.inside.correct == pytest.approx(
+            (answers == simulation.y_test[known]).sum(), abs=1
+        )
 
 
 def test_one_client_with_the_others_is_as_good_as_alone() -> None:

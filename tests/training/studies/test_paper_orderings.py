@@ -39,11 +39,11 @@ def test_seeds_are_compared_in_pairs_as_scipy_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("apart", "said"),
+    ("apart", "expected"),
     [([1.0, 1.2, 0.9], "shown"), ([-1.0, -1.2, -0.9], "reversed"), ([1.0, -1.2, 0.9], "open")],
 )
-def test_one_that_could_be_chance_is_open(apart: list[float], said: str) -> None:
-    assert verdict(mean_interval(apart)) == said
+def test_one_that_could_be_chance_is_open(apart: list[float], expected: str) -> None:
+    assert verdict(mean_interval(apart)) == expected
     assert verdict(mean_interval(apart[:1])) == "open"
 
 

@@ -1,4 +1,4 @@
-"""Every table of the five papers runs at its smallest scale, and its report says what it is of."""
+"""Every table of the five papers runs at its smallest scale, and its report names its source."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed()
     alone: list[list[float]] = []
     for row in table.rows[:2]:
         recipe = recipe_of(table, row, "smoke", 0, None)
-        world, rows = build_simulation(recipe), list[Any]()
-        for _ in run_rounds(world, rows):
+        simulation, rows = build_simulation(recipe), list[Any]()
+        for _ in run_rounds(simulation, rows):
             pass
-        found = measured(world, rows, ["pearson"])["pearson"]
+        found = measured(simulation, rows, ["pearson"])["pearson"]
         alone.append([(s.inside + s.outside).accuracy for s in local_only_scores(recipe)])
-        scores = Evaluator(world).clients(supervised=True)
+        scores = Evaluator(simulation).clients(supervised=True)
         together = [(s.inside + s.outside).accuracy for s in scores]
         assert found == pytest.approx(100 * np.corrcoef(alone[-1], together)[0, 1])
     assert alone[0] == alone[1]  # methods differ in nothing that one trains by alone
@@ -72,7 +72,7 @@ def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["scala", "--row", "nosuch"], "--row: expected some of SCALA"),
         (["scala", "--device", "toaster"], "expected cpu or cuda"),
@@ -80,10 +80,10 @@ def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed()
     ],
 )
 def test_a_mistake_is_one_sentence_and_no_report_is_touched(
-    words: list[str], said: str, tmp_path: Path
+    words: list[str], expected: str, tmp_path: Path
 ) -> None:
     ran = CliRunner().invoke(app, [*words, "--seeds", "1", "--results", str(tmp_path)])
     assert ran.exit_code in {1, 2}
-    assert said in " ".join(ran.output.replace("│", " ").split())
+    assert expected in " ".join(ran.output.replace("│", " ").split())
     assert not isinstance(ran.exception, AssertionError | KeyError)
     assert list(tmp_path.iterdir()) == []
