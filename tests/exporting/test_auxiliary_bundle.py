@@ -18,7 +18,8 @@ from edge_sdk.settings import AgentSettings
 from edge_sdk.training.client.auxiliary import Auxiliary, build_auxiliary
 from edge_sdk.training.data.load import Dataset
 from edge_sdk.training.formulas.evidence import evidential_losses
-from edge_sdk.training.protocol.plan import ClientPart, Distillation, Plan
+from edge_sdk.training.protocol.client_part import ClientPart, Distillation
+from edge_sdk.training.protocol.plan import Plan
 from edge_sdk.training.protocol.training import Training
 from exporters.graphs import own_exit
 from exporters.model import export_model

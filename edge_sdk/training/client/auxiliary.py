@@ -22,8 +22,9 @@ from edge_sdk.training.client.optimiser import optimiser_of
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.formulas.distillation import kd_client, kd_global
 from edge_sdk.training.formulas.evidence import evidential_losses, kl_weight_at
+from edge_sdk.training.protocol.client_part import Distillation
 from edge_sdk.training.protocol.messages import Weights
-from edge_sdk.training.protocol.plan import Distillation, Plan, network_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.weights import load_weights, read_weights
 
 

@@ -9,7 +9,7 @@ A round calls every companion at the same places:
 
 The auxiliary model (BESplit), the personal head (SplitLPF) and the inversion guard (SCALA) are
 companions, and a plan may ask for several. Which parts exclude each other, and why, stands in
-`edge_sdk.training.protocol.plan.EXCLUSIONS`.
+`edge_sdk.training.protocol.client_part.EXCLUSIONS`.
 """
 
 from __future__ import annotations

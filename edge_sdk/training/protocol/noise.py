@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from edge_sdk.errors import InputError
+from edge_sdk.training.protocol.client_part import Noise
 from edge_sdk.training.protocol.messages import Features, OutputGradient, Reply, Update, Weights
-from edge_sdk.training.protocol.plan import Noise
 from edge_sdk.training.streams import Stream
 
 NO_SCORES: Final = "devices are not scored under noise: a count of right answers has none"

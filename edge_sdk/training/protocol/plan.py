@@ -1,293 +1,25 @@
-"""The plan: all that a device needs to know of a recipe, as data. Never code."""
+"""The plan: what a device needs to know of a recipe. It is data, never code."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 from edge_sdk.checks import check_fields, need
-from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets import build
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.records import inline, read_record, table_of
+from edge_sdk.training.protocol.client_part import ClientPart
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCoding
 from profiles.checks import (
-    Check,
     flag,
     is_number,
     is_whole,
-    number,
-    one_of,
-    optional,
-    share,
     whole,
 )
-
-Fusion = Literal["server", "tpgf", "no_loss", "no_depth", "equal", "fixed"]
-FUSIONS: Final = get_args(Fusion)
-OutputKind = Literal["logits", "embeddings"]
-AuxiliaryHead = Literal["global", "exit"]
-LastLayer = Literal["server", "client"]
-
-_UNCUT: Final = "nothing is cut: the client trains the whole network"
-_ADAPTS: Final = "the client adapts (meta)"
-# (part, excluded by, where and why). All other parts of a client combine.
-EXCLUSIONS: Final = (
-    ("exit_head", "whole", "the client trains the whole network"),
-    ("distil", "whole", "the client trains the whole network"),
-    ("back", "whole", "the client trains the whole network"),
-    ("bottleneck", "whole", _UNCUT),
-    ("inversion", "whole", _UNCUT),
-    ("views", "whole", _UNCUT),
-    ("inversion", "meta", f"{_ADAPTS}: features come from adapted copies of the prefix"),
-    ("back", "meta", f"{_ADAPTS}: the adaptation answers the server's outputs"),
-    ("back", "exit_head", 'there is an exit head; meta with head = "client" has both'),
-    ("noise", "views", "a second view leaves the client too, which noise does not cover"),
-    ("noise", "meta", f"{_ADAPTS}: noise does not cover its answers to the server"),
-    ("noise", "inversion", "a guard against inversion trains, which noise does not cover"),
-)
-
-_EIGHTS: Final = Check(
-    "a multiple of 8 from 8 to 512",
-    lambda value: is_whole(value) and value % 8 == 0 and 8 <= value <= 512,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Distillation:
-    """How a client teaches an auxiliary model of its own (BESplit, Eq. 18).
-
-    Attributes:
-        head: on its extractor: `global` pools over the whole map, as the paper has it; `exit` is
-            built as the network's own exit head, which on small maps keeps more.
-        client_share: lam_C, weight of the relations between the prefix's features.
-        server_share: lam_G, weight of the server's answers.
-        tau: temperature of both.
-        anneal_rounds: T, rounds until evidence for wrong classes counts in full.
-    """
-
-    head: AuxiliaryHead = "global"
-    client_share: float = 0.2
-    server_share: float = 0.3
-    tau: float = 5.0
-    anneal_rounds: int = 10
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            "distil",
-            head=one_of(get_args(AuxiliaryHead)),
-            client_share=number(least=0),
-            server_share=number(least=0),
-            tau=number(above=0),
-            anneal_rounds=whole(1),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Inversion:
-    """A decoder of the client's own that tries to draw its inputs out of its features, and how much
-    the prefix is trained against it (SCALA, section 5.7, after ResSFL).
-
-    The prefix's loss gains `weight * max(0, SSIM - threshold)`.
-
-    Attributes:
-        threshold: likeness up to which a drawing is no harm.
-        width: channels inside the decoder, a multiple of 8. learning_rate: its own (Adam's).
-    """
-
-    weight: float = 0.3
-    threshold: float = 0.5
-    width: int = 16
-    learning_rate: float = 1e-3
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            "inversion",
-            weight=number(least=0),
-            threshold=share,
-            width=_EIGHTS,
-            learning_rate=number(above=0),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PersonalBack:
-    """The last linear layer, kept and trained by the client alone    SplitLPF
-
-    Attributes:
-        dropout: share of the embeddings before it that is left out while it learns.
-        learning_rate: its own; None for the plan's.
-        follow_accuracy: lower the rate as the client's accuracy grows
-            (edge_sdk.training.client.personal_head).
-    """
-
-    dropout: float = 0.5
-    learning_rate: float | None = None
-    follow_accuracy: bool = True
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            "back",
-            dropout=number(least=0, below=1),
-            learning_rate=optional(number(above=0)),
-            follow_accuracy=flag,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class MetaAdaptation:
-    """How a client runs ahead of itself before it learns (HARMONY;
-    edge_sdk.training.client.adaptation).
-
-    Attributes:
-        steps: M, plain SGD steps of the adaptation. rate: their learning rate.
-        early: whether the second view's depth is drawn anew for each batch; else it is the cut.
-        head: where the last linear layer is: at the server, or with the client, which shares it
-            with nobody.
-        noise: squared norm of the noise on what the client returns of its labels, as a share of the
-            largest gradient's (edge_sdk.training.formulas.gradient_noise); 0 for none.
-    """
-
-    steps: int = 3
-    rate: float = 0.01
-    early: bool = True
-    head: LastLayer = "server"
-    noise: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            "meta",
-            steps=whole(0),
-            rate=number(above=0),
-            early=flag,
-            head=one_of(get_args(LastLayer)),
-            noise=number(least=0),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """Limits and Gaussian noise on what leaves the client (edge_sdk.training.protocol.noise).
-
-    Attributes:
-        feature_clip: largest L2 norm of one sample's smashed data; None for no limit.
-        feature_sigma: the noise's standard deviation as a multiple of that limit.
-        update_clip, update_sigma: the same for the change of all weights in a round.
-    """
-
-    feature_clip: float | None = None
-    feature_sigma: float = 0.0
-    update_clip: float | None = None
-    update_sigma: float = 0.0
-
-    def __post_init__(self) -> None:
-        limit, multiple = optional(number(above=0)), number(least=0)
-        check_fields(self, feature_clip=limit, feature_sigma=multiple)
-        check_fields(self, update_clip=limit, update_sigma=multiple)
-        for clip, sigma in (("feature_clip", "feature_sigma"), ("update_clip", "update_sigma")):
-            limited = getattr(self, clip) is not None or not getattr(self, sigma)
-            need(limited, clip, "a limit where there is noise", getattr(self, clip))
-
-
-@dataclass(frozen=True, slots=True)
-class ClientPart:
-    """The client's half of a method.
-
-    Attributes:
-        whole: the client trains the whole network and no server step takes place (FedAvg).
-        exit_head: the client trains an exit head at its depth.
-        fusion: how the client's and the server's gradients of the prefix are joined; `server`
-            takes the server's alone.
-        exit_share: gamma of fusion `fixed`: gamma * own + (1 - gamma) * the server's.
-        clip: largest L2 norm of the client's own gradient over its whole prefix; None for no limit.
-        personal_share: lambda: what the client starts from is lambda * its own last weights +
-            (1 - lambda) * the average; 0 takes the average.
-        prox_mu: FedProx's pull towards the round's start; 0 for none.
-        distil: the auxiliary model taught beside the prefix; None for none.
-        bottleneck: channels to which the cut is narrowed (edge_sdk.nets.bottleneck); None leaves
-            the backbone's own.
-        inversion: training against a decoder that tries to draw the inputs; None for none.
-        back: the last layer, where it is the client's own; the server's step asks for its loss.
-        noise: on what leaves the client; None for none.
-        meta: adaptation before the learning of each batch; the server's step asks for its loss.
-        views: whether a second view of other samples travels too, for contrastive alignment
-            (edge_sdk.training.client.second_view).
-        evidence_rounds: T, rounds until evidence for wrong classes counts in full, where the exit
-            head learns evidence, by which a gate goes by vacuity (BESplit, Eq. 5); None where it
-            learns by cross-entropy.
-    """
-
-    whole: bool = False
-    exit_head: bool = False
-    fusion: Fusion = "server"
-    exit_share: float = 0.5
-    clip: float | None = None
-    personal_share: float = 0.0
-    prox_mu: float = 0.0
-    distil: Distillation | None = None
-    bottleneck: int | None = None
-    inversion: Inversion | None = None
-    back: PersonalBack | None = None
-    noise: Noise | None = None
-    meta: MetaAdaptation | None = None
-    views: bool = False
-    evidence_rounds: int | None = None
-
-    @property
-    def answers(self) -> OutputKind | None:
-        """Which outputs of the server the client answers with their gradient, if any."""
-        if self.own_back:
-            return "embeddings"
-        return None if self.meta is None else "logits"
-
-    @property
-    def own_back(self) -> bool:
-        """Whether the network's last layer is the client's own."""
-        return self.back is not None or (self.meta is not None and self.meta.head == "client")
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            whole=flag,
-            exit_head=flag,
-            fusion=one_of(FUSIONS),
-            exit_share=share,
-            clip=optional(number(above=0, infinite=True)),
-            personal_share=share,
-            prox_mu=number(least=0),
-            bottleneck=optional(whole(1)),
-            views=flag,
-            evidence_rounds=optional(whole(1)),
-        )
-        need(
-            self.exit_head or self.fusion == "server",
-            "fusion",
-            "server where there is no exit head",
-            self.fusion,
-        )
-        need(
-            self.exit_head or self.evidence_rounds is None,
-            "evidence_rounds",
-            "none where no exit head learns evidence",
-            self.evidence_rounds,
-        )
-        need(
-            self.meta is None or (self.exit_head and self.fusion == "fixed"),
-            "meta",
-            "an exit head and fusion fixed with it",
-            (self.exit_head, self.fusion),
-        )
-        for part, other, where in EXCLUSIONS:
-            if getattr(self, part) and getattr(self, other):
-                raise ConfigurationError(f"{part}: expected none where {where}")
-
 
 # the keys of a plan's JSON, in the order in which they are written
 _KEYS: Final = (
@@ -303,7 +35,7 @@ class Plan:
 
     Attributes:
         backbone, input_shape, classes, mean, std: what `edge_sdk.nets.build` takes.
-        depth: stages on the client; where it trains the whole network, all of them.
+        depth: stages on the client; all stages for a client that trains the whole network.
         training: the numbers of training; in JSON they are keys of the plan itself.
         part: the method's half of the client.
         update: how the client codes what it has learnt.
@@ -331,7 +63,7 @@ class Plan:
         need(
             self.part.inversion is None or len(self.input_shape) == 3,
             "input_shape",
-            "images, of three axes, where they are guarded against inversion",
+            "images, of three axes, for a guard against inversion",
             self.input_shape,
         )
 
@@ -346,15 +78,16 @@ class Plan:
 
         Raises: ConfigurationError naming what is missing, unknown or wrong.
         """
-        if isinstance(data, Mapping):  # without them a plan would say to train something else
+        if isinstance(data, Mapping):  # their defaults would train something else
             missing = [key for key in ("part", "update") if key not in data]
             need(not missing, "plan", f"also {', '.join(missing)}", sorted(data))
         return read_record(cls, data, "plan", unknown="update this device")
 
 
 def network_of(plan: Plan) -> Supernet:
-    """The plan's network with the weights of its seed, to copy parts of: built once a process,
-    since that takes longer than a client's round.
+    """The plan's network with the weights of its seed, to copy parts of.
+
+    Each process builds it once: that takes longer than a client's round.
     """
     norm = plan.training.norm
     more: dict[str, Any] = {} if norm is None else {"norm": norm}

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from edge_sdk.checks import check_value
 from edge_sdk.training.formulas.evidence import kl_weight_at
+from edge_sdk.training.protocol.client_part import AuxiliaryHead, ClientPart, Distillation
 from edge_sdk.training.protocol.messages import Feedback
-from edge_sdk.training.protocol.plan import AuxiliaryHead, ClientPart, Distillation
 from edge_sdk.training.streams import Stream
 from profiles.checks import one_of, share, whole
 from server.training.core.memory import MemoryPart
@@ -91,7 +91,7 @@ def besplit(
         beta: share of the old record that is kept from one round to the next.
         ttl: rounds for which a client that is not seen is remembered.
         anneal_rounds: T of lam_t. tau, client_share, server_share, auxiliary_head: of the
-            auxiliary model (edge_sdk.training.protocol.plan.Distillation).
+            auxiliary model (edge_sdk.training.protocol.client_part.Distillation).
     """
     check_value("ablation", ablation, one_of(get_args(Ablation)))
     check_value("missing", missing, one_of(get_args(Missing)))

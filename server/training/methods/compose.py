@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.training.protocol.plan import ClientPart
+from edge_sdk.training.protocol.client_part import ClientPart
 from server.training.methods.method import Method
 from server.training.methods.steps import needs_labels
 

@@ -5,7 +5,7 @@ Labels are not sent; an update's change of the last layer still tells which a cl
 
 from __future__ import annotations
 
-from edge_sdk.training.protocol.plan import ClientPart
+from edge_sdk.training.protocol.client_part import ClientPart
 from server.training.methods.method import Method
 
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from edge_sdk.training.protocol.plan import ClientPart, LastLayer, MetaAdaptation
+from edge_sdk.training.protocol.client_part import ClientPart, LastLayer, MetaAdaptation
 from server.training.methods.ask_clients import ask_clients
 from server.training.methods.formulas.contrastive import Alignment
 from server.training.methods.method import Method

@@ -12,7 +12,7 @@ from typing import Literal
 from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import GatePolicy
-from edge_sdk.training.protocol.plan import ClientPart, OutputKind
+from edge_sdk.training.protocol.client_part import ClientPart, OutputKind
 from profiles.checks import number, optional, whole
 from server.training.core.server_state import Trunk
 from server.training.core.weighted_mean import WeightRule, by_samples

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from edge_sdk.checks import check_value
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.training.protocol.client_part import ClientPart, Inversion
 from edge_sdk.training.protocol.messages import Feedback
-from edge_sdk.training.protocol.plan import ClientPart, Inversion
 from profiles.checks import number, one_of
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState

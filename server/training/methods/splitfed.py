@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_sdk.training.protocol.plan import ClientPart
+from edge_sdk.training.protocol.client_part import ClientPart
 from server.training.methods.method import Method
 from server.training.methods.steps import concatenated, per_client, shared
 

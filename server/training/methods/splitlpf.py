@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from edge_sdk.checks import check_value
+from edge_sdk.training.protocol.client_part import ClientPart, PersonalBack
 from edge_sdk.training.protocol.messages import Weights
-from edge_sdk.training.protocol.plan import ClientPart, PersonalBack
 from profiles.checks import share
 from server.training.core.memory import MemoryPart
 from server.training.core.round_view import RoundView

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from edge_sdk.training.protocol.plan import ClientPart
+from edge_sdk.training.protocol.client_part import ClientPart
 from server.training.core.weighted_mean import by_depth_and_loss, normalised
 from server.training.methods.method import Method
 from server.training.methods.steps import shared

@@ -36,7 +36,8 @@ from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.records import inline
-from edge_sdk.training.protocol.plan import Noise, Plan
+from edge_sdk.training.protocol.client_part import Noise
+from edge_sdk.training.protocol.plan import Plan
 from edge_sdk.training.protocol.weights import is_statistic
 from profiles.checks import number
 from server.training.core.weighted_mean import by_depth_and_loss

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.nets import Supernet
 from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.protocol.client_part import ClientPart, MetaAdaptation
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Features,
@@ -26,7 +27,7 @@ from edge_sdk.training.protocol.messages import (
     Step,
     Update,
 )
-from edge_sdk.training.protocol.plan import ClientPart, MetaAdaptation, Plan, network_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 

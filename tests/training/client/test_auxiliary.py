@@ -17,6 +17,7 @@ from edge_sdk.training.client.auxiliary import Auxiliary, build_auxiliary
 from edge_sdk.training.client.client_round import ClientRound
 from edge_sdk.training.formulas.distillation import kd_client, kd_global
 from edge_sdk.training.formulas.evidence import evidential_losses
+from edge_sdk.training.protocol.client_part import ClientPart, Distillation
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Features,
@@ -28,7 +29,7 @@ from edge_sdk.training.protocol.messages import (
     from_bytes,
     to_bytes,
 )
-from edge_sdk.training.protocol.plan import ClientPart, Distillation, Plan, network_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from edge_sdk.errors import FrameError
 from edge_sdk.nets import Supernet
 from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.protocol.client_part import ClientPart
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Features,
@@ -25,7 +26,7 @@ from edge_sdk.training.protocol.messages import (
     Update,
     Weights,
 )
-from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.weights import load_weights, read_weights
 from tests.training.plans import flat_plan
 

@@ -20,6 +20,15 @@ from edge_sdk.training.client.client_round import ClientRound
 from edge_sdk.training.client.companion import Companion
 from edge_sdk.training.formulas.distillation import kd_client, kd_global
 from edge_sdk.training.formulas.evidence import evidential_losses
+from edge_sdk.training.protocol.client_part import (
+    EXCLUSIONS,
+    ClientPart,
+    Distillation,
+    Inversion,
+    MetaAdaptation,
+    Noise,
+    PersonalBack,
+)
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Feedback,
@@ -30,17 +39,7 @@ from edge_sdk.training.protocol.messages import (
     Update,
     Weights,
 )
-from edge_sdk.training.protocol.plan import (
-    EXCLUSIONS,
-    ClientPart,
-    Distillation,
-    Inversion,
-    MetaAdaptation,
-    Noise,
-    PersonalBack,
-    Plan,
-    network_of,
-)
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 

@@ -12,8 +12,9 @@ from torch import nn
 from edge_sdk.errors import FrameError
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.data.load import load_dataset
+from edge_sdk.training.protocol.client_part import ClientPart, PersonalBack
 from edge_sdk.training.protocol.messages import Evaluate, Scores
-from edge_sdk.training.protocol.plan import ClientPart, PersonalBack, Plan, network_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights, tensors_of
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from edge_sdk.training.client.fusion import client_weight, fuse
-from edge_sdk.training.protocol.plan import ClientPart, Fusion, Plan
+from edge_sdk.training.protocol.client_part import ClientPart, Fusion
+from edge_sdk.training.protocol.plan import Plan
 from edge_sdk.training.protocol.training import Training
 
 L = 12

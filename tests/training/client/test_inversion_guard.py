@@ -19,6 +19,7 @@ from edge_sdk.training.client.inversion_guard import InversionGuard
 from edge_sdk.training.data.load import Dataset, load_dataset
 from edge_sdk.training.formulas.decoder import Decoder
 from edge_sdk.training.formulas.image_similarity import ssim
+from edge_sdk.training.protocol.client_part import ClientPart, Inversion
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Features,
@@ -27,7 +28,7 @@ from edge_sdk.training.protocol.messages import (
     Step,
     Update,
 )
-from edge_sdk.training.protocol.plan import ClientPart, Inversion, Plan, network_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 from server.training.core.server_state import ServerState

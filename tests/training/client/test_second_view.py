@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.protocol.client_part import ClientPart, MetaAdaptation, Noise
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Features,
@@ -21,7 +22,7 @@ from edge_sdk.training.protocol.messages import (
     Step,
     Update,
 )
-from edge_sdk.training.protocol.plan import ClientPart, MetaAdaptation, Noise, Plan, network_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 from server.training.recipe.recipe import read_recipe

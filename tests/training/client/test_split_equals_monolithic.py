@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from edge_sdk.nets import NAMES, Supernet
 from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.protocol.client_part import ClientPart
 from edge_sdk.training.protocol.messages import EndRound, Features, StartRound, Step, Update
-from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 from server.training.core.round_view import RoundView

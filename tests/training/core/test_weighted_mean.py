@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from edge_sdk.nets import build
 from edge_sdk.nets.layers import Norm
 from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.protocol.client_part import ClientPart
 from edge_sdk.training.protocol.messages import Update, Weights
-from edge_sdk.training.protocol.plan import ClientPart
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 from profiles.allocation import supersfl_depth

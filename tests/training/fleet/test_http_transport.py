@@ -30,6 +30,7 @@ from edge_sdk.training.device.trainer_client import (
     TrainerClient,
     TrainingEndedError,
 )
+from edge_sdk.training.protocol.client_part import ClientPart
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Features,
@@ -41,7 +42,7 @@ from edge_sdk.training.protocol.messages import (
     Update,
     to_bytes,
 )
-from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from server.settings import Address
 from server.training.core.server_state import ServerState

@@ -23,6 +23,7 @@ from edge_sdk.training.device.kept_weights import (
 )
 from edge_sdk.training.device.participate import participate
 from edge_sdk.training.device.session import SessionCounts
+from edge_sdk.training.protocol.client_part import ClientPart
 from edge_sdk.training.protocol.http import Join
 from edge_sdk.training.protocol.messages import (
     EndRound,
@@ -32,7 +33,7 @@ from edge_sdk.training.protocol.messages import (
     Step,
     Update,
 )
-from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from server.training.core.server_state import ServerState
 from server.training.fleet.late_updates import LateUpdates

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from edge_sdk.training.data.load import load_dataset
+from edge_sdk.training.protocol.client_part import ClientPart
 from edge_sdk.training.protocol.http import Join
 from edge_sdk.training.protocol.messages import EndRound, Ready, Request, StartRound
-from edge_sdk.training.protocol.plan import ClientPart, Plan, network_of
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.training import Training
 from server.training.core.server_state import ServerState
 from server.training.fleet.mailbox import Mailbox

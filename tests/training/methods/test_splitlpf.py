@@ -17,6 +17,7 @@ from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.nets import build
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.client.personal_head import personal_rate
+from edge_sdk.training.protocol.client_part import ClientPart, PersonalBack
 from edge_sdk.training.protocol.messages import (
     Features,
     OutputGradient,
@@ -28,7 +29,7 @@ from edge_sdk.training.protocol.messages import (
     Step,
     Update,
 )
-from edge_sdk.training.protocol.plan import ClientPart, PersonalBack, Plan
+from edge_sdk.training.protocol.plan import Plan
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 from server.training.core.round_view import RoundView

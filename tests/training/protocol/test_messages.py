@@ -20,6 +20,7 @@ from torch import Tensor
 from edge_sdk.errors import ConfigurationError, FrameError, FrameTooLargeError, InputError
 from edge_sdk.manifest import Codec
 from edge_sdk.training.protocol import messages
+from edge_sdk.training.protocol.client_part import ClientPart, Distillation, Noise
 from edge_sdk.training.protocol.feature_codec import decode_batch, encode_batch
 from edge_sdk.training.protocol.messages import (
     EndRound,
@@ -36,7 +37,7 @@ from edge_sdk.training.protocol.messages import (
     from_bytes,
     to_bytes,
 )
-from edge_sdk.training.protocol.plan import ClientPart, Distillation, Noise, Plan
+from edge_sdk.training.protocol.plan import Plan
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCoding
 from tests.training.plans import flat_plan

@@ -15,6 +15,7 @@ from scipy.stats import norm
 from edge_sdk.errors import ConfigurationError, InputError
 from edge_sdk.nets import build
 from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.protocol.client_part import ClientPart, MetaAdaptation, Noise
 from edge_sdk.training.protocol.messages import (
     Evaluate,
     Features,
@@ -27,7 +28,7 @@ from edge_sdk.training.protocol.messages import (
     Update,
 )
 from edge_sdk.training.protocol.noise import NoiseKey, clip_samples, noised_features, noised_update
-from edge_sdk.training.protocol.plan import ClientPart, MetaAdaptation, Noise, Plan
+from edge_sdk.training.protocol.plan import Plan
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 from server.training.core.server_state import ServerState

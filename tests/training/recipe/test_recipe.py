@@ -9,7 +9,8 @@ import pytest
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.client.auxiliary import build_auxiliary
-from edge_sdk.training.protocol.plan import ClientPart, Distillation, Plan
+from edge_sdk.training.protocol.client_part import ClientPart, Distillation
+from edge_sdk.training.protocol.plan import Plan
 from edge_sdk.training.protocol.training import Training
 from profiles.energy import PowerModel
 from server.training.core.round_view import RoundView

@@ -11,7 +11,8 @@ import pytest
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets import build
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.protocol.plan import ClientPart, Plan
+from edge_sdk.training.protocol.client_part import ClientPart
+from edge_sdk.training.protocol.plan import Plan
 from edge_sdk.training.protocol.training import Training
 from server.training.core.server_state import ServerState
 from server.training.methods.fedavg import fedavg

@@ -1,0 +1,276 @@
+"""The client's half of a method, as data.
+
+A method fills in a ClientPart, the plan carries it to the device, and the client composes its round
+from it (edge_sdk.training.client.client_round).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from edge_sdk.checks import check_fields, need
+from edge_sdk.errors import ConfigurationError
+from profiles.checks import Check, flag, is_whole, number, one_of, optional, share, whole
+
+Fusion = Literal["server", "tpgf", "no_loss", "no_depth", "equal", "fixed"]
+FUSIONS: Final = get_args(Fusion)
+OutputKind = Literal["logits", "embeddings"]
+AuxiliaryHead = Literal["global", "exit"]
+LastLayer = Literal["server", "client"]
+
+_UNCUT: Final = "nothing is cut: the client trains the whole network"
+_ADAPTS: Final = "the client adapts (meta)"
+# (part, excluded by, where and why). All other parts of a client combine.
+EXCLUSIONS: Final = (
+    ("exit_head", "whole", "the client trains the whole network"),
+    ("distil", "whole", "the client trains the whole network"),
+    ("back", "whole", "the client trains the whole network"),
+    ("bottleneck", "whole", _UNCUT),
+    ("inversion", "whole", _UNCUT),
+    ("views", "whole", _UNCUT),
+    ("inversion", "meta", f"{_ADAPTS}: features come from adapted copies of the prefix"),
+    ("back", "meta", f"{_ADAPTS}: the adaptation answers the server's outputs"),
+    ("back", "exit_head", 'there is an exit head; meta with head = "client" has both'),
+    ("noise", "views", "a second view leaves the client too, which noise does not cover"),
+    ("noise", "meta", f"{_ADAPTS}: noise does not cover its answers to the server"),
+    ("noise", "inversion", "a guard against inversion trains, which noise does not cover"),
+)
+
+_EIGHTS: Final = Check(
+    "a multiple of 8 from 8 to 512",
+    lambda value: is_whole(value) and value % 8 == 0 and 8 <= value <= 512,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Distillation:
+    """How a client teaches an auxiliary model of its own (BESplit, Eq. 18).
+
+    Attributes:
+        head: the model's head: `global` pools over the whole map, as in the paper; `exit` is built
+            like the network's own exit head, which keeps more of a small map.
+        client_share: lam_C, weight of the relations between the prefix's features.
+        server_share: lam_G, weight of the server's answers.
+        tau: temperature of both terms.
+        anneal_rounds: T, rounds until evidence for wrong classes counts in full.
+    """
+
+    head: AuxiliaryHead = "global"
+    client_share: float = 0.2
+    server_share: float = 0.3
+    tau: float = 5.0
+    anneal_rounds: int = 10
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            "distil",
+            head=one_of(get_args(AuxiliaryHead)),
+            client_share=number(least=0),
+            server_share=number(least=0),
+            tau=number(above=0),
+            anneal_rounds=whole(1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Inversion:
+    """A guard against inversion: a decoder on the client tries to reconstruct the inputs from the
+    features, and the prefix is trained against it (SCALA, section 5.7, after ResSFL).
+
+    The prefix's loss gains `weight * max(0, SSIM - threshold)`.
+
+    Attributes:
+        threshold: similarity of a reconstruction that does no harm yet.
+        width: channels inside the decoder, a multiple of 8.
+        learning_rate: the decoder's (Adam's).
+    """
+
+    weight: float = 0.3
+    threshold: float = 0.5
+    width: int = 16
+    learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            "inversion",
+            weight=number(least=0),
+            threshold=share,
+            width=_EIGHTS,
+            learning_rate=number(above=0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalBack:
+    """A last linear layer that the client trains and keeps to itself    SplitLPF
+
+    Attributes:
+        dropout: share of the embeddings that is left out in training.
+        learning_rate: the layer's own; None for the plan's.
+        follow_accuracy: lower the rate as the client's accuracy grows
+            (edge_sdk.training.client.personal_head).
+    """
+
+    dropout: float = 0.5
+    learning_rate: float | None = None
+    follow_accuracy: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            "back",
+            dropout=number(least=0, below=1),
+            learning_rate=optional(number(above=0)),
+            follow_accuracy=flag,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MetaAdaptation:
+    """How a client adapts copies of its prefix and head before each batch (HARMONY;
+    edge_sdk.training.client.adaptation).
+
+    Attributes:
+        steps: M, plain SGD steps of the adaptation. rate: their learning rate.
+        early: draw the second view's depth for each batch; False takes the cut.
+        head: where the last linear layer is: on the server, or on the client alone.
+        noise: squared norm of the noise on the client's answers, as a share of the largest
+            gradient's (edge_sdk.training.formulas.gradient_noise); 0 for none.
+    """
+
+    steps: int = 3
+    rate: float = 0.01
+    early: bool = True
+    head: LastLayer = "server"
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            "meta",
+            steps=whole(0),
+            rate=number(above=0),
+            early=flag,
+            head=one_of(get_args(LastLayer)),
+            noise=number(least=0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Limits and Gaussian noise on what leaves the client (edge_sdk.training.protocol.noise).
+
+    Attributes:
+        feature_clip: largest L2 norm of one sample's smashed data; None for no limit.
+        feature_sigma: standard deviation of the noise, as a multiple of that limit.
+        update_clip, update_sigma: the same for the change of all weights in a round.
+    """
+
+    feature_clip: float | None = None
+    feature_sigma: float = 0.0
+    update_clip: float | None = None
+    update_sigma: float = 0.0
+
+    def __post_init__(self) -> None:
+        limit, multiple = optional(number(above=0)), number(least=0)
+        check_fields(self, feature_clip=limit, feature_sigma=multiple)
+        check_fields(self, update_clip=limit, update_sigma=multiple)
+        for clip, sigma in (("feature_clip", "feature_sigma"), ("update_clip", "update_sigma")):
+            limited = getattr(self, clip) is not None or not getattr(self, sigma)
+            need(limited, clip, "a limit where there is noise", getattr(self, clip))
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPart:
+    """The client's half of a method.
+
+    Attributes:
+        whole: the client trains the whole network and no server step takes place (FedAvg).
+        exit_head: the client trains an exit head at its depth.
+        fusion: how the client's and the server's gradients of the prefix are joined; `server`
+            takes the server's alone.
+        exit_share: gamma of fusion `fixed`: gamma * own + (1 - gamma) * the server's.
+        clip: largest L2 norm of the client's own gradient over its whole prefix; None for no limit.
+        personal_share: lambda: the client starts from lambda * its own last weights +
+            (1 - lambda) * the average; 0 takes the average.
+        prox_mu: FedProx's pull towards the round's start; 0 for none.
+        distil: the auxiliary model that the client trains too; None for none.
+        bottleneck: channels to which the cut is narrowed (edge_sdk.nets.bottleneck); None leaves
+            the backbone's own.
+        inversion: the guard against inversion; None for none.
+        back: the last layer, if it is the client's own; the server's step asks for its loss.
+        noise: noise on what leaves the client; None for none.
+        meta: adaptation before each batch; the server's step asks for its loss. None for none.
+        views: whether a second view of other samples travels too, for contrastive alignment
+            (edge_sdk.training.client.second_view).
+        evidence_rounds: T, rounds until evidence for wrong classes counts in full, for an exit
+            head that learns evidence, so that a gate can use vacuity (BESplit, Eq. 5); None for
+            one that learns by cross-entropy.
+    """
+
+    whole: bool = False
+    exit_head: bool = False
+    fusion: Fusion = "server"
+    exit_share: float = 0.5
+    clip: float | None = None
+    personal_share: float = 0.0
+    prox_mu: float = 0.0
+    distil: Distillation | None = None
+    bottleneck: int | None = None
+    inversion: Inversion | None = None
+    back: PersonalBack | None = None
+    noise: Noise | None = None
+    meta: MetaAdaptation | None = None
+    views: bool = False
+    evidence_rounds: int | None = None
+
+    @property
+    def answers(self) -> OutputKind | None:
+        """Which outputs of the server the client answers with their gradient, if any."""
+        if self.own_back:
+            return "embeddings"
+        return None if self.meta is None else "logits"
+
+    @property
+    def own_back(self) -> bool:
+        """Whether the network's last layer is the client's own."""
+        return self.back is not None or (self.meta is not None and self.meta.head == "client")
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            whole=flag,
+            exit_head=flag,
+            fusion=one_of(FUSIONS),
+            exit_share=share,
+            clip=optional(number(above=0, infinite=True)),
+            personal_share=share,
+            prox_mu=number(least=0),
+            bottleneck=optional(whole(1)),
+            views=flag,
+            evidence_rounds=optional(whole(1)),
+        )
+        need(
+            self.exit_head or self.fusion == "server",
+            "fusion",
+            "server where there is no exit head",
+            self.fusion,
+        )
+        need(
+            self.exit_head or self.evidence_rounds is None,
+            "evidence_rounds",
+            "none where no exit head learns evidence",
+            self.evidence_rounds,
+        )
+        need(
+            self.meta is None or (self.exit_head and self.fusion == "fixed"),
+            "meta",
+            "an exit head and fusion fixed with it",
+            (self.exit_head, self.fusion),
+        )
+        for part, other, where in EXCLUSIONS:
+            if getattr(self, part) and getattr(self, other):
+                raise ConfigurationError(f"{part}: expected none where {where}")
