@@ -1,4 +1,4 @@
-"""Who holds which samples: the papers' ways of dealing a data set out to clients.
+"""Partitions: the papers' rules for dealing a data set out to clients.
 
 Every function takes the labels and a seed and returns one array of indices a client. The same
 arguments give the same parts on every machine; parts never share a sample, and together they hold
@@ -46,11 +46,11 @@ def partition(
         name: `iid`, `shards`, `dirichlet`, `dirichlet-client`, `dirichlet-equal`, `quantity`,
             `udd`, `uds`, `udds` or `natural`.
         y: (n,) labels.
-        groups: (n,) whose sample it is; only for `natural`.
+        groups: (n,) the person that each sample is of; only for `natural`.
         numbers: the rule's own, as its function names them.
     Returns: `clients` arrays of indices into y.
-    Raises: ConfigurationError naming the rules there are, the numbers a rule has, or why these
-        samples cannot be dealt out so.
+    Raises: ConfigurationError naming the known rules, the numbers of a rule, or why the rule
+        cannot deal out these samples.
     """
     if name == "natural":
         if numbers:
@@ -79,8 +79,8 @@ def iid(y: Labels, clients: int, seed: int) -> Parts:
 def shards(y: Labels, clients: int, seed: int, *, per_client: int = 2, total: int = 100) -> Parts:
     """Sort by label, cut into equal shards, give each client `per_client` of them at random.
 
-    Shard-s of HARMONY and SplitGP. What is left when clients * per_client < total is nobody's, so
-    all samples are dealt out only when the two are equal.
+    Shard-s of HARMONY and SplitGP. If clients * per_client < total, the remaining shards are left
+    out.
     """
     _check("shards", y, clients)
     check_value("partition shards: per_client", per_client, whole(1))
@@ -135,7 +135,7 @@ def dirichlet_client(
     def draw(rng: np.random.Generator) -> NDArray[np.float64]:
         shares = rng.dirichlet(np.full(len(pools), concentration), clients)
         sums = shares.sum(0)
-        # a class that nobody drew (tiny concentrations underflow) is shared equally
+        # a class without any share (tiny concentrations underflow) is split equally
         return np.where(sums > 0, shares / np.where(sums > 0, sums, 1), 1 / clients)
 
     return _by_shares("dirichlet-client", pools, clients=clients, seed=seed, least=least, draw=draw)
@@ -144,9 +144,10 @@ def dirichlet_client(
 def dirichlet_equal(y: Labels, clients: int, seed: int, *, concentration: float = 0.1) -> Parts:
     """Clients of one size, floor(n / clients), each with its own Dir(concentration) over classes.
 
-    HARMONY, Table 5 (its alpha_D), as is inferred. All clients fill up at the same time;
-    where more is asked of a class than is left, what is left is drawn lots for, and who went short
-    asks again among the classes that still have some. The n mod clients samples left are nobody's.
+    HARMONY, Table 5 (its alpha_D), as inferred from it. All clients fill up at the same time. If
+    they ask for more samples of a class than are left, the samples are drawn by lot, and a client
+    that is short asks again among the classes that have samples left. n mod clients samples are
+    left out.
     """
     _check("dirichlet-equal", y, clients)
     check_value("partition dirichlet-equal: concentration", concentration, number(above=0))
@@ -197,7 +198,7 @@ def udd(y: Labels, clients: int, seed: int) -> Parts:
     """Unbalanced data distribution: client k of K holds ceil(k * classes / K) classes.
 
     SplitLPF, 4.1; ours (docs/methods.md): client k holds k classes, as this is for as many clients
-    as classes. Which classes is drawn; those who hold a class share it equally. Weakest first.
+    as classes. The classes are drawn; the clients of a class share it equally. Weakest first.
     """
     _check("udd", y, clients)
     rng, pools = _generator(Stream.PARTITION, seed), _classes(y)
@@ -222,8 +223,8 @@ def uds(y: Labels, clients: int, seed: int, *, smallest: int = 500) -> Parts:
     """Unbalanced data size: 500 / 1000 / 2000 / 4000 samples for 4 / 3 / 2 / 1 clients of ten.
 
     SplitLPF, 4.1. Other numbers of clients keep those shares, and `smallest` scales the sizes.
-    Every client has the classes in the proportions of the whole. What is left is nobody's. Weakest
-    first.
+    Every client has the classes in the proportions of the whole. The remaining samples are left
+    out. Weakest first.
     """
     _check("uds", y, clients)
     check_value("partition uds: smallest", smallest, whole(1))
@@ -237,7 +238,7 @@ def uds(y: Labels, clients: int, seed: int, *, smallest: int = 500) -> Parts:
         )
     rng, rank = _generator(Stream.PARTITION, seed), np.empty(len(y))
     for pool in _classes(y):
-        # where each sample comes in its own class: slices of this order have every class's share
+        # rank within its own class, so that slices of this order have every class's share
         rank[rng.permutation(pool)] = (np.arange(len(pool)) + 0.5) / len(pool)
     order = np.argsort(rank, kind="stable")
     return np.split(order, np.cumsum(sizes))[:clients]
@@ -251,17 +252,17 @@ def udds(
 
 
 def natural(groups: NDArray[Any] | None, clients: int) -> Parts:
-    """One client for everyone the samples came from, in the order of their numbers."""
+    """One client for each person that the samples came from, in the order of their numbers."""
     if groups is None:
         raise ConfigurationError(
-            "partition natural: expected data that says whose each sample is (uci-har, or group_*"
-            " arrays in an .npz), got data that does not; choose another partition"
+            "partition natural: expected data that names the person of each sample (uci-har, or"
+            " group_* arrays in an .npz), got data that does not; choose another partition"
         )
     people = np.unique(groups)
     if clients != len(people):
         raise ConfigurationError(
-            f"partition natural: expected clients = {len(people)}, one for everyone there is data"
-            f" of, got {clients}"
+            f"partition natural: expected clients = {len(people)}, one for each person in the"
+            f" data, got {clients}"
         )
     return [np.flatnonzero(groups == person) for person in people]
 
@@ -293,7 +294,7 @@ def label_distribution(y: Labels, parts: Sequence[Indices], classes: int) -> NDA
 
 @dataclass(frozen=True, slots=True)
 class RhoTest:
-    """A client's test samples: indices of those in and out of its distribution."""
+    """A client's test samples: indices in and out of its distribution."""
 
     id: Indices
     ood: Indices
@@ -302,7 +303,7 @@ class RhoTest:
 def rho_tests(
     y_train: Labels, parts: Sequence[Indices], y_test: Labels, rho: float, seed: int
 ) -> list[RhoTest]:
-    """What each client is tested on when some of its inputs are of classes it has never seen.
+    """Test samples of each client, some of them of classes that it does not train on.
 
     ID = all test samples of the client's classes; OOD = round(rho * #ID) drawn from the other
     classes, each at most once. HARMONY, Eq. 11: rho = #OOD / #ID; 0 tests on ID alone.
@@ -336,7 +337,7 @@ class LocalSplit:
     """A client's own samples: indices to train, validate and test on, and its drifted extra.
 
     Attributes:
-        drift: as many as `test`, drawn with replacement from the other clients' tests.
+        drift: as many as `test`, drawn with replacement from the other clients' test samples.
     """
 
     train: Indices
@@ -392,7 +393,7 @@ def _by_shares(
     least: int,
     draw: Callable[[np.random.Generator], NDArray[np.float64]],
 ) -> Parts:
-    """Split each class by shares, (clients, classes) with columns that sum to 1, drawn anew."""
+    """Split each class by shares, (clients, classes) with columns that sum to 1."""
     check_value(f"partition {rule}: least", least, whole(0))
     samples = sum(map(len, pools))
     if clients * least > samples:
@@ -403,7 +404,7 @@ def _by_shares(
     rng, sizes = _generator(Stream.PARTITION, seed), np.array([len(pool) for pool in pools])
     for _ in range(REDRAWS):
         ends = np.rint(np.cumsum(draw(rng), 0) * sizes).astype(np.int64)
-        ends[-1] = sizes  # whatever floats made of a sum of 1
+        ends[-1] = sizes  # floats may sum to a little less than 1
         counts = np.diff(ends, axis=0, prepend=0)
         if counts.sum(1).min() >= least:
             return _deal(rng, pools, counts)
@@ -415,7 +416,7 @@ def _by_shares(
 
 def _deal(rng: np.random.Generator, pools: Sequence[Indices], counts: NDArray[np.int64]) -> Parts:
     """Deal every class out at random, `counts` (clients, classes) of it."""
-    # the piece after the last client's is nobody's
+    # the piece after the last client's is left out
     piles = [
         np.split(rng.permutation(pool), np.cumsum(counts[:, c]))[:-1]
         for c, pool in enumerate(pools)
@@ -424,7 +425,7 @@ def _deal(rng: np.random.Generator, pools: Sequence[Indices], counts: NDArray[np
 
 
 def _open(wish: NDArray[np.float64], left: NDArray[np.int64]) -> NDArray[np.float64]:
-    """`wish` among the classes that have samples left; what is left where it wishes for none."""
+    """`wish` among the classes that have samples left; if it has none of them, what is left."""
     masked = np.where(left > 0, wish, 0.0)
     shares: NDArray[np.float64] = masked if masked.sum() > 0 else left.astype(np.float64)
     shares /= shares.sum()
@@ -432,7 +433,7 @@ def _open(wish: NDArray[np.float64], left: NDArray[np.int64]) -> NDArray[np.floa
 
 
 def _classes(y: Labels) -> list[Indices]:
-    """The samples of each class that there is."""
+    """The samples of each class."""
     return [np.flatnonzero(y == label) for label in np.unique(y)]
 
 

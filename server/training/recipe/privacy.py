@@ -1,21 +1,22 @@
-"""Differential privacy beside any method: what noise is asked for, and what it is worth.
+"""Differential privacy for any method: the noise that a recipe asks for, and its epsilon.
 
-Epsilon is of one client against a server that follows the plan, curious as it may be (one that asks
-for less noise gets less): of all that the server gets from a client whose inputs are replaced by
-any others, as many of them and with the same labels. In each round a client gives
+Epsilon is that of one client against a server that follows the plan but is curious (a server that
+asks for less noise gets less). It compares all that the server receives from a client with what it
+would receive if the client's inputs were replaced by any others, as many and with the same labels.
+In each round a client sends
 
     features   n_k samples an epoch, each of norm at most C_z, with noise s_z * C_z
     an update  of norm at most C_u, with noise s_u * C_u
 
-Two vectors of norm at most C are at most 2C apart, so each of these is a Gaussian mechanism of
-noise multiplier s / 2. Within a round a client's prefix depends on all of its samples, and so does
-every batch of features; so all samples' releases count for each sample, and the guarantee is the
-client's, not better for a sample. What follows from them (the server's steps, its answers, a back
-that learns from these) is post-processing. Losses stay on the client, and devices are
-not scored: how many answers are right would be exact. A round that a kill interrupted counts.
+Two vectors of norm at most C are at most 2C apart, so each release is a Gaussian mechanism of noise
+multiplier s / 2. Within a round a client's prefix depends on all of its samples, and so does every
+batch of features. So all samples' releases count for each sample: the guarantee is the client's,
+and is not better for a single sample. The server's steps, its answers and a last layer that learns
+from them are post-processing. Losses stay on the client, and devices are not scored, because a
+count of right answers has no noise. A round that a kill interrupted counts.
 
-No subsampling is claimed: the server knows who takes part, and every sample is used in each epoch.
-Where something leaves the client without noise there is no epsilon, and the report says why.
+No subsampling is claimed: the server knows the participants, and each epoch uses every sample.
+If something leaves the client without noise there is no epsilon, and the report says why.
 
 The accountant is opacus' (Renyi differential privacy). Its amplification formula would be wrong
 here in any case: it is for Poisson sampling, and rounds choose a fixed number of clients.
@@ -46,7 +47,7 @@ from server.training.methods.method import Method
 DELTA: Final = 1e-5
 # opacus' own default orders stop at 63, where a small epsilon is not yet tight
 ORDERS: Final = [1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 128, 256, 512, 1024]
-# By their own numbers; a recipe's parts may change that.
+# by their own numbers; a recipe's parts may change that
 NOISED: Final = "fedavg, fedprox, splitfed-v1, splitfed-v2, minibatch-sfl, multi-exit, splitgp,\
  scala, splitlpf and besplit"
 
@@ -73,7 +74,7 @@ class PrivacySettings:
 
 @dataclass(frozen=True, slots=True)
 class Mechanism:
-    """Gaussian noise, so many times over.
+    """A number of releases with Gaussian noise.
 
     Attributes:
         of: what is released.
@@ -86,9 +87,10 @@ class Mechanism:
 
 
 def guarded(method: Method, noise: Noise | None) -> Method:
-    """The method with noise on what its clients give away.
+    """The method with noise on what its clients send.
 
-    Raises: ConfigurationError where that cannot be, or where nothing could account for it.
+    Raises: ConfigurationError for a method that sends something that noise cannot cover, or that
+        the accountant cannot count.
     """
     if noise is None:
         return method
@@ -110,7 +112,7 @@ def guarded(method: Method, noise: Noise | None) -> Method:
 
 
 def _unaccountable(method: Method, noise: Noise) -> str | None:
-    """What the method gives away that no noise covers; None where there is nothing."""
+    """What the method sends that no noise covers; None if there is nothing."""
     part = method.client
     if unwrap(method.weigh) is by_depth_and_loss:
         return "weighs clients by their losses, and noise covers no loss"
@@ -125,7 +127,7 @@ def _unaccountable(method: Method, noise: Noise) -> str | None:
 
 
 def check_network(method: Method, net: Supernet) -> None:
-    """See that a sample says nothing outside its own features and the update's weights.
+    """Check that samples do not mix in the network.
 
     Raises: ConfigurationError for BatchNorm under noise.
     """
@@ -145,18 +147,18 @@ def privacy_of(
     delta: float,
     interrupted: Sequence[Mapping[str, int]] = (),
 ) -> dict[str, Any] | None:
-    """What a run gives away of the client it asked most of, as a report has it.
+    """The privacy of the client that was asked most in a run, as a report has it.
 
     Args:
-        rows: the report's rounds; who was asked counts, whether it answered or not.
-        interrupted: n_k by client, of each round that began and is in no row
+        rows: the report's rounds; every client that was asked counts, whether it answered or not.
+        interrupted: n_k by client, of each round that started and is in no row
             (server.training.fleet.started_rounds).
-    Returns: None for a run without noise; an epsilon of None where there is none, and `why`.
+    Returns: None for a run without noise; epsilon is None, with `why`, if there is none.
     """
     noise = method.client.noise
     if noise is None:
         return None
-    said: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "unit": "client",
         "of": "all inputs of one client, replaced by as many others with the same labels",
         "against": "a server that follows the plan",
@@ -167,7 +169,7 @@ def privacy_of(
     }
     why = uncovered(method)
     if why is not None:
-        return said | {"epsilon": None, "why": why}
+        return figures | {"epsilon": None, "why": why}
     asked: Counter[str] = Counter()
     samples: Counter[str] = Counter()
     for row in rows:
@@ -176,7 +178,7 @@ def privacy_of(
     for each in interrupted:
         asked.update(each.keys())
         samples.update(each)
-    # plans differ by depth alone; one who was asked before the first checkpoint may have none now
+    # plans differ by depth alone; a client asked before the first checkpoint may have none now
     some = next(iter(plans.values()), None)
     by_client = {
         name: mechanisms(noise, plan, samples[name], rounds)
@@ -186,8 +188,8 @@ def privacy_of(
     spent = {name: epsilon(each, delta) for name, each in by_client.items()}
     most = max(spent, key=lambda name: spent[name], default=None)
     if most is None:
-        return said | {"epsilon": 0.0, "why": None}
-    return said | {
+        return figures | {"epsilon": 0.0, "why": None}
+    return figures | {
         "epsilon": spent[most],
         "why": None,
         "client": most,
@@ -200,7 +202,7 @@ def privacy_of(
 
 
 def uncovered(method: Method) -> str | None:
-    """What leaves a client without noise, so that there is no epsilon; None where nothing does."""
+    """What leaves a client without noise, so that there is no epsilon; None if nothing does."""
     noise = method.client.noise
     if noise is None or not noise.update_sigma:
         return "updates carry what was learnt from the inputs, and there is no noise on them"
@@ -210,10 +212,10 @@ def uncovered(method: Method) -> str | None:
 
 
 def mechanisms(noise: Noise, plan: Plan, samples: int, rounds: int) -> list[Mechanism]:
-    """What one client gives away in so many rounds.
+    """The releases of one client in so many rounds.
 
     Args:
-        samples: n_k, summed over the rounds that it began.
+        samples: n_k, summed over the rounds that it started.
     """
     found = [Mechanism("updates", noise.update_sigma / 2, rounds)]
     if not plan.part.whole:
@@ -226,11 +228,11 @@ def mechanisms(noise: Noise, plan: Plan, samples: int, rounds: int) -> list[Mech
 
 
 def epsilon(found: Sequence[Mechanism], delta: float) -> float:
-    """Of Gaussian mechanisms one after another, each free to depend on what those before it gave.
+    """Epsilon of Gaussian mechanisms in a row; each may depend on the releases before it.
 
-    A bound: 6 to 12 % above the exact figure (Balle and Wang 2018, Theorem 8) for 1 to 20.
+    It is a bound, 6 to 12 % above the exact figure (Balle and Wang 2018, Theorem 8) for 1 to 20.
 
-    Returns: infinity where a mechanism has no noise.
+    Returns: infinity for a mechanism without noise.
     """
     # an optional package, and the import takes a second
     from opacus.accountants.analysis import rdp  # noqa: PLC0415

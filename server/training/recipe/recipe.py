@@ -1,16 +1,16 @@
-"""Recipes: a TOML file that names a method and its numbers.
+"""Recipes: TOML files that name a method, its numbers, data and training.
 
 method = "supersfl"
 
-[method_numbers]          # what the method's own function takes; all have defaults
+[method_numbers]          # arguments of the method's function; all have defaults
 fusion = "tpgf"
 
-[parts]                   # what is taken from other methods; empty for most recipes
+[parts]                   # parts taken from other methods; most recipes have none
 server = "scala"
 
 [data]
-name = "digits"           # and `folder` where the data set has files
-partition = "dirichlet"   # and its numbers
+name = "digits"           # and `folder` for a data set that has files
+partition = "dirichlet"   # and its `numbers`
 clients = 10
 
 [train]
@@ -35,7 +35,7 @@ from edge_sdk.nets import TOKENS
 from edge_sdk.records import check_types, inline, read_record, table_of
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCoding
-from profiles.checks import number, optional, share, whole
+from profiles.checks import number, one_of, optional, share, whole
 from profiles.energy import PowerModel
 from profiles.errors import InvalidProfileError
 from server.training.methods import besplit, fedavg, harmony, scala, splitfed, splitlpf, supersfl
@@ -44,7 +44,7 @@ from server.training.methods.method import Method
 from server.training.recipe.privacy import PrivacySettings, guarded
 from server.training.rounds.round import RoundSettings
 
-# of `staleness_max`, where a recipe gives `buffer` and not that
+# default of `staleness_max` for a recipe with `buffer`
 BUFFERED_STALENESS: Final = 10
 
 METHODS: Final[Mapping[str, Callable[..., Method]]] = {
@@ -65,18 +65,18 @@ METHODS: Final[Mapping[str, Callable[..., Method]]] = {
 
 @dataclass(frozen=True, slots=True)
 class DataSettings:
-    """Which data, and how it lies on the clients.
+    """The data set and its partition among the clients.
 
     Attributes:
         partition: `iid`, `shards`, `dirichlet`, ... (server.training.recipe.partition).
-        numbers: what that partition takes.
-        folder: where its files are, for a data set that has files.
+        numbers: arguments of the partition.
+        folder: of the data set's files, for a data set that has files.
         train_max, test_max: samples used; None for all.
-        split: `global` tests everyone on samples of the common test set; `local` merges both sets,
-            deals them out, and splits client by client
+        split: `global` tests all clients on samples of the common test set; `local` merges both
+            sets, deals them out and splits them client by client
             (server.training.recipe.partition.local_splits).
-        malignant: classes that must not be taken for another; where there are any, the report has
-            the share of them that is (BMR).
+        malignant: classes that must not be taken for another; the report then has the share of
+            their samples that are (BMR).
     """
 
     name: str
@@ -91,20 +91,21 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         some = optional(whole(1))
-        check_fields(self, clients=whole(1), train_max=some, test_max=some)
+        sets = one_of(("global", "local"))
+        check_fields(self, clients=whole(1), train_max=some, test_max=some, split=sets)
         for label in self.malignant:
             check_value("malignant", label, whole(0))
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How clients and server learn.
+    """How clients and server train.
 
     Attributes:
         training: the numbers that plans carry and the server shares.
-        depth: every client's; None lets SuperSFL's Eq. 1 decide from memory and latency drawn
+        depth: of every client; None lets SuperSFL's Eq. 1 choose by memory and latency, drawn
             uniformly from `memory_gb` and `latency_ms`.
-        depths: in a simulation, those of the clients in turn, in place of `depth`.
+        depths: depths of the clients in turn, in place of `depth`; only in a simulation.
         decay: factor of learning rates from one round to the next, on both sides.
         server_learning_rate: the server's own; None for the clients'.
         server_clip: largest L2 norm of the gradient of one step of the server; None for no limit.
@@ -135,7 +136,7 @@ class TrainSettings:
         )
         if self.depths is not None and (self.depth is not None or not self.depths):
             raise ConfigurationError(
-                f"depths: expected one or more, and no depth beside them, got {list(self.depths)}"
+                f"depths: expected one or more, without depth, got {list(self.depths)}"
             )
         for name in ("memory_gb", "latency_ms"):
             value = getattr(self, name)
@@ -147,12 +148,12 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateSettings:
-    """How a run is judged.
+    """How a run is evaluated.
 
     Attributes:
-        every: rounds from one measurement of accuracy to the next; the last is always measured.
-        rho: test samples of classes a client has never seen, as a share of those of its own: 0 to
-            1, where there are as many of them (the papers go up to 0.8).
+        every: rounds from one measurement of accuracy to the next; the last round is measured too.
+        rho: test samples of classes that a client does not train on, as a share of those that it
+            does: 0 to 1 (the papers go up to 0.8).
     """
 
     every: int = 1
@@ -164,10 +165,10 @@ class EvaluateSettings:
 
 @dataclass(frozen=True, slots=True)
 class EnergySettings:
-    """What a simulation's machine draws, where nothing on it can be measured.
+    """Power of the machine of a simulation, for one that measures nothing itself.
 
     Attributes:
-        idle_w, busy_w: at rest and with all cores busy; None where that is not known.
+        idle_w, busy_w: watts at rest and with all cores busy; None for unknown.
     """
 
     idle_w: float | None = None
@@ -182,20 +183,20 @@ class EnergySettings:
             raise ConfigurationError(str(err)) from err
 
     def model(self) -> PowerModel | None:
-        """None where nothing is declared."""
+        """The power model; None for a recipe without watts."""
         if self.idle_w is None or self.busy_w is None:
             return None
         return PowerModel(self.idle_w, self.busy_w, "the recipe")
 
 
-@dataclass(frozen=True)  # without slots, so that it can keep its method
+@dataclass(frozen=True)  # without slots: `built_method` is kept in the instance
 class Recipe:
     """A whole recipe, checked.
 
     Attributes:
-        method_numbers: what the method's own function takes.
-        parts: what is taken from other methods (server.training.methods.compose): a method's name,
-            or a table of `method` and `numbers`, by `client`, `gate`, `server`, `align` or `weigh`.
+        method_numbers: arguments of the method's function.
+        parts: by part, the other method that it is taken from (server.training.methods.compose):
+            its name, or a table of `method` and `numbers`.
     """
 
     method: str
@@ -214,9 +215,8 @@ class Recipe:
         codec = self.train.update.codec
         if self.round.staleness_max and codec != "fp32":
             raise ConfigurationError(
-                f"update_codec: {codec} codes a change of what a round began"
-                " with, and an update that comes rounds later finds other weights: expected fp32,"
-                " or staleness_max = 0"
+                f"update_codec: {codec} codes the change since the start of a round, which a late"
+                " update no longer finds: expected fp32, or staleness_max = 0"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -227,14 +227,14 @@ class Recipe:
 
     @cached_property
     def built_method(self) -> Method:
-        """The method with this recipe's numbers; built once, so that all who ask get the same.
+        """The method with this recipe's numbers and parts, built once.
 
-        Raises: ConfigurationError naming what is known.
+        Raises: ConfigurationError naming what is wrong and what is known.
         """
         base = _method(self.method, self.method_numbers, "method_numbers")
         if not self.parts:
             return guarded(base, self.privacy.noise())
-        parts = {name: _part(name, said) for name, said in self.parts.items()}
+        parts = {name: _part(name, source) for name, source in self.parts.items()}
         return guarded(combine(base, parts), self.privacy.noise())
 
 
@@ -256,26 +256,31 @@ def _method(name: str, numbers: object, where: str) -> Method:
         raise ConfigurationError(f"{where}: {err}") from err
 
 
-def _part(name: str, said: object) -> Method:
+def _part(name: str, source: object) -> Method:
+    """The method that one part is taken from."""
     where = f"parts.{name}"
-    if isinstance(said, str):
-        return _method(said, {}, where)
-    if not isinstance(said, Mapping) or not {"method"} <= said.keys() <= {"method", "numbers"}:
-        raise ConfigurationError(f"{where}: expected a method's name, or method and numbers")
-    numbers = said.get("numbers", {})
-    method = _method(said["method"], numbers, f"{where}.numbers")
-    for unused in _idle(name, said["method"], numbers):
+    if isinstance(source, str):
+        return _method(source, {}, where)
+    keys = set(source) if isinstance(source, Mapping) else set()
+    if not isinstance(source, Mapping) or not {"method"} <= keys <= {"method", "numbers"}:
         raise ConfigurationError(
-            f"{where}.numbers: {unused} changes nothing of what is taken from {method.name}:"
-            " leave it out, or take the part that it is of"
+            f"{where}: expected a method's name, or a table of method and numbers, got {source!r}"
+        )
+    numbers = source.get("numbers", {})
+    method = _method(source["method"], numbers, f"{where}.numbers")
+    unused = next(_unused_numbers(name, source["method"], numbers), None)
+    if unused is not None:
+        raise ConfigurationError(
+            f"{where}.numbers: {unused} has no effect on the {name} part of {method.name}: leave it"
+            " out, or take the part that it belongs to"
         )
     return method
 
 
-def _idle(part: str, method: str, numbers: Mapping[str, Any]) -> Iterator[str]:
-    """Numbers that are not the default's and make no difference to a part.
+def _unused_numbers(part: str, method: str, numbers: Mapping[str, Any]) -> Iterator[str]:
+    """Names of numbers that differ from their defaults and have no effect on a part.
 
-    A part with functions in it tells nothing: two of the same numbers differ.
+    None for a part with functions: two of them differ even when built from the same numbers.
     """
 
     def taken(given: Mapping[str, Any]) -> list[Any]:
@@ -295,7 +300,7 @@ def _idle(part: str, method: str, numbers: Mapping[str, Any]) -> Iterator[str]:
 def load_recipe(path: Path) -> Recipe:
     """Read and check a recipe.
 
-    Raises: ConfigurationError naming the file, the field and what was expected.
+    Raises: ConfigurationError naming the file, the key and what was expected.
     """
     try:
         data = tomllib.loads(path.read_text())
@@ -310,16 +315,16 @@ def load_recipe(path: Path) -> Recipe:
 
 
 def read_recipe(data: Mapping[str, Any]) -> Recipe:
-    """Check a recipe that was read from TOML.
+    """Build a recipe from tables as TOML has them, and check it.
 
-    Raises: ConfigurationError.
+    Raises: ConfigurationError naming the table, the key and what was expected.
     """
     recipe = read_record(Recipe, _with_staleness(data), "recipe")
     method, backbone = recipe.built_method, recipe.train.backbone
     distil = method.client.distil
     if distil is not None and distil.head == "global" and backbone in TOKENS:
         raise ConfigurationError(
-            f"train: {backbone}'s features are tokens, no maps to pool over: expected"
+            f"train: {backbone}'s features are tokens, not maps that can be pooled: expected"
             ' auxiliary_head = "exit", or another backbone'
         )
     if method.batch_share is not None and recipe.train.training.iterations is None:
@@ -331,8 +336,11 @@ def read_recipe(data: Mapping[str, Any]) -> Recipe:
 
 
 def _with_staleness(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Buffered rounds merge while clients are at work: 0 would refuse whoever is not first."""
-    said = data.get("round")
-    if not isinstance(said, Mapping) or "buffer" not in said:
+    """The tables with a default of `staleness_max` that fits buffered rounds.
+
+    They merge while clients are at work, so 0 would refuse all updates after a merge.
+    """
+    rounds = data.get("round")
+    if not isinstance(rounds, Mapping) or "buffer" not in rounds:
         return data
-    return {**data, "round": {"staleness_max": BUFFERED_STALENESS, **said}}
+    return {**data, "round": {"staleness_max": BUFFERED_STALENESS, **rounds}}

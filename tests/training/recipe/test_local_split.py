@@ -123,7 +123,7 @@ def test_depths_are_given_in_turn_and_not_beside_one_depth(world: Simulation) ->
     train = {"backbone": "tiny", "rounds": 1, "learning_rate": 0.1, "batch": 4}
     data = {"name": "digits", "clients": 2}
     for more, message in (
-        ({"depths": [1], "depth": 1}, "no depth beside them"),
+        ({"depths": [1], "depth": 1}, "without depth"),
         ({"depths": []}, "expected one or more"),
     ):
         with pytest.raises(ConfigurationError, match=message):

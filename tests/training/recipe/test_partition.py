@@ -123,7 +123,7 @@ def test_an_unknown_rule_or_number_is_refused_naming_those_there_are() -> None:
         ("udd", 60, {}, r"at most 10 clients to share a class"),
         ("uds", 10, {}, r"expected at most 100 samples in all, got 13000; set smallest = 3"),
         ("uds", 100, {"smallest": 1}, r"set smallest = 0, or clients lower"),
-        ("natural", 3, {}, r"expected data that says whose each sample is"),
+        ("natural", 3, {}, r"expected data that names the person of each sample"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(
