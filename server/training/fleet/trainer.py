@@ -15,7 +15,6 @@ were away.
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +34,7 @@ from edge_sdk.training.data.load import Dataset
 from edge_sdk.training.device.warmup import warm_up
 from edge_sdk.training.protocol.http import Welcome
 from edge_sdk.training.protocol.noise import NO_SCORES
-from profiles.allocation import fit_to_cut, supersfl_depth, supersfl_latency_ms
+from profiles.allocation import supersfl_latency_ms
 from profiles.device import DeviceProfile
 from profiles.errors import InvalidProfileError
 from server.http_server import HttpServer, listen
@@ -71,6 +70,7 @@ from server.training.run.build import (
     load_data,
     plan_of,
     server_state,
+    supersfl_depths,
 )
 from server.training.run.checkpoint import Checkpoint, continue_run, find_checkpoint
 from server.training.run.record import OnRound, record_rounds
@@ -255,7 +255,7 @@ class _Trainer:
     def score(self, number: int) -> Scored:
         """Scores of the weights after the last round, by the devices that are still there."""
         run = self._run
-        if run.method.client.noise is not None:  # they would refuse, and rightly
+        if run.method.client.noise is not None:  # they would refuse
             why = [{"what": "evaluate", "why": NO_SCORES}]
             return Scored([], dict.fromkeys(run.plans, why), 0, 0.0)
         profiles = {name: self._profile(name) for name in run.plans}
@@ -267,17 +267,15 @@ class _Trainer:
     def _round(self, number: int) -> Row:
         run, recipe = self._run, self._run.recipe
         wanted = recipe.round.buffer or len(run.plans)
-        self.gather(max(1, math.ceil(recipe.round.quorum * wanted - 1e-9)))
+        self.gather(recipe.round.quorum_of(wanted))
         if self._started is not None:
             self._started.begin(number, run.plans, self._mailbox.samples())
         run.loop.set_clients(run.plans, self._mailbox)
         result = run.loop.run_round(number, recipe.seed, self._mailbox.take_late())
-        measured = number % recipe.evaluate.every == 0 or number == recipe.train.rounds
-        right = self._accuracy() if measured else None
+        accuracy = self._accuracy() if run.measures(number) else None
         missed = missed_by_device(self._mailbox.take_missed())
-        return row_of(result, right, "full") | {
+        return row_of(result, accuracy, "full") | {
             "missed": missed,
-            "stale": dict(result.stale),
             "dropped": self._mailbox.take_counts(),
         }
 
@@ -310,20 +308,16 @@ def choose_depths(
     if fixed is not None:
         check_depth(net, fixed)
         return dict.fromkeys(profiles, fixed)
-    latencies: dict[str, float] = {}
+    measured: dict[str, float] = {}
     for name, profile in profiles.items():
         try:
-            latencies[name] = supersfl_latency_ms(profile)
+            measured[name] = supersfl_latency_ms(profile)
         except InvalidProfileError as err:
             logger.warning("device=%s counts as the slowest: %s", name, err)
-    low, high = min(latencies.values(), default=0.0), max(latencies.values(), default=0.0)
-    return {
-        name: fit_to_cut(
-            supersfl_depth(profile.memory_total_gb, latencies.get(name, high), low, high, net.L),
-            net.cuts,
-        )
-        for name, profile in profiles.items()
-    }
+    slowest = max(measured.values(), default=0.0)
+    memory_gb = [profile.memory_total_gb for profile in profiles.values()]
+    latency_ms = [measured.get(name, slowest) for name in profiles]
+    return dict(zip(profiles, supersfl_depths(net, memory_gb, latency_ms), strict=True))
 
 
 def _build_run(recipe: Recipe, dataset: Dataset, transport: Transport, devices: int) -> Run:

@@ -11,9 +11,7 @@ from torch import nn
 
 from profiles.energy import EnergyReading
 from server.training.report.metrics import ClientLoad, modelled_latency
-from server.training.run.run import Run
-
-Row = Mapping[str, Any]
+from server.training.run.run import Row, Run
 
 
 def training_cost(rows: Sequence[Row]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -68,8 +67,7 @@ def close_round(
     # in client order, as floats are added
     brought = {name: now.contributions[name] for name in context.plans if name in now.contributions}
     now.contributions = brought
-    # 0.07 * 100 is a little more than 7
-    enough = len(brought) >= max(1, math.ceil(context.settings.quorum * wanted - 1e-9))
+    enough = len(brought) >= context.settings.quorum_of(wanted)
     weights: Mapping[str, float] = {}
     with context.using_state:
         if enough:

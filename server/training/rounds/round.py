@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -111,6 +112,11 @@ class RoundSettings:
     def trimmed(self) -> bool:
         """Whether merges are robust against a few bad clients."""
         return self.robust == "trimmed"
+
+    def quorum_of(self, wanted: int) -> int:
+        """Updates needed for a round to count, of those wanted; at least one."""
+        # 0.07 * 100 is slightly more than 7
+        return max(1, math.ceil(self.quorum * wanted - 1e-9))
 
     def with_devices(self) -> RoundSettings:
         """The same where clients are real devices, which nobody vouches for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from edge_sdk.nets import build
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.data.load import Dataset, load_dataset
 from edge_sdk.training.protocol.plan import Plan
+from profiles.allocation import fit_to_cut, supersfl_depth
 from server.training.core.server_state import ServerState
 from server.training.methods.method import Method
 from server.training.recipe.privacy import check_network
@@ -105,3 +107,18 @@ def check_depth(net: Supernet, depth: int) -> None:
         raise ConfigurationError(
             f"train: depth: expected one of {net.name}'s cuts, {cuts}; got {depth}"
         )
+
+
+def supersfl_depths(
+    net: Supernet, memory_gb: Sequence[float], latency_ms: Sequence[float]
+) -> list[int]:
+    """Depths by SuperSFL's Eq. 1, taken down to cuts of the network.
+
+    Args:
+        memory_gb, latency_ms: of each client; Eq. 1 compares a latency with the least and the most.
+    """
+    low, high = min(latency_ms, default=0.0), max(latency_ms, default=0.0)
+    return [
+        fit_to_cut(supersfl_depth(memory, latency, low, high, net.L), net.cuts)
+        for memory, latency in zip(memory_gb, latency_ms, strict=True)
+    ]

@@ -49,6 +49,11 @@ class Run:
     loop: RoundLoop | BufferedLoop
     device: torch.device
 
+    def measures(self, number: int) -> bool:
+        """Whether accuracy is measured after round `number`: every so often, and after the last."""
+        recipe = self.recipe
+        return number % recipe.evaluate.every == 0 or number == recipe.train.rounds
+
     def personal(self) -> dict[str, Weights]:
         """Weights that clients keep to themselves, by client: none here, devices hold theirs."""
         return {}

@@ -20,13 +20,19 @@ from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.data.load import Dataset
 from edge_sdk.training.streams import Stream
-from profiles.allocation import fit_to_cut, supersfl_depth
 from server.training.recipe.partition import RhoTest, local_splits, partition
 from server.training.recipe.recipe import Recipe, TrainSettings
 from server.training.rounds.buffered import BufferedLoop
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.workers import SimulatedWorkers
-from server.training.run.build import build_network, check_depth, load_data, plan_of, server_state
+from server.training.run.build import (
+    build_network,
+    check_depth,
+    load_data,
+    plan_of,
+    server_state,
+    supersfl_depths,
+)
 from server.training.run.run import Simulation
 from server.training.simulation.transport import MemoryTrimmingTransport
 
@@ -102,11 +108,7 @@ def draw_depths(train: TrainSettings, net: Supernet, clients: int, seed: int) ->
             check_depth(net, depth)
         return [fixed[client % len(fixed)] for client in range(clients)]
     memory_gb, latency_ms = _draw_profiles(train, clients, seed)
-    low, high = float(latency_ms.min()), float(latency_ms.max())
-    return [
-        fit_to_cut(supersfl_depth(float(memory), float(latency), low, high, net.L), net.cuts)
-        for memory, latency in zip(memory_gb, latency_ms, strict=True)
-    ]
+    return supersfl_depths(net, memory_gb.tolist(), latency_ms.tolist())
 
 
 def round_seconds(train: TrainSettings, samples: Sequence[int], seed: int) -> list[float]:

@@ -66,13 +66,13 @@ def run_rounds(simulation: Simulation, rows: list[Row]) -> Iterator[Row]:
     """Run the rounds that are left, one at each iteration, and append their rows to `rows`."""
     evaluator = Evaluator(simulation)
     recipe = simulation.recipe
-    last = recipe.train.rounds
-    for number in range(len(rows) + 1, last + 1):
+    for number in range(len(rows) + 1, recipe.train.rounds + 1):
         simulation.failures.clear()
         result = simulation.loop.run_round(number, recipe.seed)
-        measured = number % recipe.evaluate.every == 0 or number == last
         supervised = is_supervised(result) or ever_supervised(rows)
-        accuracy = evaluator.accuracy(supervised=supervised) if measured else None
+        accuracy = (
+            evaluator.accuracy(supervised=supervised) if simulation.measures(number) else None
+        )
         path = evaluator.path(supervised=supervised)
         rows.append(row_of(result, accuracy, path, simulation.failures))
         yield rows[-1]
