@@ -89,7 +89,7 @@ class Adaptation:
         _copy_buffers(adapted.prefix, self._prefix.module)  # BatchNorm's statistics
         loss = self._head.loss(adapted.head(z), y)
         own, *self._head_gradients = torch.autograd.grad(loss, [z, *adapted.head_parameters])
-        # the way back is the adapted prefix's; the step is taken by the one before it adapted
+        # the gradients are the adapted prefix's; the prefix itself takes the step with them
         return OpenBatch(x, y, z, adapted.prefix_parameters, own, float(loss.detach()), view)
 
     def answer(self, batch: OpenBatch, step: int, outputs: Tensor) -> tuple[Tensor, float]:
@@ -160,7 +160,7 @@ class ScratchCopy:
         prefix_parameters: list[Parameter],
         head_parameters: list[Parameter],
     ) -> None:
-        """Take the client's own weights again, and the buffers of its prefix."""
+        """Copy the client's own weights again, and the buffers of its prefix."""
         own = self.prefix_parameters + self.head_parameters
         with torch.no_grad():
             for copy, source in zip(own, prefix_parameters + head_parameters, strict=True):
