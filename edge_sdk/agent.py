@@ -75,7 +75,8 @@ class Status:
     """State of an agent, for people and telemetry.
 
     Attributes:
-        personal: the training whose personal weights answer; None if the bundle's weights do.
+        personal: the training that the personal weights are from; None if the bundle's weights
+            answer.
         bytes_up: size of all queries that were sent.
         agreement: the guarantee of the `Agreement` controller; None without one.
     """

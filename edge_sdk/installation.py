@@ -1,4 +1,4 @@
-"""The installed packages of splitedge: their version, and how they live beside a user's files.
+"""The installed packages of splitedge: their version, and how to import them next to user files.
 
 A script's folder comes first on Python's path, so a user's `profiles.py` is found in place of our
 package `profiles`. The name `profiles` stays the user's then; our modules are imported from their
@@ -31,7 +31,7 @@ def installed_version() -> str:
 
 
 def import_profiles() -> None:
-    """Make the modules of our package `profiles` importable beside a user's module of that name.
+    """Make the modules of our package `profiles` importable next to a user's module of that name.
 
     Does nothing where `import profiles` finds ours.
 

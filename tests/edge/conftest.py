@@ -56,7 +56,7 @@ CREDENTIAL = "c0ffee" * 10
 
 @dataclass
 class Export:
-    """Writes model exports whose one bundle is z = relu(x W), logits = z V.
+    """Writes model exports with one bundle: z = relu(x W), logits = z V.
 
     The graphs are built with onnx.helper and the golden logits with numpy: no code of ours.
     """
@@ -415,13 +415,13 @@ def copy_version(
     model.write_bytes(_edited(model, name=name, version=version))
     manifest = target / "bundles" / "d2" / "manifest.json"
     manifest.write_bytes(_edited(manifest, bundle=f"{name}/{version}/d2"))
-    said = orjson.loads(manifest.read_bytes())
+    fields = orjson.loads(manifest.read_bytes())
     if graphs is not None:
-        _write_graphs(graphs, said, manifest.parent)
+        _write_graphs(graphs, fields, manifest.parent)
     if drop:
-        (manifest.parent / said["graphs"].pop(drop)["file"]).unlink()
-    said["gate"]["threshold"] = threshold or said["gate"]["threshold"]
-    manifest.write_bytes(orjson.dumps(said))
+        (manifest.parent / fields["graphs"].pop(drop)["file"]).unlink()
+    fields["gate"]["threshold"] = threshold or fields["gate"]["threshold"]
+    manifest.write_bytes(orjson.dumps(fields))
 
 
 def _edited(path: Path, **fields: str) -> bytes:
@@ -549,7 +549,7 @@ class Fleet:
 
     @property
     def pid(self) -> int:
-        """Of the server; the broker is a child of it."""
+        """Process id of the server; the broker is its child."""
         process = self._server._process
         assert process is not None
         return process.pid

@@ -46,7 +46,7 @@ def state(fleet: Fleet) -> Path:
 
 @pytest.fixture(scope="module")
 def hybrid(state: Path, digits: Digits) -> Iterator[EdgeAgent]:
-    """An agent whose gate lets about half of the inputs exit."""
+    """An agent with a gate that lets about half of the inputs exit."""
     middle = float(np.median([entropy(row) for row in digits.exit_logits]))
     settings = AgentSettings(threshold=middle, deadline_s=5.0, codec="fp32")
     with EdgeAgent.open(state, settings) as agent:
@@ -59,7 +59,7 @@ def alone(digits: Digits, **settings: Any) -> EdgeAgent:
 
 
 @pytest.mark.parametrize(
-    ("x", "said"),
+    ("x", "message"),
     [
         ([[0.0]], "a numpy array of float32 (1, 8, 8), got list"),
         (None, "a numpy array of float32 (1, 8, 8), got NoneType"),
@@ -75,12 +75,12 @@ def alone(digits: Digits, **settings: Any) -> EdgeAgent:
     ],
 )
 def test_wrong_input_is_refused_by_name_before_anything_runs(
-    hybrid: EdgeAgent, x: Any, said: str
+    hybrid: EdgeAgent, x: Any, message: str
 ) -> None:
     before = hybrid.status()
     with pytest.raises(InputError, match="expected") as refusal:
         hybrid.predict(x)
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
     after = hybrid.status()
     assert (after.counters, after.bytes_up) == (before.counters, before.bytes_up)
 

@@ -46,20 +46,20 @@ def report_of(agent: EdgeAgent) -> AgreementReport:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"threshold": 0.5, "controller": Budget(0.1)}, "expected one of them, got both"),
         ({"offload": False, "controller": Agreement(0.05)}, "controller needs offload"),
         ({"offload": False, "late_answers": True}, "late_answers needs offload"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(fields: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_settings_that_contradict_each_other_are_refused(fields: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         AgentSettings(**fields)
 
 
 @pytest.mark.parametrize(
-    ("build", "said"),
+    ("build", "message"),
     [
         (lambda: Budget(-0.1), "limit: expected a finite number of at least 0"),
         (lambda: Budget(math.inf), "limit: expected a finite number of at least 0"),
@@ -72,9 +72,9 @@ def test_settings_that_contradict_each_other_are_refused(fields: Any, said: str)
     ],
 )
 def test_numbers_out_of_range_are_refused_when_the_record_is_built(
-    build: Callable[[], object], said: str
+    build: Callable[[], object], message: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         build()
 
 
@@ -86,7 +86,7 @@ def test_a_budget_holds_from_several_threads(fleet: Fleet, digits: Digits) -> No
             answers = list(pool.map(agent.predict, inputs))
         assert agent.status().agreement is None
     offloads = sum(answer.source != "device" for answer in answers)
-    # by arithmetic: 0.2 earned a prediction, and at most a burst saved or owed
+    # by arithmetic: 0.2 earned a prediction, and at most a burst saved or overdrawn
     assert 0.2 * 1000 - BURST <= offloads <= 0.2 * 1000 + BURST
     for answer in answers:
         assert (answer.source == "device") == (answer.uncertainty < answer.threshold)

@@ -45,7 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bin_folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a new virtual environment with the wheel and what it depends on."""
+    """Programs of a new virtual environment with the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("device") / "venv"
     venv.create(folder, with_pip=True)
     pip = (folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-compile")

@@ -127,8 +127,8 @@ def expected() -> tuple[list[int], list[int]]:
 def test_enrolling_measures_the_device_and_fetches_its_bundle(
     enrolment: tuple[Path, dict[str, Any], str], server: tuple[str, Path], splitedge: Splitedge
 ) -> None:
-    pi, said, _ = enrolment
-    assert said == {"device": "pi-1", "fleet": "default", "bundle": "bench-tiny/1/d2"}
+    pi, output, _ = enrolment
+    assert output == {"device": "pi-1", "fleet": "default", "bundle": "bench-tiny/1/d2"}
     status = splitedge("agent", "status", "--state", pi, "--json").json
     assert (status["device"], status["server"], status["depth"]) == ("pi-1", server[0], 2)
     assert status["server_answers"] is True
@@ -233,7 +233,7 @@ HUGE = saved(np.zeros(1, np.float64)).replace(b"(1,), ", b"(1000000000000,), ", 
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("junk.npy", b"junk", "not a readable .npy file"),
         ("empty.npy", b"", "not a readable .npy file"),
@@ -251,13 +251,13 @@ HUGE = saved(np.zeros(1, np.float64)).replace(b"(1,), ", b"(1000000000000,), ", 
     ],
 )
 def test_file_that_is_no_input_is_refused_in_one_line(
-    name: str, content: bytes, said: str, pi: Path, tmp_path: Path, splitedge: Splitedge
+    name: str, content: bytes, message: str, pi: Path, tmp_path: Path, splitedge: Splitedge
 ) -> None:
     file = tmp_path / name
     file.write_bytes(content)
     refusal = splitedge("agent", "predict", file, "--state", pi, "--json").refusal
     assert str(file) in refusal
-    assert said in refusal
+    assert message in refusal
 
 
 @pytest.mark.parametrize("name", ["missing.npy", "missing.png", "folder.npy", "folder"])
@@ -363,8 +363,8 @@ def test_device_is_enrolled_once(pi: Path, server: tuple[str, Path], splitedge: 
 def test_update_fetches_what_is_assigned_and_says_it(pi: Path, splitedge: Splitedge) -> None:
     kept = (pi / "active.json").read_bytes()
     (pi / "active.json").unlink()
-    said = splitedge("agent", "update", "--state", pi, "--json").json
-    assert said == {"device": "pi-1", "bundle": "bench-tiny/1/d2"}
+    output = splitedge("agent", "update", "--state", pi, "--json").json
+    assert output == {"device": "pi-1", "bundle": "bench-tiny/1/d2"}
     assert (
         json.loads(kept)["slots"].items()
         <= json.loads((pi / "active.json").read_text())["slots"].items()

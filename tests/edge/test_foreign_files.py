@@ -1,4 +1,4 @@
-"""A user's own `profiles.py`, `server.py` or `exporters.py` beside a script breaks nothing."""
+"""A user's own `profiles.py`, `server.py` or `exporters.py` next to a script breaks nothing."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_script_with_the_name_of_our_package_runs_an_agent(
     assert done.stdout.split() == ["device"]
 
 
-def test_a_script_beside_a_users_profiles_enrols_a_device(fleet: Fleet, user_folder: Path) -> None:
+def test_a_script_next_to_a_users_profiles_enrols_a_device(fleet: Fleet, user_folder: Path) -> None:
     (user_folder / "app.py").write_text(ENROLL)
     token = create_token(fleet.state)
     done = run(user_folder, sys.executable, "app.py", fleet.http, token, user_folder / "pi")
@@ -104,7 +104,7 @@ def test_a_script_beside_a_users_profiles_enrols_a_device(fleet: Fleet, user_fol
     assert done.stdout.split() == ["foreign"]
 
 
-def test_every_module_of_ours_loads_beside_a_users_profiles(user_folder: Path) -> None:
+def test_every_module_of_ours_loads_next_to_a_users_profiles(user_folder: Path) -> None:
     code = """
 import profiles
 import edge_sdk.training.client, exporters.model

@@ -29,7 +29,7 @@ QUERY = "splitedge/v1/default/pi-1/query"
 
 
 class Mosquitto:
-    """A Mosquitto that lets everybody in, on one port over restarts."""
+    """A Mosquitto without logins, on one port over restarts."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.address = BrokerAddress("127.0.0.1", port)
@@ -175,7 +175,7 @@ def test_after_a_restart_it_is_back_and_hears_what_it_did(
     link = link_to(mosquitto.address, "pi-1", {REPLY: before}, on_state=states.append)
     mosquitto.stop()
     wait_until(lambda: not link.connected, "the loss of the link")
-    assert not link.publish(QUERY, b"nobody there")
+    assert not link.publish(QUERY, b"no link")
     assert "lost" in link.last_error
     link.subscribe("splitedge/v1/default/pi-1/command", after)  # while it is down
 

@@ -48,8 +48,8 @@ def bundle(digits: Digits, folder: Path, name: str = "digits", run: str = RUN) -
     """A copy of an export's bundle that says which run it is of."""
     copy = folder / f"bundle-{name}-{run}"
     shutil.copytree(digits.models / name / "1" / "bundles" / "d2", copy)
-    said = orjson.loads((copy / "manifest.json").read_bytes())
-    (copy / "manifest.json").write_bytes(orjson.dumps(said | {"run": run}))
+    fields = orjson.loads((copy / "manifest.json").read_bytes())
+    (copy / "manifest.json").write_bytes(orjson.dumps(fields | {"run": run}))
     return copy
 
 
@@ -69,7 +69,7 @@ def install(state: Path, folder: Path) -> None:
 
 
 def keep(state: Path, tensors: Mapping[str, Array], run: str = RUN, name: str = "home") -> None:
-    """As a training keeps them."""
+    """Save weights as a training does."""
     folder = state / "training"
     folder.mkdir(exist_ok=True)
     save_file(dict(tensors), folder / f"{name}.safetensors", metadata={"run": run})
@@ -77,7 +77,7 @@ def keep(state: Path, tensors: Mapping[str, Array], run: str = RUN, name: str = 
 
 @pytest.fixture
 def device(digits: Digits, tmp_path: Path) -> Path:
-    """A device that runs a bundle of the run whose personal weights it may have."""
+    """A device with a bundle of run RUN."""
     state = tmp_path / "device"
     Identity("http://127.0.0.1:9", "pi-4", "default", "c0ffee" * 10).save(state)
     install(state, bundle(digits, tmp_path))
@@ -175,7 +175,7 @@ def spoilt(kept: dict[str, Array], how: str) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "warning"),
     [
         ("nan", "exit2.2.bias is not finite; train again"),
         ("part", "head.2.bias of exit.onnx is missing"),
@@ -185,13 +185,13 @@ def spoilt(kept: dict[str, Array], how: str) -> dict[str, Array]:
     ],
 )
 def test_weights_that_do_not_go_with_the_bundle_are_left_out(
-    digits: Digits, device: Path, caplog: pytest.LogCaptureFixture, how: str, said: str
+    digits: Digits, device: Path, caplog: pytest.LogCaptureFixture, how: str, warning: str
 ) -> None:
     keep(device, spoilt(own_head(digits)[1], how))
     with caplog.at_level(logging.WARNING), EdgeAgent.open(device, ALONE) as agent:
         assert agent.status().personal is None
         assert agent.predict(digits.x[0]).label == int(digits.exit_logits[0].argmax())
-    assert re.search(said, caplog.text)
+    assert re.search(warning, caplog.text)
 
 
 def test_a_bundle_that_does_not_say_its_run_takes_none(
@@ -226,12 +226,12 @@ def test_a_folder_without_a_device_has_no_own_weights(digits: Digits) -> None:
 def test_a_bundle_that_comes_later_answers_whatever_the_device_has(
     digits: Digits, device: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, same: bool
 ) -> None:
-    """Of another run it answers by itself, after a new start as well, and a warning says so."""
+    """From another run it answers without personal weights, after a restart too, and warns."""
     head, kept = own_head(digits)
     keep(device, kept)
     other = bundle(digits, tmp_path / "next", run=RUN if same else "fedcba")
-    said = orjson.loads((other / "manifest.json").read_bytes())
-    (other / "manifest.json").write_bytes(orjson.dumps(said | {"bundle": "digits/2/d2"}))
+    fields = orjson.loads((other / "manifest.json").read_bytes())
+    (other / "manifest.json").write_bytes(orjson.dumps(fields | {"bundle": "digits/2/d2"}))
     with torch.no_grad():
         own = head(digits.net.prefix(2)(torch.from_numpy(digits.x[:20]))).numpy().argmax(1)
     expected = own if same else digits.exit_logits[:20].argmax(1)

@@ -253,7 +253,7 @@ def test_second_agent_on_a_state_folder_is_told_who_the_first_is(tmp_path: Path)
     try:
         with pytest.raises(StateInUseError, match=f"process {first.pid} already runs as agent"):
             StateLock(tmp_path)
-        StateLock(tmp_path, "update").release()  # an updater may run beside the agent
+        StateLock(tmp_path, "update").release()  # an updater may run at the same time
     finally:
         first.kill()
         first.communicate()

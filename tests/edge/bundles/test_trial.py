@@ -93,7 +93,7 @@ def other_weights(model: onnx.ModelProto) -> bytes:
 
 
 def endless_loop(model: onnx.ModelProto) -> bytes:
-    """2^60 turns of a loop whose body does next to nothing."""
+    """2^60 turns of a loop with an almost empty body."""
     turns = numpy_helper.from_array(np.array(1 << 60, np.int64), "turns")
     always = numpy_helper.from_array(np.array(True), "always")
     start = numpy_helper.from_array(np.zeros((1, 3), np.float32), "start")
@@ -184,7 +184,7 @@ def test_bad_bundle_is_quarantined_and_the_old_one_runs_on(
     assert "trial" in first.reason
     store = BundleStore(state)
     assert store.active().manifest.bundle == "tiny/1/d2"
-    # it is not fetched and tried again, whoever asks
+    # no later update fetches and tries it again
     depot.served.clear()
     again = update(state, "tiny/2/d2")
     assert again.status == "refused"

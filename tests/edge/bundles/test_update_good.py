@@ -100,7 +100,7 @@ def test_wrong_credential_is_refused_and_says_what_to_do(depot: Depot, state: Pa
 
 
 def test_device_that_was_never_enrolled_is_told_so(tmp_path: Path) -> None:
-    outcome = update(tmp_path / "nobody")
+    outcome = update(tmp_path / "not-enrolled")
     assert outcome.status == "refused"
     assert "not enrolled" in outcome.reason
 

@@ -141,7 +141,7 @@ def test_queries_that_no_threshold_stops_are_paid_for_by_those_after_them() -> N
     budget = BudgetController(0.1, start=0.4, burst=10)
     # nan leaves at any threshold: 5 tokens and 30 * 0.1 earned, 30 spent
     assert all(offloads(budget, [math.nan] * 30))
-    # 22 owed and one to spend are 230 predictions at a tenth each, one less for the rounding
+    # 22 overdrawn and one to spend are 230 predictions at a tenth each, one less for the rounding
     sent = offloads(budget, [1.0] * 400)
     assert not any(sent[:229])
     # then some leave again: 43 earned and 5 saved, less the 30 that left and at most 10 saved
@@ -283,7 +283,7 @@ def test_a_budget_that_cannot_work_is_refused(settings_: dict[str, float], field
 def test_the_bound_is_clopper_and_pearsons(trials: int, confidence: float) -> None:
     for failures in {0, trials // 50, trials // 3, trials - 1}:
         expected = scipy.stats.beta.ppf(confidence, failures + 1, trials - failures)
-        # lgamma of 5000 is 4e4, whose last bit is 7e-12
+        # lgamma of 5000 is 4e4, and its last bit is 7e-12
         assert upper_bound(failures, trials, confidence) == pytest.approx(expected, rel=1e-10)
 
 

@@ -47,7 +47,7 @@ def softmax(logits: Floats) -> NDArray[np.float64]:
 
 
 class _Fixed:
-    """A gate whose decision is known beforehand; counts how often it was asked."""
+    """A gate with a fixed decision; counts how often it was asked."""
 
     def __init__(self, exits: bool, uncertainty: float) -> None:
         self.decision = Decision(exits, 0, floats(0.5, 0.5), uncertainty, 0.5)

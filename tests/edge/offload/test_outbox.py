@@ -306,7 +306,7 @@ def test_an_answer_to_an_older_bundle_s_query_is_read_by_its_manifest(
 
 
 class Failing:
-    """An offloader whose server fails at one query, each time it is asked."""
+    """An offloader with a server that fails at one query each time."""
 
     presence = Presence.PRESENT
 

@@ -125,7 +125,7 @@ def test_null_is_as_good_as_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "problem", "retry_after_s"),
+    ("parameters", "problem", "retry_after_s"),
     [
         ({"problem": "overloaded", "retry_after_s": 1e9}, Problem.OVERLOADED, 60.0),
         ({"problem": "overloaded", "retry_after_s": -5}, Problem.OVERLOADED, 0.0),
@@ -136,9 +136,9 @@ def test_null_is_as_good_as_nothing() -> None:
     ],
 )
 def test_a_server_cannot_send_a_device_away_for_long(
-    said: dict[str, Any], problem: Problem, retry_after_s: float
+    parameters: dict[str, Any], problem: Problem, retry_after_s: float
 ) -> None:
-    reply = read_reply(Frame({"id": "r", "error": "e" * 9999, "parameters": said}))
+    reply = read_reply(Frame({"id": "r", "error": "e" * 9999, "parameters": parameters}))
     assert (reply.problem, reply.retry_after_s, len(reply.detail)) == (problem, retry_after_s, 500)
 
 
