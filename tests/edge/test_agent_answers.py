@@ -17,7 +17,8 @@ from edge_sdk.errors import ConfigurationError, InputError
 from edge_sdk.settings import Agreement
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Digits, Fleet
+    from tests.edge.digits import Digits
+    from tests.edge.fleet import Fleet
 
 pytestmark = pytest.mark.deadline
 

@@ -21,7 +21,9 @@ from edge_sdk.wire.frames import Tensor
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Digits, FaultProxy, Fleet
+    from tests.edge.digits import Digits
+    from tests.edge.fault_proxy import FaultProxy
+    from tests.edge.fleet import Fleet
 
 pytestmark = pytest.mark.deadline
 

@@ -15,10 +15,13 @@ import pytest
 
 from edge_sdk import AgentSettings, EdgeAgent, Prediction
 from edge_sdk.errors import StateInUseError
+from tests.edge.digits import copy_version
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Digits, FaultProxy, Fleet
+    from tests.edge.digits import Digits
+    from tests.edge.fault_proxy import FaultProxy
+    from tests.edge.fleet import Fleet
 
 pytestmark = pytest.mark.deadline
 
@@ -198,7 +201,7 @@ def test_closing_leaves_no_thread_and_frees_the_folder(fleet: Fleet, digits: Dig
 
 
 def test_refresh_changes_the_bundle_between_predictions_under_load(
-    fleet: Fleet, digits: Digits, copy_version: Callable[..., None]
+    fleet: Fleet, digits: Digits
 ) -> None:
     state = fleet.device("fresh", "pair/1/d2")
     # above every entropy of ten classes, ln 10 = 2.303: all exit

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Digits, Fleet
+    from tests.edge.digits import Digits
+    from tests.edge.fleet import Fleet
 
 HEAVY = "torch fastapi sqlalchemy tuf cryptography typer rich onnx pydantic psutil"
 

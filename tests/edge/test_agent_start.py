@@ -15,7 +15,8 @@ from edge_sdk.bundles.store import BundleRecord, BundleStore, FileRecord
 from edge_sdk.errors import BundleError, ConfigurationError
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Digits, Fleet
+    from tests.edge.digits import Digits
+    from tests.edge.fleet import Fleet
 
 LOCAL = AgentSettings(offload=False)
 

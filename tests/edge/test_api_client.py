@@ -30,7 +30,7 @@ from profiles import load_reference
 from server.tokens import create_token
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Fleet
+    from tests.edge.fleet import Fleet
 
 TENSOR = Tensor("x", np.zeros((1, 4), np.float32))
 QUERY = Query("0" * 32, "digits", "1", TENSOR, 5e3)

@@ -16,7 +16,8 @@ import pytest
 from server.tokens import create_token
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Digits, Fleet
+    from tests.edge.digits import Digits
+    from tests.edge.fleet import Fleet
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = ("profiles", "server", "exporters")

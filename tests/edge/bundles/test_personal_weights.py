@@ -31,7 +31,7 @@ from edge_sdk.manifest import BundleManifest
 from edge_sdk.wire.messages import Reply
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Digits
+    from tests.edge.digits import Digits
 
 Array = NDArray[Any]
 RUN = "0123456789abcdef"

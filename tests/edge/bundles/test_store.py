@@ -24,7 +24,7 @@ from edge_sdk.identity import Identity
 from edge_sdk.state import StateLock
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Export
+    from tests.edge.bundles.depot import Export
 
 
 def record_of(folder: Path) -> BundleRecord:

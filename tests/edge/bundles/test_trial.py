@@ -20,7 +20,7 @@ from edge_sdk.bundles.update import update
 from edge_sdk.errors import UpdateRefusedError
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Depot, Export
+    from tests.edge.bundles.depot import Depot, Export
 
 Sabotage = Callable[[onnx.ModelProto], bytes]
 

@@ -19,7 +19,7 @@ from edge_sdk.bundles.store import BundleStore
 from edge_sdk.bundles.update import update
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Depot, Export
+    from tests.edge.bundles.depot import Depot, Export
 
 WIDE = "tiny/3/d2"
 

@@ -11,7 +11,7 @@ from edge_sdk.bundles.store import BundleStore
 from edge_sdk.bundles.update import update
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Depot, Export
+    from tests.edge.bundles.depot import Depot, Export
 
 
 def test_assigned_bundle_is_installed_by_the_updater_process(

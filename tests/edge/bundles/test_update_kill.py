@@ -18,7 +18,7 @@ from edge_sdk.bundles.store import BundleStore
 from edge_sdk.bundles.update import update
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Depot, Export
+    from tests.edge.bundles.depot import Depot, Export
 
 # Imports the updater once and forks for each order, so that a kill costs no second of imports:
 #   at N STATE WHAT         killed just before the N-th thing it does to a file of STATE

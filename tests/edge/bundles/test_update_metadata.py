@@ -19,7 +19,7 @@ from edge_sdk.bundles.update import update
 from server.registry.artifacts import ArtifactRepository
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Depot, Export
+    from tests.edge.bundles.depot import Depot, Export
 
 NEW = "tiny/2/d2"
 

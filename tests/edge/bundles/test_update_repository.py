@@ -24,7 +24,7 @@ from server.registry import artifacts
 from server.registry.artifacts import ArtifactRepository
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Depot, Export
+    from tests.edge.bundles.depot import Depot, Export
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 from edge_sdk.bundles.update import update
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Depot
+    from tests.edge.bundles.depot import Depot
 
 NOW = datetime.now(UTC)
 

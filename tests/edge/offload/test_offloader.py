@@ -26,7 +26,7 @@ from server.broker.policy import Principal, credential_sha256
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import FaultProxy
+    from tests.edge.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.deadline
 

@@ -32,7 +32,9 @@ from edge_sdk.wire.messages import Problem, Reply, new_id
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from tests.edge.conftest import Digits, FaultProxy, Fleet
+    from tests.edge.digits import Digits
+    from tests.edge.fault_proxy import FaultProxy
+    from tests.edge.fleet import Fleet
 
 NEVER_EXIT = -1.0
 
