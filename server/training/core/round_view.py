@@ -1,4 +1,4 @@
-"""What the server's parts of a method may know of the round under way."""
+"""The round under way, as the server's parts of a method may know it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class RoundView:
         step: the step under way.
         plans: of all clients.
         sent: every weight as it was when the round started.
-        samples: n_k of those who take part, as they said at the start; where merges are robust,
-            at most a multiple of the median.
+        samples: n_k of the participants, as they reported at the start; where merges are robust, at
+            most a multiple of the median.
         label_counts: (N,) by client; empty where labels stay on the client.
-        memory: the method's own, kept from round to round and in checkpoints. A round that does
-            not count leaves it as it was, so a tensor in it is replaced, never changed in place.
+        memory: the method's own tensors, kept from round to round and in checkpoints. A round that
+            does not count leaves them as they were, so a tensor in it is replaced, never changed in
+            place. Server steps of buffered rounds see a copy: only `weigh` may write there.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""What the server knows between two rounds: one super-network, its optimisers, its copies."""
+"""The server's state between two rounds: one super-network, its optimiser, the clients' copies."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class ServerState:
     Attributes:
         trunk: what the server's steps train: `net` itself, or the server's own.
         memory: what the method keeps from round to round.
-        seen: what was last seen of each client where bad ones are looked for
+        seen: the last look at each client, where merges are robust
             (server.training.rounds.outliers).
+        copies: by client, its own copy of the suffix, until the client's update takes it.
         copy_sources: by client, the weights its copy is made of, where these are not the trunk's.
     """
 
@@ -60,30 +61,30 @@ class ServerState:
         self.copies: dict[str, Suffix] = {}
         self.copy_sources: dict[str, Weights] = {}
         self._suffixes: dict[int, Suffix] = {}
-        self._rests = False
+        self._frozen = False
         self._learning_rate = training.learning_rate
         self._optimiser = self._sgd(self.trunk.segment(0, None).parameters())
         self._cuts: dict[int, tuple[int, ...]] = {}
 
     def begin(self, number: int) -> None:
-        """Get ready for the steps of that round: to train, at the round's learning rate."""
-        self.net.train()  # whoever judged it in between
+        """Prepare the steps of a round: train mode, and the round's learning rate."""
+        self.net.train()  # an evaluation may have come in between
         self.trunk.train()
-        self._learning_rate = self.slowed(self.training.learning_rate, number)
+        self._learning_rate = self.decayed_rate(self.training.learning_rate, number)
         self._optimiser.learning_rate = self._learning_rate
 
-    def slowed(self, learning_rate: float, number: int) -> float:
-        """A learning rate as it is in round `number`, from 1."""
+    def decayed_rate(self, learning_rate: float, number: int) -> float:
+        """A learning rate in round `number`, from 1."""
         return learning_rate * self.decay ** (number - 1)
 
     def shape_at(self, depth: int) -> tuple[int, ...]:
-        """Of one sample's features after that many stages."""
+        """Shape of one sample's features after that many stages."""
         if depth not in self._cuts:
             self._cuts[depth] = self.net.shape_at(depth)
         return self._cuts[depth]
 
     def weights(self, depth: int, *, whole: bool, exit_head: bool) -> Weights:
-        """What a client of that depth starts from."""
+        """The weights that a client of that depth starts from."""
         part = self.net.segment(0, None) if whole else self.net.prefix(depth)
         weights = read_weights(part)
         if exit_head:
@@ -92,31 +93,32 @@ class ServerState:
         return weights
 
     def read(self) -> Weights:
-        """Every weight, by the names that travel: `stage1.…`, `head.…`, `exit2.…`; what the server
-        has of its own as `trunk.stage3.…` and `trunk.head.…`.
+        """Every weight, by the names that travel: `stage1.…`, `head.…`, `exit2.…`.
+
+        Stages of the server's own are `trunk.stage3.…` and `trunk.head.…`.
         """
-        return {name: tensor.clone() for name, tensor in self._own().items()}
+        return {name: tensor.clone() for name, tensor in self._tensors().items()}
 
     def write(self, weights: Weights) -> None:
-        """Set the weights named, leave the others.
+        """Set the weights that are named, and leave the others.
 
         Raises: FrameError for a name or shape the network does not have.
         """
-        own = self._own()
+        own = self._tensors()
         check_weights(weights, {name: own[name] for name in weights if name in own})
         with torch.no_grad():
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
 
-    def _own(self) -> Weights:
-        """The network's own tensors, by the names that travel."""
+    def _tensors(self) -> Weights:
+        """The live tensors of the network and the trunk, by the names that travel."""
         weights = tensors_of(self.net.segment(0, None))
         for depth in self.net.cuts:
             head = tensors_of(self.net.exit_head(depth))
             weights |= {f"exit{depth}.{name}": tensor for name, tensor in head.items()}
-        return weights | self._of_server(tensors_of(self.trunk.suffix(min(self.net.cuts))))
+        return weights | self._server_named(tensors_of(self.trunk.suffix(min(self.net.cuts))))
 
-    def _of_server(self, weights: Weights) -> Weights:
+    def _server_named(self, weights: Weights) -> Weights:
         """Weights of a suffix, by the names that travel."""
         if self.trunk is self.net:
             return weights
@@ -130,10 +132,10 @@ class ServerState:
         return nn.Sequential(self.net.prefix(depth), self.trunk.suffix(depth))
 
     def merged_network(self, depth: int) -> Supernet:
-        """Clients' stages up to `depth`, the deepest of theirs, and the server's behind them.
+        """One network of the clients' stages up to `depth`, their deepest, and the server's behind.
 
-        A network that was trained as it is, by the clients of that depth; the others' prefixes are
-        parts of it. Where client and server train the same stages it is `net` itself.
+        The clients of that depth trained it as it is; the prefixes of the others are parts of it.
+        Where client and server train the same stages it is `net` itself.
         """
         if self.trunk is self.net:
             return self.net
@@ -153,27 +155,28 @@ class ServerState:
             module = self.trunk.suffix(depth)
             self._suffixes[depth] = Suffix(module, list(module.parameters()), self._optimiser)
         suffix = self._suffixes[depth]
-        return replace(suffix, optimiser=None) if self._rests else suffix
+        return replace(suffix, optimiser=None) if self._frozen else suffix
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Inside it the one suffix for all stays as it is: weights, momentum, BatchNorm's
-        statistics. Clients' own copies are stepped as ever.
+        """A context in which the one suffix for all keeps its weights, momentum and statistics.
+
+        Clients' own copies are stepped all the same.
         """
-        statistics = BatchNormSnapshot(self.trunk)
-        self._rests = True
+        snapshot = BatchNormSnapshot(self.trunk)
+        self._frozen = True
         try:
             yield
         finally:
-            self._rests = False
-            statistics.restore()
+            self._frozen = False
+            snapshot.restore()
 
     def copy_for(self, client: str, depth: int) -> Suffix:
         """This client's own copy of the suffix, made when first asked for in a round."""
         if client not in self.copies:
             module = copy_module(self.trunk.suffix(depth))
             if client in self.copy_sources:
-                for name, tensor in self._of_server(tensors_of(module)).items():
+                for name, tensor in self._server_named(tensors_of(module)).items():
                     tensor.copy_(self.copy_sources[client][name])
             module.train()
             parameters = list(module.parameters())
@@ -181,13 +184,14 @@ class ServerState:
         return self.copies[client]
 
     def take_copy(self, client: str) -> Weights:
-        """The weights of this client's copy, which is dropped; none where it has no copy."""
+        """Drop this client's copy and give its weights; none where the client has no copy."""
         copy = self.copies.pop(client, None)
-        return {} if copy is None else self._of_server(tensors_of(copy.module))
+        return {} if copy is None else self._server_named(tensors_of(copy.module))
 
     def momentum(self) -> dict[tuple[int, int], Tensor]:
-        """For a checkpoint: the momentum of each stage's parameters that have been stepped, by
-        stage (L is the head's) and place of the parameter.
+        """The momentum of every parameter that has been stepped, for a checkpoint.
+
+        Returns: by stage, where L is the head, and place of the parameter in it.
         """
         velocities = self._optimiser.velocities
         return {
@@ -197,7 +201,7 @@ class ServerState:
         }
 
     def set_momentum(self, momentum: Mapping[tuple[int, int], Tensor]) -> None:
-        """Go on with the momentum of a checkpoint.
+        """Take up the momentum of a checkpoint.
 
         Raises: FrameError where it does not fit the network.
         """
@@ -228,7 +232,7 @@ class ServerState:
 class Suffix:
     """The server's half of a network: the one for all, or a client's own copy within a round.
 
-    optimiser: None for one that is at rest.
+    optimiser: None for a suffix that is frozen.
     """
 
     module: nn.Module
@@ -242,7 +246,7 @@ class Suffix:
 
 
 class BatchNormSnapshot:
-    """BatchNorm's running statistics of a part, before a batch goes through it.
+    """BatchNorm's running statistics of a part of the network, before a batch goes through it.
 
     A forward pass moves them, and only its end shows whether the batch can be learnt from.
     """
@@ -252,11 +256,11 @@ class BatchNormSnapshot:
 
     @property
     def sound(self) -> bool:
-        """Whether those of now are finite: a variance overflows where the loss does not yet."""
+        """Whether the statistics of now are finite: a variance overflows before the loss does."""
         sums = [buffer.sum(dtype=torch.float64) for buffer, _ in self._before]
         return not sums or bool(torch.isfinite(torch.stack(sums)).all())
 
     def restore(self) -> None:
-        """Have them as they were."""
+        """Restore the saved statistics."""
         for buffer, value in self._before:
             buffer.copy_(value)

@@ -1,8 +1,9 @@
-"""What the clients of a round brought, on disk until the round is merged.
+"""Contributions of a round's clients, on disk until the round is merged.
 
-In cohorts the clients of a round are visited a few at a time, but what each brought is needed until
-the last one has been heard. It lies in a file without a name, which is gone with the process,
-however it ends. Reads and writes, no mapping: mapped pages count as the process's memory.
+In cohorts the clients of a round are visited a few at a time, but every contribution is needed
+until the last client has been heard. They lie in a file without a name, which is gone with the
+process, however that ends. The file is read and written, not mapped: mapped pages count as the
+process's memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from edge_sdk.errors import StorageError
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor lies: `offset` bytes into the file; what it is made into when read."""
+    """The place of a tensor: `offset` bytes into the file, and its form when it is read."""
 
     offset: int
     shape: torch.Size
@@ -33,7 +34,7 @@ class _Place:
 
 
 class Spool:
-    """Weights kept on disk while it is open.
+    """Keeps weights on disk while it is open.
 
     Args:
         folder: where the file is; the system's temporary folder where None.
@@ -62,11 +63,11 @@ class Spool:
         self.close()
 
     def close(self) -> None:
-        """Give the space back; nothing can be read any more."""
+        """Give the space back; nothing can be read afterwards."""
         self._file.close()
 
     def put(self, weights: Mapping[str, Tensor]) -> SpooledWeights:
-        """Write weights to the disk; what is returned reads them from there.
+        """Write weights to the disk, and give weights that are read from there.
 
         Raises: StorageError if the disk is full or failing.
         """
@@ -78,7 +79,7 @@ class Spool:
         return SpooledWeights(self, places)
 
     def read(self, offset: int, size_bytes: int) -> bytearray:
-        """That part of the file.
+        """Read a part of the file.
 
         Raises: StorageError.
         """
@@ -108,7 +109,7 @@ class Spool:
 
 
 class SpooledWeights(Mapping[str, Tensor]):
-    """Weights that are read from the disk, one tensor at a time, each time anew."""
+    """Weights on the disk, read one tensor at a time, each time again."""
 
     def __init__(self, spool: Spool, places: Mapping[str, _Place]) -> None:
         self._spool = spool
@@ -128,7 +129,7 @@ class SpooledWeights(Mapping[str, Tensor]):
         return name in self._places
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
-        """(stop - start,) entries of a tensor as it lies in memory, no others are read."""
+        """(stop - start,) entries of a flattened tensor; no others are read."""
         place = self._places[name]
         if stop <= start:
             return torch.empty(0, dtype=place.dtype, device=place.device)

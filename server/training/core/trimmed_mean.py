@@ -1,14 +1,15 @@
 """A merge that a few bad clients cannot bend: large changes clipped, extremes left out.
 
 clip     A client's change of a stage since the round's start is scaled down to at most
-         `clip_factor` times the median norm of those who trained that stage. Who changed nothing
-         does not count. BatchNorm's statistics of a stage are looked at by themselves: they are not
-         of the size of weights. Of two the smaller counts as the median, since nobody can say which
-         of two is the bad one: an honest device with much more data than the other is then held to
-         `clip_factor` times the other's change, in its own direction, where the larger as a measure
-         would let a bad one change all. Two that trust each other train with `robust = "none"`.
-cap      No client's weight exceeds `weight_cap` times the median weight, whatever it says of its
-         samples or its loss.
+         `clip_factor` times the median norm of the clients that trained that stage. A client that
+         changed nothing does not count. BatchNorm's statistics of a stage are compared by
+         themselves: they are not of the size of weights. Of two clients the smaller norm counts as
+         the median, since it cannot be known which of the two is bad: an honest device with much
+         more data than the other is then held to `clip_factor` times the other's change, in its own
+         direction, where the larger norm would let a bad client change all. Two devices that trust
+         each other train with `robust = "none"`.
+cap      No client's weight exceeds `weight_cap` times the median weight, whatever samples or loss
+         it reports.
 trim     In each coordinate the k smallest and the k largest of the n values held are left out,
          k = floor(trim * n); the others are averaged by their weights. The clients' part against
          the server's own vote stays as it is in the plain merge.
@@ -17,8 +18,8 @@ Trimmed mean: Yin et al., Byzantine-Robust Distributed Learning, ICML 2018, Def.
 added. Clipping to the median: Pillutla et al. and others bound norms so; the form is ours.
 With trim 0 and nothing to clip or cap it is the plain merge, to the last bit.
 
-The server's own step is bounded elsewhere (server.training.rounds.outliers); who stands out there
-comes here with weight 0.
+The server's own step is bounded elsewhere (server.training.rounds.outliers); a client that stands
+out there comes here with weight 0.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from server.training.core.weighted_mean import (
     weighted_mean,
 )
 
-# Of all clients' values that are sorted at once: about 40 MB, whatever the number of clients.
+# Values of all clients that are sorted at once: about 40 MB, whatever the number of clients.
 BLOCK_VALUES: Final = 1_000_000
 # 0.3 * 10 is a little less than 3
 ROUNDING: Final = 1e-9
@@ -49,7 +50,7 @@ Ratios = dict[str, dict[str, float]]
 
 
 def change_ratios(contributions: Contributions, start: Weights) -> Ratios:
-    """By client and stage, the norm of its change over the median norm of that stage's changes.
+    """The norm of each client's change over the median norm, by client and stage.
 
     Args:
         start: every weight as it was when the round began.
@@ -68,7 +69,7 @@ def change_ratios(contributions: Contributions, start: Weights) -> Ratios:
 
 
 def suspects(ratios: Ratios, clip_factor: float) -> dict[str, str]:
-    """Whose change was clipped, and by how much it stood out."""
+    """The clients whose change is clipped, and by how much they stand out."""
     found = {}
     for client, of_client in ratios.items():
         stage, worst = max(of_client.items(), key=lambda entry: entry[1], default=("", 0.0))
@@ -78,7 +79,7 @@ def suspects(ratios: Ratios, clip_factor: float) -> dict[str, str]:
 
 
 def cap_weights(weights: Mapping[str, float], weight_cap: float) -> dict[str, float]:
-    """No weight above `weight_cap` times the median of those above 0."""
+    """The weights, none above `weight_cap` times the median of those above 0."""
     above = [weight for weight in weights.values() if weight > 0]
     if not above:
         return dict(weights)
@@ -97,8 +98,9 @@ def trimmed_merge(
     clip_factor: float,
     trim: float,
 ) -> Weights:
-    """As `merge`, with changes clipped and extremes left out. Clients of weight 0 have no value
-    that could be left out: they count as if they held nothing.
+    """Merge as `merge` does, with changes clipped and extremes left out.
+
+    A client of weight 0 has no value that could be left out: it counts as if it held nothing.
 
     Args:
         trim: share of the values of a coordinate left out on each side; below 0.5.
@@ -126,7 +128,7 @@ def trimmed_merge(
 
 
 class _Change:
-    """What a client made of a tensor, clipped as it is read."""
+    """A client's tensor after the round, clipped as it is read."""
 
     def __init__(self, brought: Contribution, name: str, start: Tensor, scale: float) -> None:
         self._brought = brought
@@ -148,7 +150,7 @@ class _Change:
 def _trimmed(
     own: Tensor, server_weight: float, changes: list[_Change], shares: list[float], k: int
 ) -> Tensor:
-    """Of one tensor, a block of its columns at a time; k values left out on each side."""
+    """The mean of one tensor, a block of columns at a time, k values left out on each side."""
     weight = torch.tensor(shares, dtype=torch.float64, device=own.device)
     total = float(weight.sum())
     count = own.numel()
@@ -175,7 +177,7 @@ def _norms(brought: Contribution, start: Weights) -> dict[str, float]:
 
 
 def _stage(name: str) -> str:
-    """`trunk.stage3.1.weight` is of `trunk.stage3`."""
+    """The stage that a tensor is of: `trunk.stage3` for `trunk.stage3.1.weight`."""
     end = name.index(".", len("trunk.") if name.startswith("trunk.") else 0)
     return f"{name[:end]} statistics" if is_statistic(name) else name[:end]
 

@@ -1,7 +1,7 @@
 """From the clients' weights to the global ones, layer by layer.
 
-Clients hold different stages: each tensor is averaged over those who hold it, beside the server's
-own with weight lambda (SuperSFL, Eq. 6-8; plain averaging is lambda = 0).
+Clients hold different stages: each tensor is averaged over the clients that hold it and the
+server's own, which has weight lambda (SuperSFL, Eq. 6-8; plain averaging is lambda = 0).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EPS = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one participant brought: its update, the depth it trained, its copy on the server.
+    """One participant's part in the merge: its update, its depth, its copy on the server.
 
     update: its weights are empty where `spooled` has them.
     copy: weights of this client's copy of the server's stages; empty where there is none.
@@ -36,30 +36,30 @@ class Contribution:
 
     @property
     def own(self) -> Mapping[str, Tensor]:
-        """What the client trained, by name, wherever it lies."""
+        """The weights that the client trained, by name, in memory or on a disk."""
         return self.update.weights if self.spooled is None else self.spooled
 
     def holds(self, name: str) -> bool:
-        """Whether that tensor was trained, on the client or in its copy; none is on both sides."""
+        """Whether that tensor was trained, by the client or in its copy; none is in both."""
         return name in self.own or name in self.copy
 
     def tensor(self, name: str) -> Tensor:
-        """What became of that tensor."""
+        """That tensor after the round."""
         return self.own[name] if name in self.own else self.copy[name]
 
     def part(self, name: str, first: int, last: int) -> Tensor:
-        """(last - first,) of that tensor's entries, as they lie in memory."""
+        """(last - first,) entries of that tensor, flattened."""
         side = self.own if name in self.own else self.copy
         if isinstance(side, SpooledWeights):
             return side.part(name, first, last)
         return side[name].reshape(-1)[first:last]
 
     def names(self) -> Iterator[str]:
-        """Of all that it holds."""
+        """The names of all tensors that it holds."""
         return chain(self.own, self.copy)
 
     def spool(self, spool: Spool) -> Contribution:
-        """The same, with its weights on a disk.
+        """Move its weights to a disk.
 
         Raises: StorageError.
         """
@@ -76,16 +76,18 @@ WeightRule = Callable[[Contributions, RoundView], dict[str, float]]
 
 
 def by_samples(contributions: Contributions, _now: RoundView) -> dict[str, float]:
-    """n_k / sum n_j."""
+    """Weights by samples: n_k / sum n_j."""
     total = sum(c.update.samples for c in contributions.values())
     return {client: c.update.samples / total for client, c in contributions.items()}
 
 
 def by_depth_and_loss(contributions: Contributions, _now: RoundView) -> dict[str, float]:
-    """w_i = d_i / sum d_j * (L_i+eps)^-1 / sum (L_j+eps)^-1    SuperSFL, Eq. 6
+    """Weights by depth and loss.
 
-    They sum to about 1/n, not to 1: with lambda beside them the server's vote grows with the
-    number of clients. `normalised` rescales them.
+    w_i = d_i / sum d_j * (L_i+eps)^-1 / sum (L_j+eps)^-1    SuperSFL, Eq. 6
+
+    They sum to about 1/n, not to 1, so the share of the server's lambda grows with the number of
+    clients. `normalised` rescales them.
     """
     depths = sum(c.depth for c in contributions.values())
     surety = {client: 1 / (c.update.loss + EPS) for client, c in contributions.items()}
@@ -96,7 +98,7 @@ def by_depth_and_loss(contributions: Contributions, _now: RoundView) -> dict[str
 
 
 def normalised(rule: WeightRule) -> WeightRule:
-    """The same weights, scaled to sum 1."""
+    """The rule with its weights scaled to sum 1."""
 
     @wraps(rule)
     def scaled(contributions: Contributions, now: RoundView) -> dict[str, float]:
@@ -113,7 +115,9 @@ def merge(
     server: Weights,
     server_weight: float,
 ) -> Weights:
-    """theta = (sum_i w_i*theta_i + lam*theta_s) / (sum_i w_i + lam)    SuperSFL, Eq. 8
+    """Average every tensor over the clients that hold it.
+
+    theta = (sum_i w_i*theta_i + lam*theta_s) / (sum_i w_i + lam)    SuperSFL, Eq. 8
 
     A client votes for a stage with the same weight wherever it was trained, on the client or in its
     copy on the server.
@@ -137,7 +141,7 @@ def merge(
 
 
 def server_vote(name: str, server_weight: float) -> float:
-    """lambda; 0 on an exit head: of that the server has what was sent out, and trains nothing."""
+    """The server's weight: lambda; 0 on an exit head, which it sends out and does not train."""
     return 0.0 if name.startswith("exit") else server_weight
 
 

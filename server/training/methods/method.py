@@ -5,7 +5,6 @@ Each paper is one file in `methods/` that builds such a record out of a recipe's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,39 +15,38 @@ from edge_sdk.training.protocol.client_part import ClientPart, OutputKind
 from profiles.checks import number, optional, whole
 from server.training.core.server_state import Trunk
 from server.training.core.weighted_mean import WeightRule, by_samples
+from server.training.methods.formulas.batch_share import BatchShare
 from server.training.methods.formulas.contrastive import Alignment
 from server.training.methods.steps import ServerStep, needs_labels, per_client
 
 Labels = Literal["sent", "derivable", "private"]
-# n_k by client and the batch of all together, to the batch of each
-BatchShare = Callable[[Mapping[str, int], int], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The seams.
+    """A training method by its seams.
 
     Attributes:
         name: as in a recipe.
-        labels: what the server learns of labels; nothing is called private without a measured
-            attack that fails.
-        client: the client's half, in the words of its plan.
-        server_step: None where the server has none (FedAvg).
+        labels: whether the server gets the labels: `sent`, `derivable` from what is sent, or
+            `private`, which needs a measured attack that fails.
+        client: the client's half, as its plan describes it.
+        server_step: the server's answer to features; None where it has none (FedAvg).
         trunk: whether the server trains stages of its own (server.training.core.server_state).
         batch_share: how a batch is shared out among the participants of a round; None gives each
-            the plan's.
+            client its plan's batch.
         weigh: aggregation weights of the participants, on both sides of the cut.
-        server_weight: lambda, the server's own vote in aggregation.
+        server_weight: lambda, the server's own weight in aggregation.
         share_exits: whether exit heads are averaged and sent out, or stay on their clients.
         gives_outputs: whether the server step returns its logits with the gradients.
-        keeps_records, reads_records: whether the server step keeps the records of clients in the
-            round's memory that the weights are made from.
-        align: how the server's stages learn from second views of the clients', if they do.
-        evidence_rounds: T of the loss by which exit heads learn evidence, where that is what exits
-            are gated by (vacuity); None where they learn by cross-entropy (entropy).
-        asks: which of its outputs the server step can have its clients judge.
+        keeps_records: whether the server step keeps client records in the method's memory.
+        reads_records: whether the weights are made from such records.
+        align: how the server's stages learn from the clients' second views; None if they do not.
+        evidence_rounds: T of the loss by which exit heads learn evidence, where exits are gated by
+            vacuity; None where they learn by cross-entropy and are gated by entropy.
+        asks: the outputs that the server step can have its clients score.
         finetune_steps: SGD steps of each client on its own data after training.
-        finetune_rate: their learning rate; None for the client's own.
+        finetune_rate: learning rate of these steps; None for the client's own.
     """
 
     name: str
@@ -71,7 +69,7 @@ class Method:
 
     @property
     def gate(self) -> GatePolicy:
-        """By what the answers of clients' exits are judged."""
+        """Uncertainty measure that the exits' gates use."""
         return "entropy" if self.evidence_rounds is None else "vacuity"
 
     def __post_init__(self) -> None:

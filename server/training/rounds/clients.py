@@ -77,9 +77,9 @@ def _start(context: RoundContext, now: RoundUnderWay, names: Sequence[str]) -> d
 
 def _start_request(context: RoundContext, now: RoundUnderWay, name: str) -> StartRound:
     plan = context.plans[name]
-    rate = context.state.slowed(plan.training.learning_rate, now.number)
-    slowed = replace(plan, training=replace(plan.training, learning_rate=rate))
-    return StartRound(now.number, slowed, context.start_weights(now, name))
+    rate = context.state.decayed_rate(plan.training.learning_rate, now.number)
+    decayed = replace(plan, training=replace(plan.training, learning_rate=rate))
+    return StartRound(now.number, decayed, context.start_weights(now, name))
 
 
 def _steps(

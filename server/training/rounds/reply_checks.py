@@ -1,4 +1,4 @@
-"""What the server takes from a client: every reply is checked whole before any of it is used.
+"""Checks of clients' replies: each is checked whole before any of it is used.
 
 Each check returns why the reply is refused, or None. A fault is the client's alone: the round goes
 on without it.
@@ -17,20 +17,23 @@ from edge_sdk.training.protocol.messages import Features, OutputGradient, Ready,
 from edge_sdk.training.protocol.plan import Plan
 from edge_sdk.training.protocol.weights import check_weights, is_variance
 
-# Of half precision, so that every codec could carry it. Larger ones are a network that diverges,
-# and would leave infinities in the server's BatchNorm statistics.
+# The largest value of half precision, so that every codec could carry it. Larger ones come from a
+# network that diverges, and would leave infinities in the server's BatchNorm statistics.
 LARGEST_FEATURE: Final = 65504.0
 
 
 def samples_fault(samples: int, samples_max: int | None) -> str | None:
-    """Of n_k, which weighs an update and which nobody can check: more than the recipe allows."""
+    """Why a number of samples n_k is refused, or None.
+
+    It weighs the update and cannot be verified, so the recipe limits it.
+    """
     if samples_max is not None and samples > samples_max:
         return f"{samples} samples: the recipe takes at most {samples_max} a client (samples_max)"
     return None
 
 
 def ready_fault(ready: Ready, plan: Plan) -> str | None:
-    """Of a client about to start: samples there are, and batches that these can fill."""
+    """Why a client's report before its first step is refused, or None."""
     numbers = plan.training
     batches = numbers.iterations or numbers.epochs * -(-ready.samples // numbers.batch)
     if ready.samples < 1 or not 0 <= ready.steps <= batches:
@@ -50,7 +53,9 @@ def shapes_fault(
     shape_at: Callable[[int], tuple[int, ...]],
     batch: int | None = None,
 ) -> str | None:
-    """Of one batch as it travels, before anything is decoded: decoding takes a while for each row.
+    """Why a batch is refused as it travels, or None.
+
+    Shapes are checked before anything is decoded, because decoding takes a while for each row.
 
     Args:
         shape_at: of one sample at a depth.
@@ -77,7 +82,7 @@ def shapes_fault(
 
 
 def features_fault(features: Features) -> str | None:
-    """Of one batch whose shapes are sound, decoded."""
+    """Why a decoded batch with sound shapes is refused, or None."""
     if not _bounded(features.features):
         return f"features: expected values up to {LARGEST_FEATURE:g}, got larger ones or NaN"
     if features.view is not None and not _bounded(features.view):
@@ -86,7 +91,7 @@ def features_fault(features: Features) -> str | None:
 
 
 def gradient_fault(reply: OutputGradient, outputs: torch.Tensor) -> str | None:
-    """Of a client's gradient with respect to the server's outputs."""
+    """Why a client's gradient with respect to the server's outputs is refused, or None."""
     gradient = reply.gradient
     if gradient.shape != outputs.shape or gradient.dtype != torch.float32:
         got = f"{gradient.dtype} {tuple(gradient.shape)}"
@@ -97,7 +102,7 @@ def gradient_fault(reply: OutputGradient, outputs: torch.Tensor) -> str | None:
 
 
 def _coding_fault(values: torch.Tensor, ranges: torch.Tensor | None, size: int) -> str | None:
-    """Of a codec's type and numbers."""
+    """Why a codec's type or numbers are refused, or None."""
     if values.dtype not in CODED:
         return f"expected float32, float16 or uint8, got {values.dtype}"
     if values.dtype != torch.uint8:
@@ -110,7 +115,7 @@ def _coding_fault(values: torch.Tensor, ranges: torch.Tensor | None, size: int) 
 def _view_fault(
     features: Features, plan: Plan, shape_at: Callable[[int], tuple[int, ...]]
 ) -> str | None:
-    """Of a second view, if there is one: all of it or nothing."""
+    """Why a second view is refused, or None; it comes with all its parts or not at all."""
     view, entry, same = features.view, features.entry, features.same
     if view is None:
         return None if entry is None and same is None else "view: expected features with its depth"
@@ -146,11 +151,11 @@ def _labels_fault(labels: torch.Tensor | None, plan: Plan, size: int) -> str | N
 def update_fault(
     update: Update, sent: Weights, samples: int, norm_bound: float | None
 ) -> str | None:
-    """Of an update.
+    """Why an update is rejected, or None.
 
     Args:
         sent: what the client started from, an exit head it keeps to itself included.
-        samples: n_k as it said at the start of the round.
+        samples: n_k as the client reported it at the start of the round.
         norm_bound: largest L2 norm of the change; exit heads are left out.
     """
     try:

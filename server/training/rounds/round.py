@@ -1,4 +1,4 @@
-"""A round as a record: how it is to be run, what is known of it under way, what came of it."""
+"""A round as records: its settings, its state under way, its result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from server.training.rounds.traffic import TrafficCounter
 
 logger = logging.getLogger(__name__)
 
-# More than any device of ours holds; a recipe for one that does says so.
+# More than any device in our catalogue holds; the recipe for a larger one sets `samples_max`.
 DEVICE_SAMPLES_MAX: Final = 1_000_000
 
 Robust = Literal["none", "trimmed"]
@@ -48,23 +48,23 @@ class RoundSettings:
         cohort: clients that advance together; None for all participants.
         quorum: share of the participants whose updates must come for the round to count; below it
             the server's weights stay as they were before the round.
-        step_deadline_s, round_deadline_s: what a client may take for one message.
-        steps_deadline_s: what all steps of a round may take together; who has batches left then
-            ends without them. None for any time in a simulation, round_deadline_s with real
-            devices.
+        step_deadline_s, round_deadline_s: seconds that a client may take for one message.
+        steps_deadline_s: seconds that all steps of a round may take together; a client with
+            batches left then ends without them. None for any time in a simulation,
+            round_deadline_s with real devices.
         norm_bound: largest L2 norm of an update's change; None for no bound.
-        samples_max: most samples a client may say it has, which weigh its update and say how many
+        samples_max: most samples that a client may report. They weigh its update and set how many
             batches it sends. None for any number in a simulation, DEVICE_SAMPLES_MAX with real
             devices.
-        staleness_max: rounds by which an update may be late and still count; 0 drops late ones. A
-            recipe with `buffer` that leaves it out has
+        staleness_max: rounds by which an update may be late and still count; 0 drops late ones.
+            Where a recipe with `buffer` leaves it out, it is
             server.training.recipe.recipe.BUFFERED_STALENESS.
-        buffer: K; merge as soon as K results are there, whoever is still at work
+        buffer: K; merge as soon as K results are there, while other clients are still at work
             (server.training.rounds.buffered). None for rounds that all begin together.
-        staleness_power: a; of a result s rounds late (1 + s)^-a of the change counts.
+        staleness_power: a; a result s rounds late counts with (1 + s)^-a of its change.
         robust: how updates are merged: `none` by the method's weights alone, `trimmed` so that a
-            few bad clients cannot bend it (server.training.core.trimmed_mean). None is `none` in a
-            simulation and `trimmed` with real devices.
+            few bad clients cannot bend the result (server.training.core.trimmed_mean). None is
+            `none` in a simulation and `trimmed` with real devices.
         clip_factor, trim, weight_cap: numbers of `trimmed`.
     """
 
@@ -119,7 +119,7 @@ class RoundSettings:
         return max(1, math.ceil(self.quorum * wanted - 1e-9))
 
     def with_devices(self) -> RoundSettings:
-        """The same where clients are real devices, which nobody vouches for."""
+        """The same settings for real devices, which cannot be trusted as simulated clients are."""
         return replace(
             self,
             robust=self.robust or "trimmed",
@@ -133,19 +133,19 @@ class RoundResult:
     """One round, as the report has it.
 
     Attributes:
-        loss: mean of the participants' losses by samples; None where nobody took part.
-        participants: those whose update was sound, and merged if the round counts;
-            missing: those asked in vain; refused: reasons by client.
+        loss: mean of the participants' losses by samples; None where no client took part.
+        participants: clients with a sound update, which is merged if the round counts.
+        missing: clients that were asked and did not reply. refused: reasons by client.
         merged: whether the quorum was reached, so that the round counts.
-        missed_steps: batches asked for in vain, by client.
-        stale: updates of earlier rounds that count in this one: rounds late, by client.
-        weights: what each participant counted in the merge; empty where the round does not count.
-        suspects: whose batches stepped nothing, in this round or in that of its late update, or
-            whose update was clipped, and why.
-        simulated_s: what it took by the simulated clock; None where there is none.
-        coding: of the updates' codec: mean relative error and cosine, bytes as sent and bytes as
-            fp32 would be; empty where updates travel as they are.
-        samples: n_k of those who began the round.
+        missed_steps: batches asked for without a reply, by client.
+        stale: rounds late, by client, of the updates of earlier rounds that count in this one.
+        weights: each participant's weight in the merge; empty where the round does not count.
+        suspects: clients, with the reason, that no server step learnt from, in this round or in
+            that of their late update, or that had their update clipped.
+        simulated_s: seconds by the simulated clock; None where there is none.
+        coding: loss and gain of the updates' codec: mean relative error and cosine, bytes as sent
+            and bytes as fp32 would be; empty where updates travel as they are.
+        samples: n_k of the clients that began the round.
     """
 
     round: int
@@ -226,6 +226,7 @@ class RoundUnderWay:
         self.suspects |= other.suspects
 
     def refuse(self, client: str, reason: str) -> None:
+        """Leave a client out of the round; the report names it with the reason."""
         self.refused[client] = reason
         logger.warning("round=%d client=%s refused: %s", self.number, client, reason)
 
@@ -246,7 +247,7 @@ def replies_of(kind: type[R], replies: Mapping[str, Reply], number: int) -> dict
 
 
 def coding_of(arrived: Update, update: Update) -> dict[str, float]:
-    """What an update's codec lost, as its sender measured it, and what it saved."""
+    """The error of an update's codec, as its sender measured it, and the bytes that it saved."""
     if arrived.error is None or arrived.cosine is None:
         return {}
     return {
@@ -258,7 +259,7 @@ def coding_of(arrived: Update, update: Update) -> dict[str, float]:
 
 
 def mean_coding(codings: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over the updates, but of bytes the sums."""
+    """Means over the updates; bytes are summed."""
     if not codings:
         return {}
     sums = {key: sum(coding[key] for coding in codings) for key in codings[0]}
@@ -266,6 +267,7 @@ def mean_coding(codings: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def mean_loss(contributions: Mapping[str, Contribution]) -> float | None:
+    """Mean of the clients' losses by samples; None where there are no samples."""
     samples = sum(c.update.samples for c in contributions.values())
     if not samples:
         return None

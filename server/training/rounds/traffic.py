@@ -1,4 +1,4 @@
-"""What training sends, in bytes by kind: weights, features, labels, outputs, gradients."""
+"""Bytes that training sends, by kind: weights, features, labels, outputs, gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edge_sdk.training.protocol.messages import (
 
 
 class TrafficCounter:
-    """A round's account. Payloads only: headers depend on the transport."""
+    """Counts the bytes of a round. Payloads only: headers depend on the transport."""
 
     def __init__(self) -> None:
         self.up = 0
@@ -29,7 +29,7 @@ class TrafficCounter:
         self.by_kind: Counter[str] = Counter()
 
     def sent(self, request: Request) -> None:
-        """Count what goes to a client."""
+        """Count a request to a client."""
         match request:
             case StartRound() | Evaluate():
                 self._down("weights", sum(map(_size, request.weights.values())))
@@ -43,7 +43,7 @@ class TrafficCounter:
                 pass
 
     def received(self, reply: Reply) -> None:
-        """Count what comes from a client; features as their codec sends them."""
+        """Count a reply of a client; features as their codec sends them."""
         match reply:
             case Features():
                 coded = (reply.features, reply.ranges, reply.view, reply.view_ranges)

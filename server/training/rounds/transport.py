@@ -1,4 +1,4 @@
-"""How the server reaches its clients: one verb, `exchange`."""
+"""Transports, by which the server reaches its clients: one verb, `exchange`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Transport(Protocol):
-    """Sends a request to each client and gathers what comes back in time."""
+    """Sends a request to each client and gathers the replies that come in time."""
 
     def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
         """Replies by client, in the order of `requests`; a client that gave none is left out."""
@@ -24,7 +24,7 @@ class LocalTransport:
     """Clients in this process, visited one after another.
 
     Attributes:
-        failures: why a client gave no reply, the last time it did not; for the report to take.
+        failures: the reason of each client that last gave no reply; the report takes them.
     """
 
     def __init__(self, clients: Mapping[str, TrainingClient]) -> None:
@@ -36,7 +36,7 @@ class LocalTransport:
         requests: Mapping[str, Request],
         deadline_s: float,  # noqa: ARG002 - nothing waits in one process
     ) -> dict[str, Reply]:
-        """Every reply at once; the deadline cannot pass in between."""
+        """Ask one client after another; the deadline cannot pass in between."""
         replies = {}
         for name, request in requests.items():
             if name not in self.clients:

@@ -1,14 +1,17 @@
-"""Who brings how much of a joint batch."""
+"""Shares of the clients in a joint batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-BatchShare = Callable[[Mapping[str, int], int], dict[str, int]]
+# n_k by client and the batch of all together, to the batch of each
+BatchShare = Callable[[Mapping[str, int], int], Mapping[str, int]]
 
 
 def proportional(samples: Mapping[str, int], batch: int) -> dict[str, int]:
-    """B_k = max(1, floor(B * n_k / sum n_j))    SCALA, Eq. 3
+    """Batches in proportion to the clients' samples.
+
+    B_k = max(1, floor(B * n_k / sum n_j))    SCALA, Eq. 3
 
     Every client is through its data after the same number of steps.
 
