@@ -1,4 +1,4 @@
-"""Brokers to measure against: the embedded one, and Mosquitto where it is installed."""
+"""Brokers for the measurements: the embedded one, and Mosquitto if it is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from server.broker.policy import Principal, credential_sha256
 EMBEDDED: Final = "embedded"
 MOSQUITTO: Final = "Mosquitto"
 NO_MOSQUITTO: Final = "Mosquitto is not installed (apt install mosquitto)"
-# a client may only use its own topics: the two ends of an echo meet on these
+# a client may use its own topics only, so both ends of an echo use these
 ECHO_USER: Final = "backend"
 PING_USER: Final = "ping"
 QUERY: Final = "splitedge/v1/default/ping/query"
@@ -34,13 +34,13 @@ class Broker:
 
 
 def find_mosquitto() -> str | None:
-    """Its program, also where a user's PATH does not look."""
+    """Path of its program, which may lie outside a user's PATH."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
 @contextlib.contextmanager
 def embedded() -> Iterator[Broker]:
-    """Our broker child with the two principals of an echo."""
+    """The embedded broker with the two principals of an echo."""
     child = BrokerChild()
     child.set_principal(Principal(ECHO_USER, "backend", None, credential_sha256("echo")))
     child.set_principal(Principal(PING_USER, "device", "default", credential_sha256("ping")))
@@ -53,7 +53,7 @@ def embedded() -> Iterator[Broker]:
 
 @contextlib.contextmanager
 def mosquitto(work: Path) -> Iterator[Broker]:
-    """A Mosquitto of our own on a free loopback port, open to all on this machine."""
+    """A Mosquitto on a free loopback port, without logins."""
     program = find_mosquitto()
     assert program is not None
     port = free_port()
@@ -72,7 +72,7 @@ def mosquitto(work: Path) -> Iterator[Broker]:
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
+    """A port on which no program listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

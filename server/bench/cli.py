@@ -1,4 +1,4 @@
-"""`splitedge bench`: the numbers we are held to, each against its reference in the same run."""
+"""`splitedge bench`: the figures with a goal, each with its reference measured in the same run."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ def bench(
     ] = False,
     only: Annotated[
         Literal["device", "offload", "ladder", "server"] | None,
-        typer.Option(help="Measure this part alone."),
+        typer.Option(help="Measure this part only."),
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="Write the rows as JSON.")] = None,
+    report: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
 ) -> None:
-    """Measure what splitedge adds: ratios to named references, medians of several rounds."""
+    """Measure what splitedge costs, as ratios to named references.
+
+    Each figure is the median of several rounds.
+    """
     from server.bench import device, ladder, offload, throughput
 
     check_report(report)
-    # an end from outside takes the processes along that were started, as Ctrl-C does
+    # SIGTERM ends the child processes too, as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     parts: dict[str, tuple[str, Callable[..., list[Row]]]] = {

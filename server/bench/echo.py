@@ -1,6 +1,6 @@
 """A bare paho client that sends every payload back: the reference for a round trip.
 
-Started as a process: `python -m server.bench.echo PORT USER PASSWORD FROM TO`.
+It runs as a process: `python -m server.bench.echo PORT USER PASSWORD FROM TO`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ QUERIES = 16
 
 
 def run(work: Path, *, quick: bool) -> list[Row]:
-    """Throughput ratio (goal 1.05) and the weights held (goal: once)."""
+    """Throughput ratio (goal 1.05), and weights in memory (goal: each weight once)."""
     folder, manifest = export_random("resnet18", (3, 64, 64), DEPTHS, work)
     engine = LadderEngine(folder, manifest, threads=1)
     entries = queries(manifest)
@@ -40,7 +40,7 @@ def run(work: Path, *, quick: bool) -> list[Row]:
 
 
 def queries(manifest: ModelManifest, count: int = QUERIES) -> list[Entry]:
-    """Random smashed data, the depths taking turns."""
+    """Random smashed data, at each depth in turn."""
     generator = np.random.default_rng(2)
     shapes = {segment.entry: segment.input.shape for segment in manifest.segments}
     depths = [DEPTHS[index % len(DEPTHS)] for index in range(count)]
@@ -51,7 +51,7 @@ def queries(manifest: ModelManifest, count: int = QUERIES) -> list[Entry]:
 
 
 def _separate_batches(work: Path, entries: list[Entry]) -> tuple[Callable[[], object], int]:
-    """What one would write without the ladder: a session with the full suffix for each depth."""
+    """The solution without a ladder: for each depth a session with the full suffix."""
     from edge_sdk.nets import build  # noqa: PLC0415 - torch
     from exporters.graphs import write_segments  # noqa: PLC0415
 
@@ -64,7 +64,7 @@ def _separate_batches(work: Path, entries: list[Entry]) -> tuple[Callable[[], ob
         rows: list[Array] = [entry.array for entry in entries if entry.depth == depth]
         folder = work / f"suffix-{depth}"
         folder.mkdir()
-        # one cut: what lies behind it is the full suffix
+        # with one cut, the last segment is the full suffix
         *_, suffix = write_segments(net, TensorSpec("float32", (3, 64, 64)), folder, (depth,))
         path = folder / suffix.file
         held += _weight_bytes(path)
@@ -89,7 +89,7 @@ def _separate_batches(work: Path, entries: list[Entry]) -> tuple[Callable[[], ob
 
 
 def _weight_bytes(path: Path) -> int:
-    """Of the large initialisers: shapes and scalars are not weights."""
+    """Bytes of the large initialisers: shapes and scalars are not weights."""
     graph = onnx.load(str(path)).graph
     sizes = [onnx.numpy_helper.to_array(item).nbytes for item in graph.initializer]
     return sum(size for size in sizes if size > 64)
@@ -99,6 +99,6 @@ def _whole_bytes() -> int:
     from edge_sdk.nets import build  # noqa: PLC0415 - torch
 
     net = build("resnet18", input_shape=(3, 64, 64), classes=10, seed=0)
-    # batch norm folds: its two parameters a channel become the convolution's bias
+    # batch norm is folded: its two parameters a channel become the convolution's bias
     exits = sum(p.numel() for head in net.exits.values() for p in head.parameters())
     return 4 * (sum(p.numel() for p in net.parameters()) - exits)

@@ -1,4 +1,4 @@
-"""Timing on a noisy machine: candidates take turns, and medians are compared."""
+"""Timing on a busy machine: candidates take turns, and medians are compared."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Row:
 
     Attributes:
         value: in `unit`; for a ratio, ours over the reference. None if it was not measured.
-        limit: what `value` is held to; None for a figure that is only told.
-        ok: whether it holds.
-        reference_value: of the named reference, in the same run and in its own unit.
+        limit: goal of `value`; None for a figure without a goal.
+        ok: whether the goal is met.
+        reference_value: figure of the named reference in the same run, in its own unit.
     """
 
     name: str
@@ -28,17 +28,17 @@ class Row:
 
 
 def at_most(name: str, value: float, unit: str, limit: float, reference: float) -> Row:
-    """A row that is good when `value` is at most `limit`."""
+    """A row whose goal is a `value` of at most `limit`."""
     return Row(name, round(value, 4), unit, limit, value <= limit, round(reference, 4))
 
 
 def at_least(name: str, value: float, unit: str, limit: float, reference: float) -> Row:
-    """A row that is good when `value` is at least `limit`."""
+    """A row whose goal is a `value` of at least `limit`."""
     return Row(name, round(value, 4), unit, limit, value >= limit, round(reference, 4))
 
 
 def not_measured(name: str, unit: str, limit: float, reason: str) -> Row:
-    """A row without a value: a goal that nobody looked at is not met."""
+    """A row without a value: a goal that was not measured is not met."""
     return Row(f"{name}: not measured, {reason}", None, unit, limit, False, None)
 
 
@@ -52,11 +52,11 @@ def take_turns(
     """Median seconds of one call of each candidate.
 
     Every round runs each candidate `calls` times in a row; a round's figure is the median of its
-    calls, and the result the median of the rounds, so that a neighbour's burst touches all alike.
+    calls, and the result the median of the rounds, so that other work slows all of them alike.
 
     Args:
-        pause_s: sleep before each call, not counted. What runs once a millisecond finds colder
-            caches than what runs in a loop, and takes two to four times as long.
+        pause_s: sleep before each call, not counted. A call once a millisecond finds colder caches
+            than a call in a loop, and takes two to four times as long.
     """
     figures: list[list[float]] = [[] for _ in candidates]
     for _ in range(rounds):

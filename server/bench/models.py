@@ -1,4 +1,4 @@
-"""Networks to time: random weights, exported as a real model is."""
+"""Networks to time: random weights, exported like a real model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLASSES = 10
 def export_random(
     backbone: str, input_shape: tuple[int, ...], depths: Sequence[int], out: Path
 ) -> tuple[Path, ModelManifest]:
-    """Export `backbone` with random weights into `out`; its folder and manifest."""
+    """Export `backbone` with random weights into `out`; returns folder and manifest."""
     from edge_sdk.nets import build  # noqa: PLC0415 - torch, so only where it is needed
     from exporters.model import export_model  # noqa: PLC0415
 

@@ -40,7 +40,7 @@ PACE_S = 1e-3
 
 
 def run(work: Path, *, quick: bool) -> list[Row]:
-    """p50 of a round trip less the model's own time, to p50 of the echo; goal 1.5."""
+    """Median round trip less the model's own time, as a ratio to the echo's median; goal 1.5."""
     rows = []
     with embedded() as broker:
         rows.append(_measure(work / "embedded", broker, "embedded:127.0.0.1:0", quick))
@@ -70,7 +70,7 @@ def _measure(work: Path, broker: Broker, mqtt: str, quick: bool) -> Row:
 
 
 class _Agent:
-    """The agent of one measurement and what is asked of it."""
+    """The agent of one measurement."""
 
     def __init__(self, agent: EdgeAgent, device_folder: Path) -> None:
         self._agent = agent
@@ -103,7 +103,7 @@ def _agent(work: Path, state: Path, mqtt: str) -> Iterator[_Agent]:
 
 
 def _model_time(folder: Path, manifest: ModelManifest, device_folder: Path, x: Array) -> float:
-    """Seconds of the two halves alone, at the pace of an offload: the device's and the server's."""
+    """Seconds of the device's and the server's graphs alone, at the pace of an offload."""
     engine = LadderEngine(folder, manifest, threads=1)
     shapes = {segment.entry: segment.input.shape for segment in manifest.segments}
     entry = Entry(2, np.zeros((1, *shapes[2]), np.float32))

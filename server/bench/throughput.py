@@ -26,7 +26,7 @@ DEVICE = "bench"
 
 
 def run(work: Path, *, quick: bool) -> list[Row]:
-    """Queries a second over Mosquitto to those of the engine alone; goal 0.7."""
+    """Queries a second over Mosquitto, as a ratio to the engine alone; goal 0.7."""
     name = f"server over MQTT, resnet18, {IN_FLIGHT} in flight, Mosquitto"
     if find_mosquitto() is None:
         return [not_measured(name, "x", GOAL, NO_MOSQUITTO)]
@@ -40,14 +40,14 @@ def run(work: Path, *, quick: bool) -> list[Row]:
             ("--http", "127.0.0.1:0", "--mqtt", url, "--threads", "1", "--batch", str(IN_FLIGHT))
         )
         try:
-            served = _Load(url, manifest).run(seconds)
+            served = _LoadGenerator(url, manifest).run(seconds)
         finally:
             server.stop()
     alone = _engine_alone(folder, manifest, seconds)
     return [at_least(f"{name}: throughput to the engine alone", served / alone, "x", GOAL, alone)]
 
 
-class _Load:
+class _LoadGenerator:
     """Keeps 32 queries in flight and counts replies."""
 
     def __init__(self, url: str, manifest: ModelManifest) -> None:
@@ -56,13 +56,13 @@ class _Load:
         self._answered = 0
         self._problems: list[str] = []
         self._sending = True
-        self._link = MqttLink(BrokerAddress.parse(url), client_id=DEVICE, password="-")  # noqa: S106 - the broker of the benchmark asks for none
+        self._link = MqttLink(BrokerAddress.parse(url), client_id=DEVICE, password="-")  # noqa: S106 - the benchmark's broker has no logins
         self._query = str(Topic("default", DEVICE, Kind.QUERY))
         self._link.subscribe(str(Topic("default", DEVICE, Kind.REPLY)), self._receive)
         self._first = threading.Event()
 
     def run(self, seconds: float) -> float:
-        """Replies a second."""
+        """Replies a second, measured for so long."""
         self._link.start()
         self._link.wait_connected(5)
         for _ in range(IN_FLIGHT):
@@ -103,7 +103,7 @@ class _Load:
 
 
 def _engine_alone(folder: Path, manifest: ModelManifest, seconds: float) -> float:
-    """Queries a second of the same batches with nothing around them."""
+    """Queries a second of the same batches, run by the engine alone."""
     engine = LadderEngine(folder, manifest, threads=1)
     entries = queries(manifest, IN_FLIGHT)
     engine.run(entries)

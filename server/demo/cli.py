@@ -1,4 +1,4 @@
-"""`splitedge demo`: the whole of splitedge on this machine, in about a minute."""
+"""`splitedge demo`: server, training and devices on this machine, in about a minute."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ app = typer.Typer(add_completion=False)
 @app.command(epilog="Example: splitedge demo --dataset fashion-mnist --data ./data --report r.json")
 def demo(
     dataset: Annotated[
-        Literal["digits", "fashion-mnist"], typer.Option(help="What to learn and classify.")
+        Literal["digits", "fashion-mnist"], typer.Option(help="Data set to learn and classify.")
     ] = "digits",
     data: Annotated[
-        Path | None, typer.Option(help="Folder of the IDX files of fashion-mnist.")
+        Path | None, typer.Option(help="Folder with the IDX files of fashion-mnist.")
     ] = None,
     state: Annotated[
-        Path, typer.Option(help="Folder for the server and the devices; left for you to use on.")
+        Path, typer.Option(help="Folder for the server and the devices, kept for further use.")
     ] = Path("splitedge-demo"),
     samples: Annotated[
-        int | None, typer.Option(min=100, help="Train on so many samples at most; fewer is faster.")
+        int | None, typer.Option(min=100, help="Most samples to train on; fewer is faster.")
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
+    report: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
 ) -> None:
-    """Train a small network with three devices, deploy it to them, and stop the server.
+    """Train a small network with three devices, deploy it to them, and survive an outage.
 
-    Three catalogue devices (Raspberry Pi Zero 2 W, Raspberry Pi 4, Jetson Orin Nano) each train and
-    run as many stages as SuperSFL's rule gives them, each on samples that stay with it. Every
-    process and every message is real.
+    The devices are a Raspberry Pi Zero 2 W, a Raspberry Pi 4 and a Jetson Orin Nano from the
+    catalogue. Each one trains and runs as many stages as SuperSFL's rule gives it, on samples that
+    do not leave it. Every process and every message is real.
     """
     from server.demo.run import SETUPS, run_demo
 
     check_report(report)
-    # an end from outside takes the processes along that were started, as Ctrl-C does
+    # SIGTERM ends the child processes too, as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     setup = SETUPS[dataset]
     if samples is not None:
@@ -103,7 +103,7 @@ def _show(console: Console, report: DemoReport, state: Path) -> None:
         f"{away.late} late; the server was asked again after {back}\n"
         f"whole demo: {report.seconds:.0f} s. Go on with it:"
     )
-    # as they are: a console would break them where it ends
+    # printed by typer, because the console would break long lines
     used = state / "devices" / report.devices[0].name
     for words in (
         ["server", "run", "--state", str(state / "server")],

@@ -1,8 +1,8 @@
-"""One device of the demo, as a process: reads orders on stdin, answers with JSON lines on stdout.
+"""One device of the demo, as a process: orders on stdin, answers as JSON lines on stdout.
 
-local       classify every sample with the device alone
-gated       classify every sample: exit here, or ask the server
-stream      classify on and on, until `stop`
+local       classify every sample on the device alone
+gated       classify every sample: exit on the device, or ask the server
+stream      classify samples without end, until `stop`
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from edge_sdk import AgentSettings, EdgeAgent, Prediction
 from edge_sdk.bundles.store import BundleStore
 from edge_sdk.session import Array
 
-# A sensor's pace: an outage of seconds then holds hundreds of predictions, not millions.
+# pace of a sensor: an outage of seconds then has hundreds of predictions, not millions
 STREAM_PAUSE_S = 0.01
 
 
 def main() -> int:
-    """Serve orders until stdin closes."""
+    """Execute orders until stdin closes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--samples", type=Path, required=True)
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def _local(state: Path, samples: Array) -> dict[str, Any]:
-    # a gate at infinity never offloads: every answer is the exit head's
+    # without a server nothing is offloaded: every answer is the exit head's
     with EdgeAgent.from_bundle(BundleStore(state).active().folder) as alone:
         return {"labels": [alone.predict(sample).label for sample in samples]}
 
@@ -83,7 +83,7 @@ def _stream(agent: EdgeAgent, samples: Array) -> dict[str, Any]:
         try:
             answer: Prediction = agent.predict(samples[at % len(samples)])
             rows.append((start, answer.source, answer.latency_ms))
-        except Exception as err:  # noqa: BLE001 - the demo counts whatever a user would have met
+        except Exception as err:  # noqa: BLE001 - the demo counts every error that a user would meet
             errors.append(f"{type(err).__name__}: {err}")
         at += 1
     waiting.join()

@@ -1,4 +1,4 @@
-"""What the demo measured: figures of each device and of the fleet, as JSON and as a table."""
+"""Figures of the demo, of each device and of the fleet."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from edge_sdk.session import Array
 
-# predict answers by its deadline, at worst this much later
+# `predict` answers by its deadline, or at most this much later
 GRACE_MS = 250.0
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
-    """One device over one pass of the test samples, the server present."""
+    """Figures of one device over one pass of the test samples, with the server running."""
 
     name: str
     depth: int
@@ -37,10 +37,11 @@ class Outage:
     """The fleet while the server was stopped and started again.
 
     Attributes:
-        predictions: made while it was away; errors: those that raised; late: those answered
-            after their deadline plus 0.25 s.
-        recovered_s: from the server's return to the slowest device's first answer by it, of the
-            devices that asked it before; None if one of them never came back.
+        predictions: made while the server was away.
+        errors: predictions that raised.
+        late: predictions answered after their deadline plus 0.25 s.
+        recovered_s: from the server's return until it has answered every device that had asked it
+            before; None if one of them was not answered again.
     """
 
     predictions: int
@@ -56,7 +57,7 @@ def device_figures(
     gated: Mapping[str, Any],
     local: Sequence[int],
 ) -> DeviceFigures:
-    """Figures out of what a device process answered to `gated` and `local`."""
+    """Figures from a device's answers to `gated` and `local`."""
     right = np.array(gated["labels"]) == truth
     source = np.array(gated["sources"])
     latencies = np.array(gated["latencies_ms"])
@@ -77,7 +78,7 @@ def device_figures(
 
 
 def outage(streams: Sequence[Mapping[str, Any]], stopped_at: float, back_at: float) -> Outage:
-    """Figures out of the devices' streams; times on the machine's monotonic clock."""
+    """Figures from the devices' streams; times on the machine's monotonic clock."""
     recovered: list[float] = []
     came_back = True
     predictions = late = 0

@@ -1,4 +1,4 @@
-"""The demo: serve, enrol three devices, train with them, deploy, classify, survive an outage."""
+"""The demo's steps: serve, enrol three devices, train, deploy, classify, survive an outage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from server.tokens import create_token
 
 DEVICES: Final = ("raspberry-pi-zero-2-w", "raspberry-pi-4", "jetson-orin-nano")
 MARKER: Final = "splitedge-demo.json"
-# Long enough that every device meets the outage many times, short enough to watch.
+# long enough that every device predicts often in the outage, short enough to watch
 AWAY_S: Final = 3.0
 BEFORE_S: Final = 1.0
 RECOVERY_WAIT_S: Final = 6.0
@@ -160,7 +160,7 @@ def _prepare(state: Path) -> None:
     if state.exists() and (not state.is_dir() or any(state.iterdir())):
         if not (state / MARKER).is_file():
             raise ConfigurationError(
-                f"{state}: not empty and not a demo's; give another --state, or empty it"
+                f"{state}: not empty and not made by a demo; give another --state, or empty it"
             )
         # an earlier demo is there to be used, and may be in use now
         StateLock(state / "server", "server").release()

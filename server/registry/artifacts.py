@@ -1,12 +1,12 @@
-"""The signed repository devices fetch their bundles from: TUF metadata and targets as plain files.
+"""The signed repository of bundles for devices: TUF metadata and targets as plain files.
 
     {state}/keys/{role}.pem                         Ed25519, 0600; root.pem may be kept elsewhere
     {state}/tuf/metadata/{version}.{role}.json      and timestamp.json, the only one ever replaced
     {state}/tuf/targets/bundles/{model}/{version}/{variant}/{sha256}.{file}
 
-Nothing is held in memory: each change takes the repository's lock, reads what the timestamp vouches
-for, adds files under new names, and replaces timestamp.json last. A reader, and a process killed
-anywhere between, therefore sees the old state or the new one. Serve both folders as static files.
+Nothing is kept in memory. Each change takes the repository's lock, reads the files that the
+timestamp names, adds files under new names, and replaces timestamp.json last. So a reader sees the
+old state or the new one, even after a kill in between. Serve both folders as static files.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from edge_sdk.errors import ManifestError
 from edge_sdk.manifest import MANIFEST_NAME, BundleManifest, ModelManifest, read_bytes
 from server.errors import ArtifactError, BadRequestError
 
-# Devices keep their bundle when metadata expires, so these bound how long a replayed repository
+# Devices keep their bundle when metadata expires. So these limit how long a replayed old repository
 # can hold an update back, not how long the server may be away.
 ROOT_LIFE: Final = timedelta(days=3650)
 TARGETS_LIFE: Final = timedelta(days=90)
 SNAPSHOT_LIFE: Final = timedelta(days=90)
 TIMESTAMP_LIFE: Final = timedelta(days=7)
 RENEW_BEFORE: Final = timedelta(days=30)
-# a device half-way through a refresh may still ask for what was current when it began
+# a device in the middle of a refresh may still ask for the versions that were current at its start
 _KEPT_VERSIONS: Final = 10
 _ONLINE: Final = (Timestamp.type, Snapshot.type, Targets.type)
 
@@ -68,7 +68,7 @@ class ArtifactRepository:
     def open_or_create(self) -> None:
         """Make keys, root and empty metadata where they are missing, then sign a fresh timestamp.
 
-        Raises: ArtifactError if what is there cannot be read, or its keys are gone; StorageError.
+        Raises: ArtifactError if existing files cannot be read, or keys are missing; StorageError.
         """
         make_folder(self.keys_folder, mode=0o700)
         make_folder(self.metadata_folder)
@@ -83,7 +83,7 @@ class ArtifactRepository:
 
     @property
     def root_bytes(self) -> bytes:
-        """The newest root: what a device is given at enrolment and trusts from then on.
+        """The newest root, which a device gets at enrolment and trusts from then on.
 
         Raises: ArtifactError if there is none yet.
         """
@@ -98,8 +98,8 @@ class ArtifactRepository:
         Publishing the same files again changes nothing.
 
         Returns: the bundles' names, `{model}/{version}/{variant}`.
-        Raises: ManifestError for an export that is not whole; BadRequestError for a published name
-            with other content, since devices may be running it; StorageError.
+        Raises: ManifestError for an incomplete export; BadRequestError for a published name with
+            other content, because devices may be running it; StorageError.
         """
         model = ModelManifest.load(model_folder)
         bundles = [
@@ -123,9 +123,9 @@ class ArtifactRepository:
         return tuple(bundle.name for bundle in bundles)
 
     def refresh_timestamp(self) -> None:
-        """Sign a new timestamp; targets and snapshot too when their end is near.
+        """Sign a new timestamp; also targets and snapshot, if they expire soon.
 
-        Call it at start and at least daily: devices take nothing new on an expired timestamp.
+        Call it at the start and at least daily: with an expired timestamp devices take no update.
 
         Raises: ArtifactError; StorageError.
         """
@@ -145,7 +145,7 @@ class ArtifactRepository:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone in this repository, among threads and processes alike."""
+        """Hold the repository's lock, against other threads and processes."""
         handle = os.open(self.keys_folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -154,7 +154,7 @@ class ArtifactRepository:
             os.close(handle)
 
     def _create_root(self) -> None:
-        """Keys first: a kill after them leaves keys to go on with, never a root without keys."""
+        """Make keys and root, keys first: a kill never leaves a root without its keys."""
         root = Root(expires=datetime.now(UTC) + ROOT_LIFE, consistent_snapshot=True)
         for role in (Root.type, *_ONLINE):
             path = self.keys_folder / f"{role}.pem"
@@ -166,7 +166,7 @@ class ArtifactRepository:
         write_atomic(self._root_path(1), metadata.to_bytes())
 
     def _check_keys(self) -> None:
-        """Find a wrong key now, not as refusals on every device."""
+        """Check the keys against the root, before every device refuses what they sign."""
         root = self._parse_root()
         for role in _ONLINE:
             if self._signer(role).public_key.keyid not in root.roles[role].keyids:
@@ -182,20 +182,20 @@ class ArtifactRepository:
             raise ArtifactError(f"{self.metadata_folder}: root: {err}; restore it") from err
 
     def _create_metadata(self) -> None:
-        """First versions; a repository that has had later ones must not start over.
+        """Write the first versions, unless the repository has had later ones.
 
-        Devices remember the versions they saw and would refuse everything from then on.
+        Devices remember the versions that they saw, and would refuse lower ones.
         """
         later = [p.name for p in self.metadata_folder.glob("*.snapshot.json") if p.name[:2] != "1."]
         if later:
             raise ArtifactError(
-                f"{self._timestamp_path}: not there, but {later[0]} is; restore it from a backup"
+                f"{self._timestamp_path}: not found, though {later[0]} is; restore it from a backup"
             )
         state = _State(Metadata(Timestamp()), Metadata(Snapshot()), Metadata(Targets()))
         self._write(state, targets=True, snapshot=True)
 
     def _load(self) -> _State:
-        """What the timestamp vouches for; later files of an unfinished change are not it."""
+        """Read the files that the timestamp names, not later ones of an unfinished change."""
         try:
             timestamp = Metadata[Timestamp].from_bytes(self._read(self._timestamp_path))
             version = timestamp.signed.snapshot_meta.version
@@ -211,7 +211,7 @@ class ArtifactRepository:
         return _State(timestamp, snapshot, targets)
 
     def _release(self, state: _State, *, targets: bool, snapshot: bool) -> None:
-        """The next version of what changed, signed and written."""
+        """Sign and write the next version of the changed files."""
         state.targets.signed.version += targets
         state.snapshot.signed.version += snapshot
         state.timestamp.signed.version += 1
@@ -221,7 +221,7 @@ class ArtifactRepository:
             self._prune(state.targets.signed)
 
     def _write(self, state: _State, *, targets: bool, snapshot: bool) -> None:
-        """In the order that leaves readers something whole: each names the one before, by hash."""
+        """Write targets, snapshot, timestamp in this order: each names the one before by hash."""
         if targets:
             vouched = self._write_version(state.targets, TARGETS_LIFE)
             state.snapshot.signed.meta["targets.json"] = vouched
@@ -266,7 +266,7 @@ class ArtifactRepository:
             known = published.targets.get(file.path)
             if known is not None and known != file:
                 raise BadRequestError(
-                    f"bundle {bundle.name}: published already with another "
+                    f"bundle {bundle.name}: already published with another "
                     f"{Path(file.path).name}; export it under a new version"
                 )
 
@@ -287,7 +287,7 @@ class ArtifactRepository:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The metadata of one moment, to be changed and released."""
+    """The metadata of one moment, which a change edits and releases."""
 
     timestamp: Metadata[Timestamp]
     snapshot: Metadata[Snapshot]
@@ -296,7 +296,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Bundle:
-    """One bundle of an export: its files, and what is to be signed about them."""
+    """One bundle of an export: its files, and the targets to sign."""
 
     name: str
     files: dict[str, bytes]
@@ -319,7 +319,7 @@ def _read_bundle(model: ModelManifest, folder: Path, variant: str) -> _Bundle:
 
 
 def _target(manifest: BundleManifest, name: str, data: bytes) -> TargetFile:
-    """The manifest's target lists, signed, the other files: none can be left out or added."""
+    """The target of a file; the manifest's own also lists, signed, all files of the bundle."""
     path = f"bundles/{manifest.bundle}/{name}"
     target = TargetFile(len(data), {"sha256": hashlib.sha256(data).hexdigest()}, path)
     if name == MANIFEST_NAME:

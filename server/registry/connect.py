@@ -1,9 +1,9 @@
-"""Connections to the registry's database, with the manners that SQLite needs.
+"""Connections to the registry's database, with the settings that SQLite needs.
 
-SQLite keeps what was committed through a kill or a power cut (WAL, synchronous FULL), checks
-foreign keys, and takes the write lock when a transaction begins: one that reads first and asks
-for it later is refused at once if anybody wrote in between, however long it would have waited.
-BEGIN is ours, not the driver's, so that a migration is one transaction too.
+SQLite keeps committed data through a kill or a power cut (WAL, synchronous FULL) and checks foreign
+keys. A transaction takes the write lock at its begin: if it read first and took the lock later, it
+would fail at once after a write by another, whatever the timeout. We send BEGIN, not the driver, so
+that a migration is one transaction too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def open_engine(url: str) -> Engine:
 
     A SQLite file is created where missing, readable by its owner only.
 
-    Raises: ConfigurationError for a database we cannot serve; StorageError or OSError for the file.
+    Raises: ConfigurationError for an unsupported database; StorageError or OSError for the file.
     """
     try:
         parsed = make_url(url)

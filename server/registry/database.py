@@ -1,7 +1,6 @@
-"""The registry: which tokens, devices and models there are. Synchronous; safe from any thread.
+"""The registry of tokens, devices and models. Synchronous; safe from any thread.
 
-Every method is one transaction. Secrets leave it once, from the call that makes them; what is
-kept is their hash.
+Every method is one transaction. The call that makes a secret returns it; only its hash is stored.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ MAX_DEPTH: Final = 999
 MAX_VERSION: Final = 999_999_999
 MAX_PROFILE_BYTES: Final = 16_384
 MAX_TOKEN_TTL_S: Final = 30 * 86_400.0
-# a heartbeat every few seconds from each of 500 devices would be as many synced writes
+# without it, heartbeats of 500 devices every few seconds would each be a synced write
 TOUCH_RESOLUTION_S: Final = 10.0
-# user names of the API and of brokers that are not devices
+# user names of the API and of brokers that no device may have
 RESERVED_IDS: Final = frozenset({"backend", "operator", "server"})
 
 _NO_SHA256: Final = secret_sha256("")
 
 
 class Registry:
-    """The registry in one database; `open` is how a program gets one."""
+    """The registry in one database; a program gets it by `open`."""
 
     def __init__(self, url: str, *, clock: Callable[[], float] = time.time) -> None:
-        """Use a database that is at this program's version already.
+        """Use a database that already has this program's version.
 
         Args:
             clock: UTC seconds since 1970.
@@ -85,16 +84,16 @@ class Registry:
         return registry
 
     def close(self) -> None:
-        """Let go of the database's connections."""
+        """Close the database's connections."""
         self._engine.dispose()
 
     # tokens
 
     def create_token(self, fleet: str = "default", ttl_s: float = 3600.0, note: str = "") -> str:
-        """A new enrolment token, in the clear; it works once, within `ttl_s` seconds.
+        """Make an enrolment token, which works once within `ttl_s` seconds; returns its secret.
 
-        Raises: BadRequestError for a fleet that is no id, a life outside (0, 30 days], or a note
-            above 200 printable characters.
+        Raises: BadRequestError for a fleet that is not an id, for `ttl_s` outside (0, 30 days], or
+            for a note that is longer than 200 characters or not printable.
         """
         _check_id(fleet, "fleet")
         if not 0 < ttl_s <= MAX_TOKEN_TTL_S:
@@ -118,7 +117,7 @@ class Registry:
         return token
 
     def tokens(self) -> tuple[Token, ...]:
-        """Every token ever made, oldest first."""
+        """All tokens ever made, oldest first."""
         with self._reading() as connection:
             query = select(tokens).order_by(tokens.c.created_at)
             return tuple(Token(**row) for row in connection.execute(query).mappings())
@@ -128,19 +127,19 @@ class Registry:
     ) -> tuple[Device, str]:
         """Enrol a device: use up the token, and make an identity and its credential.
 
-        A `wanted` id that another device has is followed by -2, -3... Of many calls with one
-        token, at the same time or not, one succeeds.
+        If another device has the id `wanted`, -2, -3... is added. Of several calls with one token
+        exactly one succeeds, even at the same time.
 
-        Returns: the device; its credential in the clear, for the only time.
-        Raises: TokenError if the token is unknown, used or expired: the text does not say which;
-            BadRequestError for an id or a profile that cannot be kept.
+        Returns: the device, and its credential, of which only the hash is stored.
+        Raises: TokenError if the token is unknown, used or expired (the text does not say which);
+            BadRequestError for an id or a profile that cannot be stored.
         """
         if wanted is not None:
             _check_id(wanted, "device")
         _check_profile(profile)
         now, credential, token_sha256 = self._clock(), new_secret(), secret_sha256(token)
         with self._writing() as connection:
-            # the condition and the change are one statement: nobody comes between
+            # condition and change are one statement, so no other call can come between
             used = connection.execute(
                 update(tokens)
                 .where(tokens.c.token_sha256 == token_sha256)
@@ -166,9 +165,9 @@ class Registry:
         return device, credential
 
     def undo_enrolment(self, device: Device, token: str) -> None:
-        """Take back what `redeem_token` did with that token: it works again, the device is gone.
+        """Undo `redeem_token`: the token works again, and the device is deleted.
 
-        Only for a device whose credential went out to nobody.
+        Only for a device whose credential was not handed out.
         """
         now = self._clock()
         used = and_(tokens.c.token_sha256 == secret_sha256(token), tokens.c.used_by == device.id)
@@ -180,9 +179,9 @@ class Registry:
     # devices
 
     def authenticate(self, device_id: str, credential: str) -> Device:
-        """The device with that id, if the credential is its own.
+        """The device with that id, if the credential is right.
 
-        Raises: AuthenticationError if it is not, or if the device was revoked.
+        Raises: AuthenticationError if it is wrong, or if the device was revoked.
         """
         with self._reading() as connection:
             device = _find_device(connection, device_id)
@@ -206,7 +205,7 @@ class Registry:
     def devices(self, fleet: str | None = None) -> tuple[Device, ...]:
         """All devices, or those of one fleet, revoked ones included, by id.
 
-        Raises: BadRequestError for a fleet that is no id.
+        Raises: BadRequestError for a fleet that is not an id.
         """
         query = select(devices).order_by(devices.c.id)
         if fleet is not None:
@@ -216,7 +215,7 @@ class Registry:
             return tuple(Device(**row) for row in connection.execute(query).mappings())
 
     def revoke(self, device_id: str, *, who: str = "operator") -> Device:
-        """Refuse that device from now on; a second call changes nothing.
+        """Revoke a device: it is refused from now on. A second call changes nothing.
 
         Raises: UnknownDeviceError.
         """
@@ -233,7 +232,7 @@ class Registry:
     def assign(
         self, device_id: str, depth: int | None, bundle: str | None, *, who: str = "server"
     ) -> Device:
-        """Note what that device should run; None takes a note back.
+        """Store the depth and bundle that a device should run; None removes them.
 
         Raises: UnknownDeviceError; BadRequestError for a depth outside 0..999 or a bundle name
             above 160 characters.
@@ -256,9 +255,9 @@ class Registry:
             return _need_device(connection, device_id)
 
     def touch(self, *device_ids: str) -> None:
-        """Note that these devices were heard of now, to within `TOUCH_RESOLUTION_S`.
+        """Store that these devices were seen now, to within `TOUCH_RESOLUTION_S`.
 
-        Unknown ids are passed over. Cheap when nothing is due: then nothing is written.
+        Unknown ids are ignored. A call writes nothing if all of them were seen just before.
         """
         now = self._clock()
         # a last_seen ahead of the clock is due too: the clock was set back
@@ -273,9 +272,9 @@ class Registry:
                 )
 
     def update_profile(self, device_id: str, profile: Mapping[str, Any]) -> Device:
-        """Replace what the device says of itself.
+        """Replace the device's profile.
 
-        Raises: UnknownDeviceError; BadRequestError for a profile that cannot be kept.
+        Raises: UnknownDeviceError; BadRequestError for a profile that cannot be stored.
         """
         _check_profile(profile)
         with self._writing() as connection:
@@ -286,9 +285,9 @@ class Registry:
     # models
 
     def publish_model(self, name: str, version: int, *, who: str = "server") -> ModelVersion:
-        """Note a new version, not active yet; to publish it again changes nothing.
+        """Store a new version, which is not active yet; a second call changes nothing.
 
-        Raises: BadRequestError for a name that is no id or a version outside 1..999999999.
+        Raises: BadRequestError for a name that is not an id or a version outside 1..999999999.
         """
         _check_id(name, "model")
         if not 1 <= version <= MAX_VERSION:
@@ -315,14 +314,14 @@ class Registry:
     def activate_model(self, name: str, version: int, *, who: str = "operator") -> ModelVersion:
         """Make that version the active one of its name, in place of any other.
 
-        Raises: UnknownModelError; names the versions there are.
+        Raises: UnknownModelError naming the published versions.
         """
         now = self._clock()
         with self._writing() as connection:
             if _need_model(connection, name, version).active:
                 return _need_model(connection, name, version)
             of_name = models.c.name == name
-            # where rows are locked one by one: all in one order, or two activations deadlock
+            # rows may be locked one by one: in one order, or two activations would deadlock
             rows = select(models.c.version).where(of_name).order_by(models.c.version)
             connection.execute(rows.with_for_update())
             connection.execute(update(models).where(of_name, models.c.active).values(active=False))
@@ -337,7 +336,7 @@ class Registry:
     def last_change(self) -> int:
         """A number that grows with every entry of the trail: enrolments, revocations, models...
 
-        Cheap: who follows the registry asks for this, and reads the rest when it has grown.
+        It is cheap to read, so a follower of the registry reads the rest only when it has grown.
         """
         with self._reading() as connection:
             return connection.execute(select(func.max(audit.c.id))).scalar_one() or 0
@@ -365,13 +364,13 @@ def _our_errors() -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as err:
-        # peers read the text, so the cause (hosts, paths) goes to the log only
+        # peers read the text, so the cause (hosts, paths) is only logged
         logger.exception("registry: the database failed")
         raise RegistryError("registry: the database cannot be used now; see its log") from err
 
 
 def _insert_device(connection: Connection, wanted: str, values: Mapping[str, Any]) -> Device:
-    while True:  # it ends: an id is only refused here when another enrolment got it
+    while True:  # it ends: an id is refused only if another enrolment has just taken it
         device_id = _free_id(connection, wanted)
         try:
             with connection.begin_nested():
@@ -383,7 +382,7 @@ def _insert_device(connection: Connection, wanted: str, values: Mapping[str, Any
 
 
 def _free_id(connection: Connection, wanted: str) -> str:
-    # room for a suffix of seven digits; ids hold no % or _, so LIKE takes them as they are
+    # leaves room for a suffix of seven digits; ids have no % or _, which LIKE would expand
     alike = devices.c.id.startswith(wanted[: MAX_ID - 8])
     taken = RESERVED_IDS.union(connection.scalars(select(devices.c.id).where(alike)))
     candidate, number = wanted, 1
@@ -395,7 +394,7 @@ def _free_id(connection: Connection, wanted: str) -> str:
 
 
 def _find_device(connection: Connection, device_id: str) -> Device | None:
-    # what is no id is not asked for: a database may refuse such text
+    # other text is not looked up: a database may refuse it
     if not ID_PATTERN.fullmatch(device_id):
         return None
     row = _one(connection, select(devices).where(devices.c.id == device_id))
@@ -420,16 +419,16 @@ def _need_model(connection: Connection, name: str, version: int) -> ModelVersion
         if (model.name, model.version) == (name, version):
             return model
     known = ", ".join(f"{model.name}/{model.version}" for model in there) or "none"
-    raise UnknownModelError(f"model {name[:MAX_ID]}/{version}: not published; there are: {known}")
+    raise UnknownModelError(f"model {name[:MAX_ID]}/{version}: not published; available: {known}")
 
 
 def registry_file(state: Path) -> Path:
-    """Where a server keeps its registry in its state folder."""
+    """File of the registry in a server's state folder."""
     return state / "registry.db"
 
 
 def open_registry(state: Path) -> Registry:
-    """The registry of the server that keeps its state in `state`.
+    """The registry of the server with this state folder.
 
     Raises: RegistryError if it cannot be opened or is newer than this program.
     """
@@ -453,8 +452,8 @@ def _check_id(value: str, what: str) -> None:
 
 
 def _check_profile(profile: Mapping[str, Any]) -> None:
-    # what another JSON reader would see otherwise is refused: NaN, half a surrogate pair, integers
-    # that a double cannot hold, nesting above 254
+    # JSON that other readers read differently is refused: NaN, half a surrogate pair, integers that
+    # a double cannot hold, nesting above 254
     plain = dict(profile)
     try:
         text = orjson.dumps(plain, option=orjson.OPT_STRICT_INTEGER)
@@ -462,7 +461,7 @@ def _check_profile(profile: Mapping[str, Any]) -> None:
     except orjson.JSONEncodeError:
         text, exact = b"", False
     if not exact:
-        raise BadRequestError("profile: expected plain JSON: finite numbers, whole text")
+        raise BadRequestError("profile: expected plain JSON: finite numbers, valid Unicode text")
     if len(text) > MAX_PROFILE_BYTES:
         raise BadRequestError(
             f"profile: expected at most {MAX_PROFILE_BYTES} bytes of JSON, got {len(text)}"

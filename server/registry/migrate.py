@@ -1,4 +1,4 @@
-"""Bring a registry's database to the version this program knows, whole or not at all."""
+"""Migration of a registry's database to this program's version, in full or not at all."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ logger = logging.getLogger(__name__)
 
 SCRIPTS: Final = Path(__file__).parent / "migrations"
 
-# any number will do, as long as it is always this one: what two starting servers both lock
+# any fixed number: two servers that start at once both lock it
 _POSTGRESQL_LOCK: Final = 0x73706C74
 
 
 def migrate(engine: Engine, scripts: Path = SCRIPTS) -> None:
     """Upgrade the database to the newest version in `scripts`, in one transaction.
 
-    An existing SQLite file is first copied to `{name}.bak-{its version}`; the backup of a
-    PostgreSQL database is its administrator's. Two programs that start at once take turns.
+    An existing SQLite file is first copied to `{name}.bak-{its version}`; a PostgreSQL database is
+    backed up by its administrator. Two programs that start at once take turns.
 
-    Raises: RegistryError if the database is newer than this program; names both versions.
+    Raises: RegistryError naming both versions if the database is newer than this program.
     """
     config = alembic_config(scripts)
     script = ScriptDirectory.from_config(config)
@@ -58,7 +58,7 @@ def migrate(engine: Engine, scripts: Path = SCRIPTS) -> None:
 
 
 def alembic_config(scripts: Path = SCRIPTS) -> Config:
-    """Alembic's settings; its command line and ini file play no part here."""
+    """Alembic's settings, without its command line and ini file."""
     config = Config()
     config.set_main_option("script_location", str(scripts).replace("%", "%%"))
     return config
@@ -73,19 +73,19 @@ def _take_turns(connection: Connection) -> None:
 def _newer(engine: Engine, current: str, newest: str | None) -> RegistryError:
     file = sqlite_file(engine.url)
     backups = [] if file is None else sorted(file.parent.glob(f"{file.name}.bak-*"))
-    older = f", or put back {backups[-1]}" if backups else ""
+    older = f", or restore {backups[-1]}" if backups else ""
     return RegistryError(
-        f"registry: the database is at version {current}, this program knows versions up to "
+        f"registry: the database has version {current}, this program knows versions up to "
         f"{newest}; start the newer splitedge that migrated it{older}"
     )
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a live database; SQLite's own way sees what is still in the write-ahead log."""
+    """Copy a live database by SQLite's own function, which reads the write-ahead log too."""
     temporary = target.with_name(f"{target.name}.tmp")
     temporary.unlink(missing_ok=True)
     os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    # a connection of its own: the one that holds the write lock may not be copied from
+    # a second connection, because the one with the write lock cannot be copied from
     with (
         contextlib.closing(sqlite3.connect(source)) as old,
         contextlib.closing(sqlite3.connect(temporary)) as new,

@@ -1,6 +1,6 @@
 """The operator's key: a secret in a file, `{state}/keys/operator.key`, readable by its owner only.
 
-Who can read that file may manage devices and tokens over HTTP.
+A user who can read that file may manage devices and tokens over HTTP.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _MIN_CHARACTERS: Final = 32
 
 
 def load_operator_secret(state: Path) -> str:
-    """The secret of the server that keeps its state in `state`.
+    """The operator's secret of the server with this state folder.
 
-    Raises: ConfigurationError if there is none, others may read it, or it is cut short.
+    Raises: ConfigurationError if it is missing, too short, or readable by other users.
     """
     path = state / OPERATOR_KEY
     try:
@@ -31,13 +31,13 @@ def load_operator_secret(state: Path) -> str:
             mode = os.fstat(file.fileno()).st_mode
             secret = file.read(1024).decode("ascii").strip()
     except FileNotFoundError as err:
-        raise ConfigurationError(f"{path}: not there; start the server once to make it") from err
+        raise ConfigurationError(f"{path}: not found; start the server once to make it") from err
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigurationError(f"{path}: cannot be read: {err}") from err
     if mode & 0o077:
         raise ConfigurationError(
-            f"{path}: expected to be its owner's only, got mode {mode & 0o777:o}; others may know "
-            "it: delete it and restart the server for a new one"
+            f"{path}: expected a file for its owner only, got mode {mode & 0o777:o}; others may "
+            "know it: delete it and restart the server for a new one"
         )
     if len(secret) < _MIN_CHARACTERS:
         raise ConfigurationError(
@@ -48,7 +48,7 @@ def load_operator_secret(state: Path) -> str:
 
 
 def load_or_create_operator_secret(state: Path) -> str:
-    """The secret, made at the first call; of two that make it at once, both get the same.
+    """The secret, made at the first call; two calls at once get the same one.
 
     Raises: ConfigurationError as `load_operator_secret`; StorageError.
     """
@@ -57,7 +57,7 @@ def load_or_create_operator_secret(state: Path) -> str:
         make_folder(path.parent, mode=0o700)
         draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         write_atomic(draft, f"{new_secret()}\n".encode(), mode=0o600)
-        with contextlib.suppress(FileExistsError):  # the other one was first
+        with contextlib.suppress(FileExistsError):  # another call was first
             path.hardlink_to(draft)
         draft.unlink()
         sync_folder(path.parent)

@@ -1,7 +1,7 @@
-"""What the registry hands out: frozen values, never database rows.
+"""Records of the registry: frozen values, never database rows.
 
-Times are UTC seconds since 1970. A hash of a secret is kept out of every repr, so that a record
-in a log or a traceback tells nothing.
+Times are UTC seconds since 1970. Hashes of secrets are kept out of every repr, so that logs and
+tracebacks do not show them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class Device:
 
     Attributes:
         id: unique over all fleets, `[a-z0-9-]{1,63}`.
-        credential_sha256: of its credential, in hex; what a broker is given to check passwords by.
-        profile: the device's own account of itself, as JSON.
-        depth: stages it runs, once decided.
-        bundle: what it should run, `{model}/{version}/{variant}`, once decided.
+        credential_sha256: hash of its credential in hex, with which a broker checks passwords.
+        profile: the device's profile, as JSON.
+        depth: stages that it runs, once decided.
+        bundle: bundle that it should run, `{model}/{version}/{variant}`, once decided.
         last_seen: to within `TOUCH_RESOLUTION_S`.
     """
 
@@ -60,7 +60,7 @@ class ModelVersion:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """Who did what when; `what` is `device.enrol`, `token.create`..."""
+    """One entry of the audit trail; `what` is `device.enrol`, `token.create`..."""
 
     at: float
     who: str

@@ -1,7 +1,7 @@
 """The registry's tables, as this version of the program knows them.
 
 A change here needs a migration: `python -m server.registry.migrations "what changes"` writes its
-first draft, and a test holds the two equal. Nothing here belongs to one database.
+first draft, and a test checks that both agree. The tables work on SQLite and PostgreSQL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sqlalchemy import (
     Text,
 )
 
-# names for constraints, so that a later migration can drop them on any database
+# constraints have names, so that a later migration can drop them on any database
 METADATA: Final = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -66,7 +66,7 @@ models: Final = Table(
     Column("active", Boolean, nullable=False),
     Column("published_at", Double, nullable=False),
 )
-# the database itself refuses a second active version of a name
+# the database refuses a second active version of a name
 Index(
     "uq_models_active_name",
     models.c.name,

@@ -1,5 +1,6 @@
-"""Signed files for devices: `/tuf/metadata/…` and `/tuf/targets/…`. Ranges are honoured, so a
-download resumes.
+"""Signed files for devices: `/tuf/metadata/…` and `/tuf/targets/…`.
+
+Range requests are answered, so that a download resumes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from server.routes.errors import error_response
 
 
 class ArtifactFiles(CredentialStore, Protocol):
-    """What these routes ask of the server."""
+    """The part of the server that these routes need."""
 
     @property
     def artifacts(self) -> ArtifactRepository:
@@ -24,7 +25,7 @@ class ArtifactFiles(CredentialStore, Protocol):
 
 
 def router(files: ArtifactFiles) -> APIRouter:
-    """The routes over `files`; only devices and the operator are served."""
+    """The routes over `files`, for devices and the operator only."""
     routes = APIRouter()
     folders = {
         "metadata": files.artifacts.metadata_folder,
@@ -36,14 +37,14 @@ def router(files: ArtifactFiles) -> APIRouter:
         authenticate(files, request)
         file = _inside(folders.get(part), path)
         if file is None:
-            return error_response(404, f"{part}/{path}: not there")
+            return error_response(404, f"{part}/{path}: not found")
         return FileResponse(file, media_type="application/octet-stream")
 
     return routes
 
 
 def _inside(folder: Path | None, path: str) -> Path | None:
-    """The file, if it is one and lies in the folder; links and `..` included."""
+    """The file, if it exists and lies in the folder after links and `..` are resolved."""
     if folder is None or "\0" in path:
         return None
     file = (folder / path).resolve()

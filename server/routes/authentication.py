@@ -1,4 +1,4 @@
-"""Who asks: `Authorization: Bearer {device}:{credential}`, or `Bearer operator:{secret}`."""
+"""Authentication: `Authorization: Bearer {device}:{credential}` or `Bearer operator:{secret}`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPERATOR: Final = "operator"
 
 
 class CredentialStore(Protocol):
-    """What logins are checked against."""
+    """The part of the server that logins are checked with."""
 
     @property
     def registry(self) -> Registry:
@@ -27,7 +27,7 @@ class CredentialStore(Protocol):
 
 
 def authenticate(credentials: CredentialStore, request: Request) -> Device | None:
-    """The device that asks; None for the operator.
+    """The device that sent the request; None for the operator.
 
     Raises: AuthenticationError.
     """

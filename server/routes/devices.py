@@ -1,6 +1,6 @@
 """Enrolment and the devices: `/api/v1/enroll`, `/tokens`, `/devices`, `/link/echo`.
 
-A device reaches itself only; the operator reaches all. Bodies are bounded before they are read.
+A device may read and change itself only; the operator may all. Bodies are bounded while read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ID: Final = f"^{ID_PATTERN.pattern}$"
 
 
 class DeviceServices(Protocol):
-    """What these routes ask of the server. The calls may come from several threads at once."""
+    """The part of the server that these routes need; called from several threads at once."""
 
     @property
     def registry(self) -> Registry:
@@ -48,26 +48,26 @@ class DeviceServices(Protocol):
         """The hash of the operator's secret, in hex."""
 
     def root_bytes(self) -> bytes:
-        """The TUF root a new device is to trust."""
+        """The TUF root that a new device is to trust."""
 
     def broker_address(self) -> Mapping[str, Any]:
-        """Where the broker is: `url`, and what else a device should know of it."""
+        """The broker's `url`, and its limits."""
 
     def admit(self, device: Device, credential: str) -> None:
-        """Let the device in at the broker; raises if the broker did not take it."""
+        """Let the device log in at the broker; raises if the broker did not take it."""
 
     def expel(self, device: Device) -> None:
-        """Keep the device out of the broker, and cut its live connections."""
+        """Refuse the device at the broker, and cut its connections."""
 
     def assign(self, device: Device) -> str | None:
-        """Decide which bundle the device is to run; None if there is none for it."""
+        """Choose the bundle that the device is to run; None if there is none."""
 
     def command(self, device: Device, command: Mapping[str, Any]) -> bool:
-        """Hand the device a command by the broker; whether the broker's link took it."""
+        """Send the device a command; whether the link to the broker took it."""
 
 
 class Enrolment(BaseModel):
-    """What a new device sends. The token's part after the dot is the device's own business."""
+    """The request of a new device. The server ignores the token's part after the dot."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -77,7 +77,7 @@ class Enrolment(BaseModel):
 
 
 class Enrolled(BaseModel):
-    """What it gets: its identity, where to connect, and the root of what it may trust."""
+    """The answer to a new device: its identity, where to connect, and the TUF root to trust."""
 
     device: str
     fleet: str
@@ -88,7 +88,7 @@ class Enrolled(BaseModel):
 
 
 class TokenRequest(BaseModel):
-    """A token to make."""
+    """The request for a token."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -98,7 +98,7 @@ class TokenRequest(BaseModel):
 
 
 class NewToken(BaseModel):
-    """A token, in the clear for the only time."""
+    """A new token; the server stores only its hash."""
 
     token: str = Field(repr=False)
     fleet: str
@@ -121,13 +121,13 @@ class DeviceView(BaseModel):
 
 
 class DeviceList(BaseModel):
-    """Devices by id."""
+    """Devices, ordered by id."""
 
     devices: list[DeviceView]
 
 
 class Command(BaseModel):
-    """What a device is told: what to do, and what that needs."""
+    """A command to a device: `op` and its arguments."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -135,13 +135,13 @@ class Command(BaseModel):
 
 
 class Assignment(BaseModel):
-    """The bundle a device is to run, `{model}/{version}/{variant}`."""
+    """The bundle that a device is to run, `{model}/{version}/{variant}`."""
 
     bundle: str
 
 
 class BrokerLocation(BaseModel):
-    """Where the broker is."""
+    """The broker's URL and limits."""
 
     broker: dict[str, Any]
 
@@ -165,7 +165,7 @@ def _add_enrolment(api: APIRouter, services: DeviceServices) -> None:
         address = "" if request.client is None else request.client.host
         limit.check(address)
         profile = _profile(body.profile)
-        # whatever may fail comes before the token is spent
+        # steps that may fail come before the token is used
         root, broker = services.root_bytes().decode(), dict(services.broker_address())
         try:
             device, credential = services.registry.redeem_token(
@@ -205,17 +205,17 @@ def _add_device_routes(api: APIRouter, services: DeviceServices, access: _Access
 
     @api.get("/devices/{device_id}/connection", dependencies=itself)
     def connection() -> BrokerLocation:
-        """Where the broker is."""
+        """The broker's URL and limits."""
         return BrokerLocation(broker=dict(services.broker_address()))
 
     @api.put("/devices/{device_id}/profile", dependencies=itself)
     def update_profile(device_id: str, profile: dict[str, Any]) -> DeviceView:
-        """Replace what the device says of itself."""
+        """Replace the device's profile."""
         return _view(services.registry.update_profile(device_id, _profile(profile)))
 
     @api.post("/link/echo", response_class=Response, dependencies=[Depends(access.anyone)])
     async def echo(request: Request) -> Response:
-        """The same bytes back, at most 1 MB: a device measures its link by it."""
+        """Return the same bytes, at most 1 MB, with which a device measures its link."""
         body = await read_body(request, ECHO_BYTES)
         return Response(body, media_type="application/octet-stream")
 
@@ -225,13 +225,13 @@ def _add_operator_routes(api: APIRouter, services: DeviceServices, access: _Acce
 
     @api.get("/devices", dependencies=operator)
     def listed(fleet: str | None = None) -> DeviceList:
-        """All devices, or those of one fleet, revoked ones included."""
+        """All devices, or those of one fleet, including revoked ones."""
         found = services.registry.devices(fleet)
         return DeviceList(devices=[_view(device) for device in found])
 
     @api.post("/devices/{device_id}/revoke", dependencies=operator)
     def revoke(device_id: str) -> DeviceView:
-        """Refuse a device from now on; again, if its connections should be cut again."""
+        """Revoke a device and cut its connections; a second call cuts them again."""
         device = services.registry.revoke(device_id)
         services.expel(device)
         logger.info("device=%s revoked", device.id)
@@ -239,12 +239,12 @@ def _add_operator_routes(api: APIRouter, services: DeviceServices, access: _Acce
 
     @api.post("/devices/{device_id}/command", status_code=202, dependencies=operator)
     def command(device_id: str, body: Command) -> DeviceView:
-        """Tell a device something over MQTT; one that is not connected does not hear of it."""
+        """Send a device a command over MQTT; it is lost if the device is not connected."""
         device = services.registry.device(device_id)
         if device.revoked_at is not None:
-            raise ForbiddenError(f"device {device_id} is revoked: it is told nothing")
+            raise ForbiddenError(f"device {device_id} is revoked, so it gets no command")
         if not services.command(device, body.model_dump()):
-            raise NotReadyError("the broker takes nothing now: it is away, or its queue is full")
+            raise NotReadyError("the broker takes no command now: it is away, or its queue is full")
         return _view(device)
 
     @api.post("/tokens", status_code=201, dependencies=operator)
@@ -256,7 +256,7 @@ def _add_operator_routes(api: APIRouter, services: DeviceServices, access: _Acce
 
 
 class _Access:
-    """Who may pass, asked before a body is looked at."""
+    """Access rules, checked before a body is read."""
 
     def __init__(self, services: DeviceServices) -> None:
         self._services = services
@@ -272,22 +272,24 @@ class _Access:
         """The device that the path names."""
         device = self.anyone(request)
         if device is None or device.id != device_id:
-            raise ForbiddenError("a device reaches itself only")
+            raise ForbiddenError("a device may ask about itself only")
 
     def itself_or_operator(self, request: Request, device_id: str) -> None:
         """The device that the path names, or the operator."""
         device = self.anyone(request)
         if device is not None and device.id != device_id:
-            raise ForbiddenError("a device reaches itself only")
+            raise ForbiddenError("a device may ask about itself only")
 
     def operator(self, request: Request) -> None:
         """The operator."""
         if self.anyone(request) is not None:
-            raise ForbiddenError("only the operator may do this, with the key of the server")
+            raise ForbiddenError(
+                "only the operator may do this; its secret is in keys/operator.key"
+            )
 
 
 def _let_in(services: DeviceServices, device: Device, credential: str, token: str) -> None:
-    """Tell the broker, which is told the credential now or never: only its hash is kept.
+    """Let a new device log in at the broker: only now is its credential known in full.
 
     Raises: NotReadyError if the broker did not take the device; the token can be used again.
     """
@@ -297,8 +299,8 @@ def _let_in(services: DeviceServices, device: Device, credential: str, token: st
         logger.exception("device=%s not enrolled: the broker did not take it", device.id)
         services.registry.undo_enrolment(device, token)
         raise NotReadyError(
-            "the broker does not take new devices now, so this one is not enrolled; "
-            "the token is still good: try again when the broker is back"
+            "the broker takes no new devices now, so this one is not enrolled; the token is still "
+            "valid: try again when the broker is back"
         ) from err
 
 
@@ -306,14 +308,14 @@ def _first_bundle(services: DeviceServices, device: Device) -> str | None:
     try:
         return services.assign(device)
     except Exception:
-        # the token is spent and this answer alone holds the credential, so it must go out; the
-        # device asks for its bundle again
+        # the token is used, and only this answer has the credential, so it must be sent; the
+        # device asks for its bundle later
         logger.exception("device=%s enrolled, but no bundle was chosen for it", device.id)
         return None
 
 
 def _profile(data: Mapping[str, Any]) -> dict[str, Any]:
-    # one device's nonsense would otherwise stop the allocation of its whole fleet
+    # a device's bad profile would otherwise stop the allocation of its whole fleet
     try:
         return DeviceProfile.from_dict(data).to_dict()
     except InvalidProfileError as err:

@@ -1,11 +1,11 @@
-"""How a failure is answered: always JSON, always `{"error": one line}`.
+"""Answers to failures: always JSON, always `{"error": one line}`.
 
 ServerError             its own status; OverloadedError adds Retry-After
 FrameTooLargeError      413
 FrameError              400
-RequestValidationError  400, the first fault by name; never the value that was sent
+RequestValidationError  400, the first fault by name; never the value sent
 HTTPException           its own status (no such route, wrong verb, body too large)
-anything else           500 with a text that says nothing; the traceback is logged
+anything else           500 with a fixed text; the traceback is logged
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_TEXT: Final = 500
 
 
 def install(app: FastAPI) -> None:
-    """Make `app` answer every failure as this module says."""
+    """Make `app` answer every failure in this way."""
     app.add_exception_handler(ServerError, _server_error)
     app.add_exception_handler(FrameError, _frame_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -43,7 +43,7 @@ def error_response(
     status: int, text: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """`{"error": text}` on one line of at most 500 characters."""
-    # what a peer sent may be quoted in the text, and a lone surrogate in it cannot be encoded
+    # the text may quote the peer, and a lone surrogate cannot be encoded
     line = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
     return JSONResponse({"error": line[:MAX_TEXT]}, status_code=status, headers=headers)
 
@@ -76,10 +76,10 @@ async def _http_exception(_request: Request, error: Exception) -> JSONResponse:
 
 
 async def _disconnect(_request: Request, _error: Exception) -> JSONResponse:
-    return error_response(400, "the client went away before its request was read")
+    return error_response(400, "the client disconnected before its request was read")
 
 
 async def _surprise(request: Request, error: Exception) -> JSONResponse:
-    # the outermost catch: a peer learns nothing of our inside, the log gets all of it
+    # outermost catch: the log gets the traceback, the peer a fixed text
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return error_response(500, "the server failed on this request; its log says why")

@@ -1,7 +1,7 @@
 """The Open Inference Protocol v2 over HTTP: health, models, inference.
 
-Requests are parsed raw: existing clients send no Content-Type, ask for binary tensors by default
-and read errors only as `{"error": ...}`.
+Bodies are parsed here, not by FastAPI: existing clients send no Content-Type, ask for binary
+tensors by default, and read errors only as `{"error": ...}`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from server.backend.models import ServedModel
 from server.errors import BadRequestError, ServerError
 from server.routes.bodies import BodyBudget, read_body
 
-# JSON makes a Python object of every value: 10 MB of it were 1.4 s of work, as binary a few ms
+# JSON makes a Python object of every value: 10 MB took 1.4 s, as binary a few ms
 JSON_BYTES: Final = 1_000_000
 LIMITS: Final = replace(HTTP_LIMITS, header_bytes=JSON_BYTES)
-# a longer body is read by a thread; a shorter one is read before a thread would have woken
+# a longer body is parsed in a thread; a shorter one is parsed before a thread would have woken
 SHORT_BYTES: Final = 65_536
 LONG_BODIES_BYTES: Final = 64_000_000
 
@@ -42,7 +42,7 @@ def router(inference: Inference, authorize: Callable[[Request], None]) -> APIRou
     """The v2 routes.
 
     Args:
-        authorize: raises AuthenticationError for a request that may not ask for inference.
+        authorize: raises AuthenticationError for a request without a valid credential.
     """
     routes = APIRouter()
     budget = BodyBudget(LONG_BODIES_BYTES, SHORT_BYTES)
@@ -59,7 +59,7 @@ def router(inference: Inference, authorize: Callable[[Request], None]) -> APIRou
 
     @routes.get("/v2/health/ready")
     async def ready() -> Response:
-        """Ready: a model is loaded and the queue takes queries."""
+        """200 if a model is loaded and the queue takes queries, else 503."""
         ok = inference.ready
         return JSONResponse({"ready": ok}, status_code=200 if ok else 503)
 
@@ -101,7 +101,7 @@ def router(inference: Inference, authorize: Callable[[Request], None]) -> APIRou
 
 
 def _as_dependency(authorize: Callable[[Request], None]) -> Callable[[Request], None]:
-    # FastAPI reads the annotations of a dependency: a plain callable attribute has none
+    # FastAPI reads the annotations of a dependency, which a plain callable does not have
     def check(request: Request) -> None:
         authorize(request)
 
@@ -124,7 +124,7 @@ def _index(inference: Inference) -> list[dict[str, str]]:
 def _metadata(model: ServedModel, versions: Sequence[str]) -> dict[str, Any]:
     manifest = model.manifest
     classes = len(manifest.class_names)
-    # any one of these is a whole input: the raw sample, or smashed data at an allowed cut
+    # each of these is a complete input: the raw sample, or smashed data at one of the cuts
     inputs = [
         {
             "name": "x" if segment.entry == 0 else f"z{segment.entry}",
@@ -149,7 +149,7 @@ def _metadata(model: ServedModel, versions: Sequence[str]) -> dict[str, Any]:
 
 
 def _json_length(request: Request) -> int | None:
-    """How many bytes of the body are JSON; None: all of them."""
+    """Number of bytes of the body that are JSON; None for all of them."""
     length = request.headers.get(HEADER_LENGTH)
     if length is None:
         return None
@@ -166,20 +166,20 @@ def _query(frame: Frame, name: str, version: str | None) -> Query:
 
 
 class _Answer:
-    """What the engine's thread answers, for the event loop that made this."""
+    """The answer of the engine's thread, handed to the event loop that made this object."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[Array | ServerError] = self._loop.create_future()
 
     def done(self, outcome: Array | ServerError) -> None:
-        """Hand it over, from any thread."""
+        """Hand over the outcome, from any thread."""
         self._loop.call_soon_threadsafe(self._settle, outcome)
 
     async def logits(self) -> Array:
-        """Wait for it.
+        """Wait for the outcome.
 
-        Raises: ServerError if that is what it is.
+        Raises: ServerError if the outcome is an error.
         """
         outcome = await self._outcome
         if isinstance(outcome, ServerError):
@@ -187,7 +187,7 @@ class _Answer:
         return outcome
 
     def _settle(self, outcome: Array | ServerError) -> None:
-        if not self._outcome.done():  # the client may have gone
+        if not self._outcome.done():  # the client may have disconnected
             self._outcome.set_result(outcome)
 
 

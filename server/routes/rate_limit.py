@@ -1,4 +1,4 @@
-"""A limit on failures by address, kept in memory: guessing soon has to wait."""
+"""A limit of failures by address, kept in memory, against guessing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MAX_SOURCES: Final = 10_000
 class FailureLimit:
     """At most `most` failures from one source within `window_s` seconds; safe from any thread.
 
-    A source is an IPv4 address or an IPv6 /64, which is the least that one customer is given. The
-    sources longest quiet are forgotten beyond 10,000, so that memory is bounded.
+    A source is an IPv4 address or an IPv6 /64, the least that one customer is given. Beyond 10,000
+    sources the one with the oldest failure is dropped, so that memory is bounded.
 
     Args:
         clock: monotonic seconds.
@@ -38,7 +38,7 @@ class FailureLimit:
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()
 
     def check(self, address: str) -> None:
-        """Let a source with failures left pass.
+        """Refuse a source that has too many failures.
 
         Raises: OverloadedError saying when it may try again.
         """
@@ -57,7 +57,7 @@ class FailureLimit:
         """Count one failure."""
         source = _source(address)
         with self._lock:
-            # only the last `most` matter: the oldest of them says when the next is free
+            # only the last `most` count: the oldest of them says when the next attempt is allowed
             times = self._failures.setdefault(source, deque(maxlen=self._most))
             times.append(self._clock())
             self._failures.move_to_end(source)

@@ -166,7 +166,7 @@ def test_foreign_state_is_left_alone(
     kept.write_text("years of work")
     state = tmp_path if kind == "folder" else kept
     said = refused(("demo", "--state", str(state)), monkeypatch, capsys)
-    assert f"{state}: not empty and not a demo's" in said
+    assert f"{state}: not empty and not made by a demo" in said
     assert [path.read_text() for path in tmp_path.iterdir()] == ["years of work"]
 
 

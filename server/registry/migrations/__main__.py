@@ -1,7 +1,7 @@
 """Draft the next migration: `python -m server.registry.migrations "what changes"`.
 
-Compares the tables in schema.py with those that the migrations so far make in an empty database,
-and writes the difference as the next version; read it before you commit it.
+The tables of schema.py are compared with those that the existing migrations make in an empty
+database; the difference is written as the next version. Read it before you commit it.
 """
 
 from __future__ import annotations

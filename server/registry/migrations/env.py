@@ -1,4 +1,4 @@
-"""Run by alembic inside the connection, and the transaction, that it is given."""
+"""Alembic's entry point; it uses the connection and the transaction that it is given."""
 
 from __future__ import annotations
 

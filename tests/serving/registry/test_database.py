@@ -320,10 +320,10 @@ def test_two_activations_at_once_leave_one_active(registry: Registry) -> None:
 
 
 def test_an_unknown_model_names_those_there_are(registry: Registry) -> None:
-    with pytest.raises(UnknownModelError, match="there are: none"):
+    with pytest.raises(UnknownModelError, match="available: none"):
         registry.activate_model("cnn", 1)
     registry.publish_model("cnn", 1)
-    with pytest.raises(UnknownModelError, match="cnn/2: not published; there are: cnn/1"):
+    with pytest.raises(UnknownModelError, match="cnn/2: not published; available: cnn/1"):
         registry.activate_model("cnn", 2)
 
 

@@ -144,7 +144,7 @@ def test_a_newer_database_is_refused_by_both_versions_and_the_way_back(
     with pytest.raises(RegistryError) as caught:
         Registry.open(f"sqlite:///{file}")
     text = str(caught.value)
-    assert "at version 0002, this program knows versions up to 0001" in text
+    assert "has version 0002, this program knows versions up to 0001" in text
     assert str(tmp_path / "registry.db.bak-0001") in text
     assert state(file) == ("0002", ["pi"], True)
 

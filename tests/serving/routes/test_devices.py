@@ -175,7 +175,7 @@ def test_a_broker_that_is_away_costs_no_token(
     """Only the credential's hash is kept: a broker that was not told it could never be."""
     world.broker_is_down = True
     body = {"token": world.registry.create_token(), "name": "pi", "profile": PROFILE}
-    assert "token is still good" in refused(world.call("POST", "/enroll", body), 503)
+    assert "token is still valid" in refused(world.call("POST", "/enroll", body), 503)
     assert "device=pi not enrolled" in caplog.text
     assert world.registry.devices() == ()
     assert world.registry.tokens()[0].used_by is None
