@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from edge_sdk.checks import check_fields
+from edge_sdk.checks import check_fields, check_value, need
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.gate.controllers import check_agreement, check_budget
 from edge_sdk.manifest import CODECS, Codec
 from profiles.checks import number, one_of, optional, whole
 
 GRID_SIZE: Final = 10
+# audits that a choice of the threshold looks back on
+AUDIT_WINDOW: Final = 2000
 SECONDS: Final = number(above=0, most=600)
 
 
@@ -109,3 +110,36 @@ class AgentSettings:
         for name in ("late_answers", "controller"):
             if getattr(self, name) and not self.offload:
                 raise ConfigurationError(f"{name} needs offload: no query would ever be sent")
+
+
+def check_budget(
+    *, limit: float, cost: float = 1.0, per: str = "prediction", floor: float = -math.inf
+) -> None:
+    """Check the numbers of a `BudgetController` that a user sets.
+
+    Raises: ConfigurationError naming the first that is outside its range.
+    """
+    check_value("limit", limit, number(least=0))
+    check_value("cost", cost, number(above=0))
+    check_value("per", per, one_of(("prediction", "second")))
+    check_value("floor", floor, number(infinite=True))
+
+
+def check_agreement(
+    *,
+    delta: float,
+    confidence: float,
+    audit_share: float,
+    thresholds: int,
+    window: int = AUDIT_WINDOW,
+) -> None:
+    """Check the numbers of an `AgreementController` that a user sets, for a grid of `thresholds`.
+
+    Raises: ConfigurationError naming the first that is outside its range, or a window in which no
+        threshold could ever hold.
+    """
+    check_value("delta", delta, number(above=0, below=1))
+    check_value("confidence", confidence, number(above=0, below=1))
+    check_value("audit_share", audit_share, number(above=0, most=1))
+    least = math.ceil(math.log((1 - confidence) / thresholds) / math.log1p(-delta))
+    need(window >= least, "window", f"at least {least} for this delta and grid", window)

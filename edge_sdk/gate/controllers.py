@@ -24,7 +24,8 @@ from typing import Final, Literal
 from edge_sdk.checks import check_value, need
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import GatePoint
-from profiles.checks import number, one_of, whole
+from edge_sdk.settings import AUDIT_WINDOW, check_agreement, check_budget
+from profiles.checks import number, whole
 
 # With fewer uncertainties their upper tail is too uncertain.
 WARM_UP: Final = 32
@@ -32,7 +33,6 @@ WARM_UP: Final = 32
 PACE: Final = 64
 # Audits between two choices of the threshold; a choice takes about 0.2 ms.
 REVIEW_EVERY: Final = 25
-AUDIT_WINDOW: Final = 2000
 
 
 def from_curve(
@@ -395,39 +395,6 @@ def upper_bound(failures: int, trials: int, confidence: float) -> float:
         else:
             high = middle
     return high
-
-
-def check_budget(
-    *, limit: float, cost: float = 1.0, per: str = "prediction", floor: float = -math.inf
-) -> None:
-    """Check the numbers of a `BudgetController` that a user sets.
-
-    Raises: ConfigurationError naming the first that is outside its range.
-    """
-    check_value("limit", limit, number(least=0))
-    check_value("cost", cost, number(above=0))
-    check_value("per", per, one_of(("prediction", "second")))
-    check_value("floor", floor, number(infinite=True))
-
-
-def check_agreement(
-    *,
-    delta: float,
-    confidence: float,
-    audit_share: float,
-    thresholds: int,
-    window: int = AUDIT_WINDOW,
-) -> None:
-    """Check the numbers of an `AgreementController` that a user sets, for a grid of `thresholds`.
-
-    Raises: ConfigurationError naming the first that is outside its range, or a window in which no
-        threshold could ever hold.
-    """
-    check_value("delta", delta, number(above=0, below=1))
-    check_value("confidence", confidence, number(above=0, below=1))
-    check_value("audit_share", audit_share, number(above=0, most=1))
-    least = math.ceil(math.log((1 - confidence) / thresholds) / math.log1p(-delta))
-    need(window >= least, "window", f"at least {least} for this delta and grid", window)
 
 
 def _holds(failures: int, trials: int, delta: float, confidence: float) -> bool:

@@ -48,6 +48,7 @@ class Normalise(nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Raw input (B, C, ...) to (x - mean) / std of each channel, float32."""
         per_channel = (-1, *[1] * (x.ndim - 2))
         return (x.to(torch.float32) - self.mean.view(per_channel)) / self.std.view(per_channel)
 
@@ -61,6 +62,7 @@ class View(nn.Sequential):
 
     @property
     def training(self) -> bool:
+        """Whether the network that this is a view of is in train mode."""
         return next(self.children()).training
 
     @training.setter
