@@ -45,6 +45,7 @@ test: lint types unit
 lint: $(VENV)/installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-logo
 
 types: $(VENV)/installed-dev
 	@$(BIN)/mypy
