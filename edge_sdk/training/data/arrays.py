@@ -1,4 +1,4 @@
-"""Arrays in an .npz file; nothing in it is unpickled."""
+"""Data sets in .npz files; nothing in them is unpickled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNREADABLE: Final = (
     EOFError,
     ValueError,
     SyntaxError,
-    NotImplementedError,  # a method of packing that zipfile does not know
+    NotImplementedError,  # a compression that zipfile does not know
     RuntimeError,  # encrypted
     tokenize.TokenError,
     zipfile.BadZipFile,
@@ -32,12 +32,14 @@ _UNREADABLE: Final = (
 
 
 def npz(path: Path, *, test: bool = True) -> Dataset:
-    """`x_train`, `y_train`, `x_test`, `y_test`, and `class_names`, `group_*` where they are there.
+    """A data set of the arrays `x_train`, `y_train`, `x_test` and `y_test`.
+
+    The file may hold `class_names`, `group_train` and `group_test` too.
 
     Args:
-        test: whether there has to be a test part, else it may be left out: it is empty then.
-    Raises: ConfigurationError if there is no such file; InputError naming it, the array and what
-        is wrong with it.
+        test: require a test part; False lets the file leave it out, and it is empty then.
+    Raises: ConfigurationError if the file is missing; InputError naming it, the array and what is
+        wrong with it.
     """
     if not path.is_file():
         raise ConfigurationError(
@@ -47,16 +49,17 @@ def npz(path: Path, *, test: bool = True) -> Dataset:
     arrays = read_npz(path)
     if test or any(key in arrays for key in TEST):
         return dataset_of(path.stem, path, arrays, group="group")
-    # a training sample stands in while the arrays are checked
-    lent = {f"{kind}_test": arrays[f"{kind}_train"][:1] for kind in "xy" if _is_rows(arrays, kind)}
-    dataset = dataset_of(path.stem, path, arrays | lent, group="group")
+    # a training sample stands in for the test part while the arrays are checked
+    kinds = [kind for kind in "xy" if _is_rows(arrays, kind)]
+    stand_in = {f"{kind}_test": arrays[f"{kind}_train"][:1] for kind in kinds}
+    dataset = dataset_of(path.stem, path, arrays | stand_in, group="group")
     return dataset.head(len(dataset.y_train), 0)
 
 
 def read_npz(path: Path) -> dict[str, Array]:
     """All arrays of the file by name.
 
-    Each is as large as the archive says before memory is taken for it, at most 8 GiB together.
+    Sizes are checked before memory is taken: the archive's own figures, at most 8 GiB together.
 
     Raises: InputError naming the file and the array.
     """
@@ -79,7 +82,10 @@ def read_npz(path: Path) -> dict[str, Array]:
 
 
 def dataset_of(name: str, path: Path, arrays: dict[str, Array], group: str) -> Dataset:
-    """A data set of an .npz file's arrays; `{group}_train`, `{group}_test` say whose they are.
+    """A data set of the arrays of an .npz file.
+
+    Args:
+        group: prefix of the arrays that name the person of each sample, as `group_train`.
 
     Raises: InputError naming the file, the array and what is wrong with it.
     """

@@ -62,7 +62,7 @@ def cifar100(folder: Path | None) -> Dataset:
 
 
 def read_cifar(path: Path, labels: int) -> tuple[Array, Array]:
-    """Images (n, 3, 32, 32) and their last label (n,), uint8.
+    """Images (n, 3, 32, 32) and the last label of each (n,), uint8.
 
     Args:
         labels: bytes before the pixels: 1 in CIFAR-10; 2 in CIFAR-100, coarse and fine.

@@ -1,4 +1,4 @@
-"""What a data set is, and the one place where arrays are checked before they become one."""
+"""The data set, and the checks of the arrays that it is made of."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ BLOCK_VALUES: Final = 1000 * 28 * 28
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A train and a test part.
+    """A labelled data set with a train and a test part.
 
     Attributes:
-        x_train, x_test: (n, channels, ...) as they were recorded, uint8 or float32: normalising is
-            the network's first layer.
+        x_train, x_test: (n, channels, ...) as recorded, uint8 or float32: the network's first layer
+            normalises them.
         y_train, y_test: (n,) int64, each in [0, classes).
         mean, std: per channel, of the training part, in the units of x.
-        group_train, group_test: (n,) int64 where samples come from someone (the subject who wore
-            the sensor): natural clients. None where they do not.
+        group_train, group_test: (n,) int64, the person that each sample is from (the subject who
+            wore the sensor): natural clients. None if unknown.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Dataset:
 
     @property
     def classes(self) -> int:
-        """How many classes there are."""
+        """Number of classes."""
         return len(self.class_names)
 
     def head(self, train: int, test: int) -> Dataset:
@@ -59,7 +59,7 @@ class Dataset:
         )
 
     def merged(self) -> tuple[Array, Array, Array | None]:
-        """x, y and groups of both parts, train first: what is split again client by client."""
+        """x, y and groups of both parts, train first, to be split again client by client."""
         groups = None
         if self.group_train is not None and self.group_test is not None:
             groups = np.concatenate([self.group_train, self.group_test])
@@ -72,10 +72,10 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part as a file had it; `make_dataset` checks it.
+    """One part as read from a file; `make_dataset` checks it.
 
     Attributes:
-        groups: whose sample it is, where that is known.
+        groups: the person that each sample is from; None if unknown.
     """
 
     x: Array
@@ -91,10 +91,10 @@ def make_dataset(
     source: object,
     class_names: Sequence[str] | None = None,
 ) -> Dataset:
-    """A data set of arrays that fit together.
+    """Check that arrays fit together, and make a data set of them.
 
     Args:
-        source: where they come from, for messages.
+        source: where they come from, for errors.
         class_names: in label order; by default the numbers up to the largest training label.
     Raises: InputError naming the source, the array, what was expected and what was got.
     """
@@ -130,9 +130,10 @@ def make_dataset(
 
 
 def moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel; a constant channel counts as deviating by 1.
+    """Mean and standard deviation per channel; a constant channel has a deviation of 1.
 
-    Block by block: x.std would hold all of x as float64 at once, 376 MB for Fashion-MNIST.
+    They are computed block by block: x.std would hold all of x as float64 at once, 376 MB for
+    Fashion-MNIST.
 
     Args:
         x: (n, channels, ...), n at least 1.
@@ -166,7 +167,7 @@ def _values(owner: str, x: Array) -> Array:
         return x
     if x.dtype.kind not in "biuf":
         raise InputError(f"{owner}: expected numbers, uint8 or float32, got dtype {x.dtype}")
-    with np.errstate(over="ignore"):  # too large becomes inf, which is refused by name below
+    with np.errstate(over="ignore"):  # a value too large becomes inf, refused below
         x = x.astype(np.float32, copy=False)
     if not all(np.isfinite(block).all() for block in _blocks(x)):
         raise InputError(f"{owner}: expected finite float32 values, got NaN or infinity among them")

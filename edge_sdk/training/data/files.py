@@ -1,4 +1,4 @@
-"""Finding and reading data files: packed or plain, whole or refused by name."""
+"""Find and read data files, compressed or plain."""
 
 from __future__ import annotations
 
@@ -15,32 +15,35 @@ PIECE_BYTES: Final = 1 << 20
 
 
 def need_folder(name: str, folder: Path | None, what: str) -> Path:
-    """`folder`, or ConfigurationError saying what to put where."""
+    """The folder, if one is given.
+
+    Raises: ConfigurationError saying what to put where.
+    """
     if folder is None:
-        raise ConfigurationError(f"{name}: say where {what} are, with --data DIR")
+        raise ConfigurationError(f"{name}: expected a folder with {what}; name it with --data DIR")
     return folder
 
 
 def find(folder: Path, names: Sequence[str], remedy: str) -> Path:
     """The first of `names` that is a file in `folder`.
 
-    Raises: ConfigurationError naming the folder, the first name and the remedy.
+    Raises: ConfigurationError naming the folder, the first name and what to do.
     """
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise ConfigurationError(f"{folder}: expected {names[0]} there; {remedy}")
+    raise ConfigurationError(f"{folder}: expected the file {names[0]}, found none; {remedy}")
 
 
 def read_bytes(path: Path, most: int) -> bytearray:
-    """The file's bytes, unpacked where the name ends in .gz or .xz, and no more than `most`.
+    """The file's first bytes, at most `most`; decompressed if the name ends in .gz or .xz.
 
-    Raises: InputError naming the file where it cannot be read.
+    Raises: InputError naming a file that cannot be read.
     """
     raw = bytearray()
     try:
         with _open(path) as file:
-            # piece by piece: asked for its limit at once, gzip allocates all of it
+            # piece by piece: gzip allocates all that it is asked for at once
             while len(raw) < most and (piece := file.read(min(PIECE_BYTES, most - len(raw)))):
                 raw += piece
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as err:  # BadGzipFile is an OSError

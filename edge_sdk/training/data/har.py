@@ -1,4 +1,4 @@
-"""UCI-HAR: what a phone at the waist felt, and whose waist it was: 30 natural clients."""
+"""UCI-HAR: signals of a phone worn at the waist by 30 people, who are natural clients."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _REMEDY: Final = "put uci_har.npz in it, or the published folder 'UCI HAR Datase
 def uci_har(folder: Path | None) -> Dataset:
     """7,352 + 2,947 windows of 9 x 128, float32, in 6 activities; groups are the 30 subjects.
 
-    From `uci_har.npz`, or from the published text files (`train/Inertial Signals/...`, about 3 s).
-    The published split is by subject. Neighbouring windows of one recording overlap by half:
+    Read from `uci_har.npz`, or from the published text files (`train/Inertial Signals/...`, about
+    3 s). The published split is by subject. Neighbouring windows of one recording overlap by half:
     never split them at random between training and test.
     """
     folder = need_folder("uci-har", folder, "uci_har.npz or its text files")
@@ -54,7 +54,7 @@ def _text_part(root: Path, side: str) -> Part:
     activity = _numbers(root, f"{side}/y_{side}.txt", 1)
     subject = _numbers(root, f"{side}/subject_{side}.txt", 1)
     if len({len(rows) for rows in (*signals, activity, subject)}) != 1:
-        raise InputError(f"{root}: expected as many lines in every file of {side}; {_REMEDY}")
+        raise InputError(f"{root}: expected files of one length in {side}; {_REMEDY}")
     return Part(
         np.stack(signals, axis=1),
         activity[:, 0].astype(np.int64) - 1,  # published as 1..6

@@ -1,4 +1,4 @@
-"""IDX files, and Fashion-MNIST, which is published in them."""
+"""IDX files, and Fashion-MNIST, which is published as IDX files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IDX_BYTES_MAX: Final = 1 << 30
 
 
 def read_idx(path: Path) -> Array:
-    """A tensor in IDX form, gzipped where the name ends in .gz.
+    """The array of an IDX file; decompressed if the name ends in .gz.
 
     Raises: InputError naming the file and what is wrong with it.
     """

@@ -1,4 +1,4 @@
-"""A folder of images, one folder a class: DIR/train/CLASS/*.png and DIR/test/CLASS/*.png."""
+"""Folders of images, one for each class: DIR/train/CLASS/*.png and DIR/test/CLASS/*.png."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from edge_sdk.training.data.files import need_folder
 
 IMAGE_BYTES_MAX: Final = 4 << 30
 SUFFIXES: Final = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
-# Pillow's mode -> ours; 16-bit and float images are refused, not squeezed into a byte
+# Pillow's mode -> ours; 16-bit and float images are refused, because a byte cannot hold them
 _MODES: Final = {
     "1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB", "YCbCr": "RGB",
 }  # fmt: skip
 
 
 def image_folder(folder: Path | None) -> Dataset:
-    """Images of one size, uint8: (1, h, w) if they are grey, (3, h, w) RGB if they have colours.
+    """Images of one size, uint8: grey ones (1, h, w), coloured ones (3, h, w) RGB.
 
-    Classes are the folders of DIR/train by name, samples the files by name; names that begin with
-    a dot are left out.
+    Classes are the folders of DIR/train in order of name, samples the files in order of name.
+    Names that begin with a dot are left out.
 
-    Raises: ConfigurationError saying what to put where; InputError naming the image and what is
+    Raises: ConfigurationError saying what to put where; InputError naming an image and what is
         wrong with it.
     """
     folder = need_folder("images", folder, "train/CLASS/*.png and test/CLASS/*.png")
@@ -85,11 +85,11 @@ def _part(files: Sequence[tuple[Path, int]], size: tuple[int, int], mode: str) -
 
 
 def _pixels(path: Path, size: tuple[int, int], mode: str) -> Array:
-    (width, height), got = _form(path)  # from the header: nothing has been decoded yet
+    (width, height), got = _form(path)  # from the header, before anything is decoded
     if ((width, height), got) != (size, mode):
         raise InputError(
-            f"{path}: expected {size[0]} x {size[1]} {mode} as the first image has, got"
-            f" {width} x {height} {got}; bring all images to one form"
+            f"{path}: expected {size[0]} x {size[1]} {mode} like the first image, got"
+            f" {width} x {height} {got}; convert all images to one size and mode"
         )
     try:
         with Image.open(path) as image:
@@ -104,7 +104,7 @@ def _form(path: Path) -> tuple[tuple[int, int], str]:
         with Image.open(path) as image:
             size, mode = image.size, image.mode
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as err:
-        raise InputError(f"{path}: expected an image Pillow can read ({err})") from err
+        raise InputError(f"{path}: expected an image that Pillow can read ({err})") from err
     if mode not in _MODES:
         raise InputError(f"{path}: expected 8-bit grey or colour, got Pillow's mode {mode}")
     return size, _MODES[mode]

@@ -1,4 +1,4 @@
-"""Labelled data as raw numpy arrays, read from what is on disk; nothing is downloaded."""
+"""Labelled data sets by name, read from disk; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def load_dataset(name: str, folder: Path | None = None) -> Dataset:
             (the published files in `folder`), `images` (`folder`/train/CLASS/*.png and
             `folder`/test/CLASS/*.png), a file `NAME.npz` (in `folder`), or `module:function`.
             The last runs code of this machine: never pass a name that a peer sent.
-    Raises: ConfigurationError naming what is known, or what to put where; InputError naming the
-        file that is not sound.
+    Raises: ConfigurationError naming what is known, or what to put where; InputError naming a
+        damaged file.
     """
     if name in _LOADERS:
         return _LOADERS[name](folder)
@@ -47,7 +47,7 @@ def load_dataset(name: str, folder: Path | None = None) -> Dataset:
 
 
 def _digits(_folder: Path | None) -> Dataset:
-    # 1,797 real handwritten digits, 8x8, 0..16 (scikit-learn ships them); every fifth is for test
+    # scikit-learn ships 1,797 handwritten digits, 8x8, 0..16; every fifth is for test
     from sklearn.datasets import load_digits  # noqa: PLC0415 - heavy, and only needed here
 
     bunch = load_digits()

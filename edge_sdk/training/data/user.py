@@ -15,14 +15,14 @@ from edge_sdk.training.data.dataset import Dataset, Part, make_dataset
 
 
 def from_function(name: str, folder: Path | None) -> Dataset:
-    """Call it without arguments; it returns x_train, y_train, x_test, y_test.
+    """The data set that a user's function returns as x_train, y_train, x_test, y_test.
 
-    The module is looked for where Python looks, then in `folder` (the current one if None): an
-    installed module wins, so a user's `server.py` hides nothing. What the function itself raises
-    goes through to the caller with its traceback.
+    The function is called without arguments. Its module is searched where Python searches, then in
+    `folder` (the current one if None): an installed module wins, so a user's `server.py` hides
+    nothing. Errors of the function itself reach the caller with their traceback.
 
-    Raises: ConfigurationError if there is no such module or function; InputError if what it
-        returns is no data set.
+    Raises: ConfigurationError if there is no such module or function; InputError if it returns
+        something that is no data set.
     """
     module_name, _, function_name = name.partition(":")
     place = folder if folder is not None else Path.cwd()
@@ -31,7 +31,7 @@ def from_function(name: str, folder: Path | None) -> Dataset:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as err:
             if err.name is None or not f"{module_name}.".startswith(f"{err.name}."):
-                raise  # the module is there; something that it imports is not
+                raise  # the module exists, but something that it imports does not
             raise ConfigurationError(
                 f"data {name!r}: expected a module {module_name}; put {module_name}.py in {place}"
             ) from err
@@ -54,7 +54,7 @@ def from_function(name: str, folder: Path | None) -> Dataset:
 
 @contextmanager
 def _also_from(folder: Path) -> Iterator[None]:
-    """Import from `folder` too, last of all."""
+    """Import from `folder` too, after all other places."""
     entry = str(folder.resolve())
     importlib.invalidate_caches()  # the file may be younger than Python's last look at the folder
     sys.path.append(entry)

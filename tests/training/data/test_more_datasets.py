@@ -153,14 +153,14 @@ def test_cifar100_has_a_hundred_names_in_alphabetical_order() -> None:
 @pytest.mark.parametrize("name", ["data_batch_1.bin", "data_batch_4.bin", "test_batch.bin"])
 def test_a_missing_batch_is_named_with_the_place_to_put_it(cifar10_folder: Path, name: str) -> None:
     (cifar10_folder / name).unlink()
-    with pytest.raises(ConfigurationError, match=f"expected {name} there; put the files") as caught:
+    with pytest.raises(ConfigurationError, match=f"{name}, found none; put the files") as caught:
         load_dataset("cifar-10", cifar10_folder)
     assert str(cifar10_folder) in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["cifar-10", "cifar-100", "uci-har", "images"])
 def test_data_in_files_needs_a_folder(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name}: say where .* with --data DIR"):
+    with pytest.raises(ConfigurationError, match=f"{name}: expected a folder with .*--data DIR"):
         load_dataset(name)
 
 
@@ -241,17 +241,17 @@ def test_har_text_files_may_be_given_by_their_own_folder(har_folder: Path) -> No
 
 
 def test_a_missing_har_file_is_named(har_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"expected uci_har\.npz there; put uci_har\.npz"):
+    with pytest.raises(ConfigurationError, match=r"uci_har\.npz, found none; put uci_har\.npz"):
         load_dataset("uci-har", har_folder / "UCI HAR Dataset" / "train")
     (har_folder / "UCI HAR Dataset/train/Inertial Signals/body_gyro_y_train.txt").unlink()
-    with pytest.raises(ConfigurationError, match=r"body_gyro_y_train.txt there; put uci_har"):
+    with pytest.raises(ConfigurationError, match=r"body_gyro_y_train.txt, found none; put uci_har"):
         load_dataset("uci-har", har_folder)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("y_train.txt", "1\n2\n", "as many lines in every file of train"),
+        ("y_train.txt", "1\n2\n", "files of one length in train"),
         ("y_train.txt", "1 2\n3 4\n5 6\n", "expected 1 numbers a line, got 2"),
         ("subject_train.txt", "one\n", "expected lines of numbers"),
         ("y_train.txt", "0\n1\n2\n", r"expected labels 0\.\.5, got -1\.\.1"),
@@ -458,7 +458,9 @@ def test_a_file_that_is_no_image_is_refused_by_name(images_folder: Path) -> None
     with pytest.raises(InputError, match=re.escape(f"{path}: cannot be decoded")):
         load_dataset("images", images_folder)
     path.write_bytes(b"text")
-    with pytest.raises(InputError, match=re.escape(f"{path}: expected an image Pillow can read")):
+    with pytest.raises(
+        InputError, match=re.escape(f"{path}: expected an image that Pillow can read")
+    ):
         load_dataset("images", images_folder)
     path.rename(path.with_suffix(".txt"))
     with pytest.raises(InputError, match=r"c\.txt: expected an image \(\.bmp"):
