@@ -22,13 +22,13 @@ def thorough() -> bool:
 def digits(
     tmp_path_factory: pytest.TempPathFactory, train_centrally: Callable[..., None]
 ) -> Digits:
-    """Trained and exported once."""
+    """The network on the digits, trained and exported once."""
     return export_digits(tmp_path_factory.mktemp("digits") / "models", train_centrally)
 
 
 @pytest.fixture(scope="session")
 def fleet(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """A server that no test disturbs for longer than itself."""
+    """A server; each test repairs what it breaks."""
     fleet = Fleet(tmp_path_factory.mktemp("fleet"), digits.models)
     yield fleet
     fleet.stop()
@@ -36,7 +36,7 @@ def fleet(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def proxy(fleet: Fleet) -> Iterator[FaultProxy]:
-    """Between a device and the broker."""
+    """A proxy between a device and the broker."""
     proxy = FaultProxy(fleet.broker_port)
     yield proxy
     proxy.close()
@@ -44,7 +44,7 @@ def proxy(fleet: Fleet) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def make_proxy() -> Iterator[Callable[[int], FaultProxy]]:
-    """Makes a proxy before the port it is given."""
+    """Makes a proxy for a port."""
     made: list[FaultProxy] = []
 
     def make(port: int) -> FaultProxy:

@@ -25,11 +25,11 @@ class FaultProxy:
         self.port = self._call(self._listen())
 
     def hole(self) -> None:
-        """Take everything and pass nothing on, without a word."""
+        """Accept all bytes and pass none on."""
         self._loop.call_soon_threadsafe(self._flowing.clear)
 
     def lift(self) -> None:
-        """Pass on again, first what was held back."""
+        """Pass bytes on again, first those held back."""
         self._loop.call_soon_threadsafe(self._flowing.set)
 
     def reset(self) -> None:
@@ -37,10 +37,10 @@ class FaultProxy:
         self._call(self._abort())
 
     def close(self) -> None:
-        """Refuse and cut everything."""
+        """Cut every connection and refuse new ones."""
         try:
             self._call(self._shut())
-        finally:  # a loop that went on would keep pytest from ending
+        finally:  # a running loop would keep pytest from ending
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()

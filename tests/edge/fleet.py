@@ -41,7 +41,7 @@ class Fleet:
         return self._server.http
 
     def kill_broker(self) -> None:
-        """kill -9; the server starts another one."""
+        """Kill the broker with signal 9; the server starts another one."""
         for child in psutil.Process(self.pid).children():
             with suppress(psutil.NoSuchProcess):
                 if "server.broker" in child.cmdline():
@@ -49,7 +49,7 @@ class Fleet:
 
     @property
     def broker_port(self) -> int:
-        """Where the broker listens."""
+        """Port of the broker."""
         addresses = orjson.loads((self.state / "addresses.json").read_bytes())
         return int(addresses["mqtt"].rpartition(":")[2])
 
@@ -74,7 +74,7 @@ class Fleet:
         (of a proxy, say) and takes messages of that size.
         """
         state = self._devices / name
-        shutil.rmtree(state, ignore_errors=True)  # of a first try of the same test
+        shutil.rmtree(state, ignore_errors=True)  # left by a first run of the same test
         token = create_token(self.state)
         profile = load_reference("raspberry-pi-4")
         api.enroll(self._server.http, token, state, profile=profile, name=name)

@@ -31,12 +31,12 @@ BURST = 50  # offloads that a budget may spend at once
 
 
 def open_gate(agent: EdgeAgent, digits: Digits) -> AgreementReport:
-    """Ask until a threshold holds; meanwhile everything is offloaded, and an audit."""
+    """Predict until a threshold holds; until then every query is offloaded, and an audit."""
     for x in digits.x:
         if report_of(agent).bound is not None:
             return report_of(agent)
         answer = agent.predict(x)
-        # the audit that opens the gate is looked at in the background
+        # the audit that opens the gate is counted in the background
         assert answer.source == "server" or report_of(agent).bound is not None
     raise AssertionError(f"no threshold holds: {report_of(agent)}")
 
@@ -115,7 +115,7 @@ def test_agreement_opens_the_gate_as_far_as_the_server_agrees(fleet: Fleet, digi
     assert report.threshold in {point.threshold for point in agent.manifest.gate.curve}
     exits = np.array([answer.source == "device" for answer in answers])
     assert exits.any()
-    # on all the data that the audits were drawn from; torch says what each end would answer
+    # on all the data that the audits were drawn from, with the labels by torch
     exit_labels, labels = digits.exit_logits.argmax(axis=1), digits.logits.argmax(axis=1)
     assert (exit_labels != labels)[exits].mean() <= 0.3
 

@@ -1,4 +1,4 @@
-"""EdgeAgent through outages: it answers in time, says why, and is back soon."""
+"""EdgeAgent through outages: it answers in time, gives the reason, and recovers soon."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_stopped_server_is_like_a_black_hole(
     fleet: Fleet, served: Callable[..., EdgeAgent], digits: Digits
 ) -> None:
     agent = served("stopped")
-    os.kill(fleet.pid, signal.SIGSTOP)  # the broker, its child, lives on
+    os.kill(fleet.pid, signal.SIGSTOP)  # the broker, its child, goes on
     try:
         answer, seconds = timed(agent, digits.x[0])
         assert answer.source == "fallback"
@@ -133,7 +133,7 @@ def test_a_broker_that_comes_later_is_found(fleet: Fleet, digits: Digits, free_p
         assert f"no broker at mqtt://127.0.0.1:{free_port}" in first.reason
         assert seconds <= DEADLINE_S + GRACE_S
         assert timed(agent, digits.x[0])[1] < 0.05
-        # after 3 s in vain the server is asked where the broker is
+        # after 3 s without a link it asks the server for the broker
         until_served(agent, digits, 8.0)
     kept = orjson.loads((state / "connection.json").read_bytes())
     assert kept["broker"]["url"].endswith(f":{fleet.broker_port}")
@@ -169,7 +169,7 @@ def test_late_settled_queries_of_a_stream_have_a_deadline_each(
     proxy.hole()
     start = time.monotonic()
     answers = list(agent.predict_many(digits.x[:100]))
-    # those under way when the first ran out of time run out with it; the rest are not asked
+    # offloads under way miss the deadline with the first; the other inputs are not offloaded
     assert time.monotonic() - start < DEADLINE_S + GRACE_S + 0.25
     assert [answer.label for answer in answers] == digits.exit_logits[:100].argmax(axis=1).tolist()
     assert {answer.source for answer in answers} == {"fallback"}
@@ -196,7 +196,7 @@ def test_closing_leaves_no_thread_and_frees_the_folder(fleet: Fleet, digits: Dig
     agent.close()
     agent.close()
     assert set(threading.enumerate()) - before == set()
-    # a bundle that did its work is taken for sound although the window was not over
+    # a bundle that answered is confirmed although its health window was not over
     assert orjson.loads((state / "active.json").read_bytes())["unproven_starts"] is None
 
 
@@ -238,7 +238,7 @@ def test_refresh_changes_the_bundle_between_predictions_under_load(
             for thread in threads:
                 thread.join()
         assert failures == []
-        # one that was under way at the server keeps the gate it was asked by
+        # an offload under way keeps the gate that decided it
         after = [answer for begun, answer in answers if begun > changed_at]
         assert {answer.threshold for answer in after} == {2.5}
         assert {answer.source for answer in after} == {"device"}

@@ -1,4 +1,4 @@
-"""What an agent's process holds: nothing that only a server, a trainer or an updater needs."""
+"""Modules in an agent's process: none that only a server, a trainer or an updater needs."""
 
 from __future__ import annotations
 

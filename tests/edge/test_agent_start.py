@@ -1,4 +1,4 @@
-"""Starting and closing: what counts against a bundle, and what takes its place."""
+"""Starting and closing: which starts count against a bundle, and what replaces it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def unproven_starts(state: Path) -> int | None:
 
 
 def install_broken(state: Path) -> BundleRecord:
-    """The active bundle once more, its graph no ONNX file, whole by its record and active."""
+    """Activate a copy of the active bundle with a graph that is no ONNX file."""
     store = BundleStore(state)
     good, slot = store.active().folder, store.inactive_slot()
     store.clear(slot)
@@ -46,7 +46,7 @@ def test_a_clean_close_does_not_count_against_the_bundle(fleet: Fleet) -> None:
     state = fleet.device("calm")
     for _ in range(5):
         with EdgeAgent.open(state, LOCAL):
-            assert unproven_starts(state) == 1  # of a crash from here on
+            assert unproven_starts(state) == 1  # a crash from here on would count
         assert unproven_starts(state) == 0
 
 

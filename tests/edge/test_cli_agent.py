@@ -45,7 +45,7 @@ PROFILE = ("--profile", "raspberry-pi-4")  # measuring takes seconds
 
 @dataclass(frozen=True)
 class Called:
-    """What a command left behind."""
+    """Result of a command."""
 
     status: int
     out: str
@@ -422,7 +422,7 @@ def test_running_agent_trains_when_it_is_invited(
         assert "pi-1 runs bench-tiny/1/d2" in run.stdout.readline()
         refusal = splitedge("agent", "train", "--data", own, "--state", pi).refusal
         assert "splitedge agent run --train" in refusal
-        # the trainee starts at low priority: on a busy machine it takes its time
+        # training runs at low priority: slow on a busy machine
         settings = TrainerSettings(state, "first", Address("127.0.0.1", 0), join_s=200, server=http)
         report = train(recipe, settings, say=print, on_round=print)
         assert [row["participants"] for row in report["rounds"]] == [["pi-1"]] * 2, log.read_text()
@@ -430,7 +430,7 @@ def test_running_agent_trains_when_it_is_invited(
         assert "training is over: 2 rounds here" in run.stdout.readline()
         run.send_signal(signal.SIGTERM)
         assert run.wait(timeout=20) == 0
-    # what it kept goes with the bundle that is exported from that run, and only with that
+    # its personal weights fit only the bundle that is exported from that run
     words = ("--backbone", "tiny", "--data", "digits", "--int8", "never", "--out", tmp_path)
     weights = training / "weights.safetensors"
     splitedge("export", *words, "--weights", weights, "--name", "first")
@@ -491,4 +491,4 @@ def test_profile_of_a_catalogue_device_is_json(splitedge: Splitedge) -> None:
     profile = splitedge("agent", "profile", "--reference", "raspberry-pi-5", "--json").json
     assert profile["name"] == "raspberry-pi-5"
     refusal = splitedge("agent", "profile", "--reference", "toaster").refusal
-    assert "raspberry-pi-5" in refusal  # one of those there are
+    assert "raspberry-pi-5" in refusal  # one of the catalogue

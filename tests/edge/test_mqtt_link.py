@@ -1,4 +1,4 @@
-"""The link to a broker: a real Mosquitto, the embedded broker, and what a link may not do."""
+"""The link to a broker: with a real Mosquitto, the embedded broker, and faults."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def embedded() -> Iterator[BrokerAddress]:
 
 @pytest.fixture
 def link_to() -> Iterator[Callable[..., MqttLink]]:
-    """Makes links that are connected and hear what `hears` says by topic, and stops them."""
+    """Opens connected links with the handlers in `hears`, by topic, and stops them."""
     made: list[MqttLink] = []
 
     def connect(
@@ -191,7 +191,7 @@ def test_after_a_restart_it_is_back_and_hears_what_it_did(
 
 
 class Refuser:
-    """A port that closes every connection, and notes when each came."""
+    """A port that closes every connection and records its time."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -216,7 +216,7 @@ def test_a_training_that_left_nothing_here_is_refused(digits: Digits, device: Pa
         EdgeAgent.open(device, ALONE)
 
 
-def test_a_folder_without_a_device_has_no_own_weights(digits: Digits) -> None:
+def test_a_folder_without_a_device_has_no_personal_weights(digits: Digits) -> None:
     folder = digits.models / "digits" / "1" / "bundles" / "d2"
     with pytest.raises(ConfigurationError, match="needs a state folder"):
         EdgeAgent.from_bundle(folder, ALONE)

@@ -83,7 +83,7 @@ def query(
 
 @contextmanager
 def full_disk(spare_bytes: int = 0) -> Iterator[None]:
-    """No file grows beyond what it has, as on a disk without space."""
+    """Let no file grow, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (spare_bytes, hard))
     try:
@@ -330,7 +330,7 @@ class Failing:
 def test_query_the_server_fails_at_is_settled_after_three_times(
     tmp_path: Path, manifest: BundleManifest
 ) -> None:
-    """Over HTTP (500) as over MQTT; those behind it wait no longer than that."""
+    """FAILED over MQTT and 500 over HTTP alike; the queries behind it wait no longer."""
     outbox, (bad, good) = Outbox(tmp_path), (new_id(), new_id())
     for identifier in (bad, good):
         outbox.put(query(manifest, identifier))
