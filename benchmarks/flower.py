@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import orjson
 import typer
 
-from benchmarks.reports import RECIPES, RESULTS, child_environment, provenance, write
+from benchmarks.reports import RECIPES, RESULTS, Results, child_environment, provenance, write
 
 if TYPE_CHECKING:
     from benchmarks.plain_loops import Done
@@ -102,7 +102,7 @@ def compare(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Processes of each side and case.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="Torch threads of splitedge's process.")] = 1,
-    results: Path = RESULTS,
+    results: Results = RESULTS,
 ) -> None:
     """Run both sides in turns and write training-flower.json and .md."""
     pythons = {"splitedge": Path(sys.executable), "flower": flower}

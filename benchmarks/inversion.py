@@ -28,7 +28,7 @@ import typer
 
 from benchmarks.attacks.inversion import Attacker, Leak, attack
 from benchmarks.compare import train
-from benchmarks.reports import RESULTS, made_by, provenance, write
+from benchmarks.reports import RESULTS, Data, Results, Seeds, made_by, provenance, write
 from server.training.recipe.recipe import Recipe, read_recipe
 
 PLAIN: Final = "SCALA"
@@ -91,8 +91,8 @@ def main(  # noqa: PLR0917 - a command's options
     dataset: Annotated[
         Literal["digits", "fashion-mnist", "cifar-10"], typer.Argument(help="Data set to attack.")
     ] = "digits",
-    data: Annotated[Path | None, typer.Option(help="Folder of the data set's files.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 3,
+    data: Data = None,
+    seeds: Seeds = 3,
     images: Annotated[int, typer.Option(min=1, help="Number of attacked images.")] = 200,
     rounds: Annotated[
         int | None, typer.Option(min=1, show_default="the data set's", help="Rounds of training.")
@@ -101,7 +101,7 @@ def main(  # noqa: PLR0917 - a command's options
         int | None,
         typer.Option(min=1, show_default="the data set's", help="Epochs of the attacker."),
     ] = None,
-    results: Path = RESULTS,
+    results: Results = RESULTS,
 ) -> None:
     """SCALA and its privacy-enhanced variant under an inversion attack (the paper's Table VI)."""
     scale = SCALES[dataset]

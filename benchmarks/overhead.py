@@ -28,7 +28,7 @@ import typer
 from torch import Tensor
 
 from benchmarks.paper.tables import over
-from benchmarks.reports import RESULTS, made_by, provenance, write
+from benchmarks.reports import RESULTS, Results, made_by, provenance, write
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import Feedback, Reply, Request
 from server.training.core.round_view import RoundView
@@ -155,7 +155,7 @@ def main(
     iterations: Annotated[
         int | None, typer.Option(min=1, show_default="the data set's", help="Batches a round.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="Folder of the report.")] = RESULTS,
+    results: Results = RESULTS,
 ) -> None:
     """Compare the rounds of every method with SplitFedV1's, part by part."""
     dataset = "digits" if data is None else "fashion-mnist"

@@ -7,9 +7,10 @@ import platform
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import orjson
+import typer
 
 from edge_sdk import __version__
 from edge_sdk.durable import make_folder, write_atomic
@@ -17,6 +18,14 @@ from edge_sdk.durable import make_folder, write_atomic
 ROOT: Final = Path(__file__).parents[1]
 RECIPES: Final = ROOT / "examples" / "recipes"
 RESULTS: Final = Path(__file__).parent / "results"
+
+# Options that benchmarks share.
+Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the data set's files.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")]
+Results = Annotated[
+    Path,
+    typer.Option(metavar="DIR", show_default="benchmarks/results", help="Folder of the reports."),
+]
 
 
 def child_environment() -> dict[str, str]:

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 SHORT_ROUNDS: Final = 2
 
-app = typer.Typer(add_completion=False, help=__doc__)
+app = typer.Typer(add_completion=False, help=__doc__.partition("\n")[0] if __doc__ else None)
 
 
 @app.command()

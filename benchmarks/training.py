@@ -28,7 +28,16 @@ import typer
 
 from benchmarks.compare import Trial, by_name, cost_table, run_trials, shown, train
 from benchmarks.plain_loops import SuperSfl, WholeNetwork
-from benchmarks.reports import RECIPES, RESULTS, child_environment, provenance, write
+from benchmarks.reports import (
+    RECIPES,
+    RESULTS,
+    Data,
+    Results,
+    Seeds,
+    child_environment,
+    provenance,
+    write,
+)
 from edge_sdk.training.protocol.weights import tensors_of
 from server.training.recipe.recipe import Recipe, load_recipe
 from server.training.simulation.build import build_simulation
@@ -45,8 +54,6 @@ LOOPS: dict[str, type[WholeNetwork | SuperSfl]] = {
     "supersfl": SuperSfl,
 }
 
-Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the data set's files.")]
-Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")]
 
 app = typer.Typer(add_completion=False, help=__doc__.partition("\n")[0] if __doc__ else None)
 
@@ -65,7 +72,7 @@ def methods(  # noqa: PLR0917 - a command's options
         typer.Option(min=1, show_default="the recipes'", help="Rounds of training."),
     ] = None,
     data: Data = None,
-    results: Path = RESULTS,
+    results: Results = RESULTS,
 ) -> None:
     """SuperSFL against SplitFedV1, SplitFedV2, multi-exit and FedAvg, same data and training."""
     targets = target or [0.9, 0.95]
@@ -116,9 +123,9 @@ def memory(data: Data = None, results: Path = RESULTS) -> None:
 
 @app.command(epilog="Example: python -m benchmarks.training throughput --data DIR")
 def throughput(
-    rounds: Annotated[int, typer.Option(min=1, help="Measured of each side, in turns.")] = 9,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of each side.")] = 9,
     data: Data = None,
-    results: Path = RESULTS,
+    results: Results = RESULTS,
 ) -> None:
     """Samples/s of the simulation as a share of a plain PyTorch loop's (benchmarks.plain_loops)."""
     columns = ["| clients", "method", "by the clock", "by processor time", f"{THROUGHPUT_LIMIT}"]

@@ -22,7 +22,7 @@ import typer
 
 from benchmarks.compare import train
 from benchmarks.intervals import mean_interval
-from benchmarks.reports import RECIPES, RESULTS, made_by, provenance, write
+from benchmarks.reports import RECIPES, RESULTS, Results, Seeds, made_by, provenance, write
 from edge_sdk.training.protocol.update_codec import UpdateCoding
 from server.training.recipe.recipe import Recipe, load_recipe
 
@@ -63,11 +63,11 @@ class Trial:
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each training.")] = 10,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 3,
+    seeds: Seeds = 3,
     method: Annotated[
         list[str] | None, typer.Option(help="Only this method; may be repeated.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="Folder of the report.")] = RESULTS,
+    results: Results = RESULTS,
 ) -> None:
     """Train with every codec of updates and compare them."""
     chosen = method or list(METHODS)

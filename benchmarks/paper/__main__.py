@@ -23,6 +23,7 @@ from benchmarks import compare, reports
 from benchmarks.intervals import mean_interval
 from benchmarks.paper.measures import measured, shown
 from benchmarks.paper.tables import TABLES, Row, Scale, Table, over
+from benchmarks.reports import Data, Results, Seeds
 from edge_sdk.errors import SplitedgeError
 from server.training.recipe.recipe import Recipe, read_recipe
 
@@ -51,15 +52,15 @@ class Trial:
 
 @app.command(epilog="Example: python -m benchmarks.paper all --scale smoke")
 def paper(  # noqa: PLR0917 - a command's options
-    tables: Annotated[list[str], typer.Argument(help=f"all, or some of {', '.join(TABLES)}.")],
+    tables: Annotated[list[str], typer.Argument(help=f"`all`, or some of {', '.join(TABLES)}.")],
     scale: Annotated[Scale, typer.Option(help="Amount of training.")] = "smoke",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 3,
-    data: Annotated[Path | None, typer.Option(help="Folder of the data set.")] = None,
+    seeds: Seeds = 3,
+    data: Data = None,
     rows: Annotated[
         list[str] | None, typer.Option("--row", help="Only this row; may be repeated.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="Folder of the reports.")] = RESULTS,
+    results: Results = RESULTS,
 ) -> None:
     """Train the tables of the five papers and write our figures next to theirs."""
     unknown = sorted(set(tables) - {"all", *TABLES})

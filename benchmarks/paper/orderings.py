@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import orjson
@@ -21,6 +20,7 @@ from benchmarks.intervals import Interval, mean_interval
 from benchmarks.paper.__main__ import RESULTS
 from benchmarks.paper.measures import shown
 from benchmarks.paper.tables import TABLES, Scale
+from benchmarks.reports import Results
 from edge_sdk.durable import write_atomic
 
 app = typer.Typer(add_completion=False)
@@ -73,7 +73,7 @@ CLAIMS: Final[Sequence[Claim]] = (
 @app.command(epilog="Example: python -m benchmarks.paper.orderings --scale cpu")
 def orderings(
     scale: Annotated[Scale, typer.Option(help="Scale of the reports.")] = "cpu",
-    results: Annotated[Path, typer.Option(help="Folder of the reports.")] = RESULTS,
+    results: Results = RESULTS,
 ) -> None:
     """Tell for each ordering whether the reports in the folder show it."""
     about = (

@@ -1,13 +1,13 @@
-"""Checkpoints: after each round one file with all that the next round depends on.
+"""Checkpoints: after each round one file with everything that the next round depends on.
 
 A checkpoint is a safetensors file: the global weights, the server's momentum, the method's memory,
-what was seen of clients and the weights they keep to themselves, and as JSON in its metadata the
-recipe, the clients' depths and the rounds so far.
-It is written whole or not at all, and the one before it stays. Nothing is pickled. Random draws are
+what was seen of clients and the weights they keep to themselves; and as JSON in its metadata the
+recipe, the clients' depths and the rounds so far. It is written whole or not at all, and the one
+before it stays. Nothing is pickled. Random draws are
 keyed by seed, round and client, so there is no generator to save.
 
-    folder/checkpoints/round-000012.safetensors
-    folder/checkpoints/round-000013.safetensors
+    FOLDER/checkpoints/round-000012.safetensors
+    FOLDER/checkpoints/round-000013.safetensors
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Checkpoint:
         recipe: from `Recipe.to_dict`.
         rows: the report's rounds so far, the last one's number is `round`.
         depths: by client; they stay the same for the whole run.
-        loop: what the round loop keeps from one round to the next (its `state_dict`).
+        loop: the round loop's `state_dict`, without its tensors.
         tensors: by `net/NAME`, `momentum/STAGE/PLACE`, `memory/NAME`, `seen/NAME`,
-            `client/CLIENT/NAME` and `engine/NAME`, the loop's.
+            `client/CLIENT/NAME` and, of the round loop, `engine/NAME`.
     """
 
     round: int
@@ -218,7 +218,7 @@ def check_same_recipe(checkpoint: Checkpoint, run: Run) -> None:
         key = differing[0]
         raise ConfigurationError(
             f"--resume: {key}: expected {then.get(key)!r} as this run began, got {now.get(key)!r};"
-            " give the same recipe and seed, or another --out"
+            " give the same recipe and seed, or start another run"
         )
 
 

@@ -1,4 +1,4 @@
-"""Rounds as they happen, on disk: after each one a checkpoint and a line of the log.
+"""The record of a run on disk: after each round a checkpoint and a line of the log.
 
 FOLDER/checkpoints/    the last two rounds (server.training.run.checkpoint)
 FOLDER/log.jsonl       one line a round
@@ -33,7 +33,7 @@ def record_rounds(
     Raises: StorageError.
     """
     log = folder / LOG
-    # the checkpoint is what counts: a line that was logged and not saved is logged again
+    # checkpoints decide which rounds count: a round that was logged and not saved is logged again
     write_atomic(log, b"".join(map(line_of, rows)))
     for row in rows:
         on_round(row)

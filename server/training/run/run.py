@@ -1,4 +1,4 @@
-"""A training under way: what a simulation and a training with real devices share."""
+"""A training in progress: the parts that simulations and real devices share."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Run:
         dataset: name of the data set.
         x_test, y_test: the global test set, raw.
         plans: by client, in the order in which floats are added; grows as devices join.
-        state: the server's network and what it keeps between rounds.
+        state: the server's network, optimisers and memory.
         loop: runs the rounds.
-        device: where networks and batches are.
+        device: holds networks and batches.
     """
 
     recipe: Recipe
@@ -65,9 +65,9 @@ class Simulation(Run):
 
     Attributes:
         clients: by name, in the order of `plans`.
-        tests: by client, what it is tested on, where a recipe splits the data of each client;
-            else empty, and all clients are tested on samples of the global test set.
-        failures: why clients sent no reply since this was last cleared, by client.
+        tests: test samples by client, where the recipe splits each client's data; else empty, and
+            all clients are tested on samples of the global test set.
+        failures: why a client sent no reply, by client, since this was last cleared.
     """
 
     clients: dict[str, TrainingClient]
