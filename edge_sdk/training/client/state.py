@@ -1,4 +1,4 @@
-"""What a client keeps between rounds: its data, its device, its secret and its personal weights."""
+"""The state of a client between rounds: its data, device, secret and personal weights."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def start_of(plan: Plan) -> StartRound:
 
 
 def gradient_of(step: int, shape: torch.Size) -> Tensor:
-    """What the server returns for a step."""
+    """The gradient that the server returns for a step."""
     return 0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(step))
 
 

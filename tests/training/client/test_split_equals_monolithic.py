@@ -90,7 +90,7 @@ def client(name: str, net: str, samples: int) -> TrainingClient:
 
 
 def batches(owner: TrainingClient, batch: int, epochs: int) -> list[tuple[Tensor, Tensor]]:
-    """What the client draws in round 1: a permutation an epoch, keyed by seed, round and name."""
+    """Rows that the client draws in round 1: one permutation per epoch, keyed by seed and name."""
     generator = np.random.default_rng([SEED, 1, crc32(owner.name.encode())])
     drawn = []
     for _ in range(epochs):
