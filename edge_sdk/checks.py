@@ -1,9 +1,9 @@
 """Checks that records run on themselves when they are built.
 
-What a value has to be is said with profiles.checks; here are the errors:
+profiles.checks says what a value has to be; here are the errors. A record checks itself so:
 
-def __post_init__(self) -> None:
-    check_fields(self, batch=whole(1), momentum=number(least=0, below=1))
+    def __post_init__(self) -> None:
+        check_fields(self, batch=whole(1), momentum=number(least=0, below=1))
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The manifest of a bundle: what files it holds, what goes in and out of them, when to exit.
+"""Manifests: the files of a bundle, their inputs and outputs, the gate; and a server's model.
 
-A bundle is a folder of one manifest and the files it names. Its place among a server's models is
-`{model}/{version}/{variant}`, where the variant is `d{depth}` (fp32) or `d{depth}-int8`.
+A bundle is a folder with a manifest and the files that it names. On a server it is named
+`{model}/{version}/{variant}`; the variant is `d{depth}` (fp32) or `d{depth}-int8`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TensorSpec:
 class GraphSpec:
     """One ONNX file: batch fixed at 1, named inputs and outputs.
 
-    `overridable` names the initialisers that are graph inputs too: personal parameters.
+    `overridable` names the initialisers that are graph inputs too: personal weights.
     """
 
     file: str
@@ -69,8 +69,8 @@ class GraphSpec:
 
 @dataclass(frozen=True, slots=True)
 class SmashedSpec:
-    """The prefix's output: tensor name on the wire (`z{depth}`), one sample's shape, the codec
-    that the export found to keep the answers.
+    """The prefix's output: its name on the wire (`z{depth}`), one sample's shape, and the codec
+    that keeps the answers, as measured at export.
     """
 
     name: str
@@ -86,8 +86,9 @@ class SmashedSpec:
 class GatePoint:
     """One point of the operating curve, measured on held-out data.
 
-    threshold: in the gate's unit (nats for entropy). exit_rate, exit_accuracy, accuracy: in [0, 1];
-    `exit_accuracy` is that of the samples that exit, `accuracy` that of the gated pair.
+    threshold: in the gate's unit (nats for entropy).
+    exit_rate: share of samples that exit, in [0, 1].
+    exit_accuracy, accuracy: of the samples that exit and of all, in [0, 1].
     """
 
     threshold: float
@@ -98,7 +99,7 @@ class GatePoint:
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """The gate the bundle was measured with, its threshold, and the whole curve."""
+    """The gate that the bundle was measured with, its threshold and its operating curve."""
 
     policy: GatePolicy
     threshold: float
@@ -111,16 +112,16 @@ class GateSpec:
 
 @dataclass(frozen=True, slots=True)
 class BundleManifest:
-    """What a device needs to know of the files it runs.
+    """What a device needs to know of the files that it runs.
 
     Attributes:
         bundle: `{model}/{version}/{variant}`.
-        input: what `predict` takes, before any preprocessing: that is inside the graph.
-        graphs: `exit` always (logits, and `z` where it shares the extractor); `prefix` (z) where it
-            does not; `back` for U-shaped methods.
-        golden: a frame file with inputs `x` and the `logits` the `exit` graph must give.
-        parity: what the export measured against the torch model, for people.
-        run: of the training its weights come from; empty where they do not say.
+        input: input of `predict`; the graph does any preprocessing.
+        graphs: always `exit` (logits, and `z` if it shares the extractor); `prefix` (z) if it does
+            not; `back` for methods with the last layer on the client.
+        golden: a frame file with inputs `x` and the `logits` that the `exit` graph must give.
+        parity: differences from the torch model that the export measured, for people.
+        run: id of the training run that the weights come from; empty if unknown.
     """
 
     bundle: str
@@ -157,18 +158,18 @@ class BundleManifest:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Every file of the bundle but the manifest itself."""
+        """All files of the bundle except the manifest."""
         return (*(graph.file for graph in self.graphs.values()), self.golden)
 
     def to_json(self) -> bytes:
-        """The manifest as it stands on disk."""
+        """The manifest as bytes of JSON, as it is on disk."""
         return to_json(self)
 
     @classmethod
     def from_json(cls, raw: bytes) -> BundleManifest:
         """Read a manifest.
 
-        Raises: ManifestError naming the field, what was expected and what stood there.
+        Raises: ManifestError naming the field, what was expected and what was got.
         """
         return read_json(raw, _bundle_manifest)
 
@@ -176,7 +177,7 @@ class BundleManifest:
     def load(cls, folder: Path) -> BundleManifest:
         """Read the manifest of the bundle in `folder`.
 
-        Raises: ManifestError, also where there is none.
+        Raises: ManifestError, also if there is no manifest.
         """
         return cls.from_json(read_bytes(folder / MANIFEST_NAME))
 
@@ -185,7 +186,7 @@ class BundleManifest:
 class SegmentSpec:
     """The stages `entry + 1 .. exit` of the super-network in one ONNX file, batch axis dynamic.
 
-    entry 0 takes the raw input `x`; `exit` None means to the end, giving `logits`.
+    Entry 0 takes the raw input `x`. An `exit` of None is the end of the network: `logits`.
     """
 
     file: str
@@ -203,16 +204,16 @@ class SegmentSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelManifest:
-    """What an export leaves for the server, as `model.json`:
+    """An exported model for the server, as `model.json`:
 
         {root}/{name}/{version}/model.json
         {root}/{name}/{version}/segments/{file}
         {root}/{name}/{version}/bundles/{variant}/manifest.json and the files it names
 
     Attributes:
-        stages: L. cuts: the depths at which devices may be cut, ascending.
+        stages: L. cuts: depths at which the network may be cut, ascending.
         segments: from entry 0 to the end without a gap.
-        variants: the bundles there are.
+        variants: names of the bundles.
         cost: profiles.cost.CostTable as JSON.
     """
 
@@ -241,14 +242,14 @@ class ModelManifest:
             check_bundle_name(f"{self.name}/{self.version}/{variant}")
 
     def to_json(self) -> bytes:
-        """The manifest as it stands on disk."""
+        """The manifest as bytes of JSON, as it is on disk."""
         return to_json(self)
 
     @classmethod
     def from_json(cls, raw: bytes) -> ModelManifest:
         """Read a model manifest.
 
-        Raises: ManifestError naming the field, what was expected and what stood there.
+        Raises: ManifestError naming the field, what was expected and what was got.
         """
         return read_json(raw, _model_manifest)
 
@@ -256,7 +257,7 @@ class ModelManifest:
     def load(cls, folder: Path) -> ModelManifest:
         """Read the `model.json` in `folder`.
 
-        Raises: ManifestError, also where there is none.
+        Raises: ManifestError, also if there is no manifest.
         """
         return cls.from_json(read_bytes(folder / "model.json"))
 
@@ -286,9 +287,9 @@ def to_json(manifest: BundleManifest | ModelManifest) -> bytes:
 
 
 def read_json(raw: bytes, build: Callable[[dict[str, Any]], T]) -> T:
-    """Parse `raw` as one JSON object and hand it to `build`.
+    """Parse `raw` as one JSON object and build a record out of it.
 
-    Raises: ManifestError for whatever is missing or of the wrong type.
+    Raises: ManifestError for a member that is missing or of the wrong type.
     """
     try:
         data = orjson.loads(raw)
@@ -345,7 +346,7 @@ def _object(data: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 def _free_form(data: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """An object of anything; not so deep that writing the manifest would exhaust the stack."""
+    """An object of any members, but not so deep that writing it would exhaust the stack."""
     value = _object(data, field)
     _need(_within(value, FREE_FORM_LEVELS), field, f"at most {FREE_FORM_LEVELS} levels", value)
     return value

@@ -1,6 +1,6 @@
 """Checks that the frozen records of this package run on themselves when they are built.
 
-What a value has to be is said with profiles.checks; here is the error of this package.
+profiles.checks says what a value has to be; here is the error of this package.
 """
 
 from __future__ import annotations

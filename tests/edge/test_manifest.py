@@ -134,10 +134,10 @@ def test_a_manifest_is_written_as_it_was_read(source: dict[str, Any], read: Read
 
 
 def test_a_bundle_may_say_which_run_of_a_training_it_is_of() -> None:
-    said = BUNDLE | {"run": "c0ffee"}
-    manifest = BundleManifest.from_json(json.dumps(said).encode())
+    source = BUNDLE | {"run": "c0ffee"}
+    manifest = BundleManifest.from_json(json.dumps(source).encode())
     assert manifest.run == "c0ffee"
-    assert json.loads(manifest.to_json()) == said
+    assert json.loads(manifest.to_json()) == source
 
 
 @pytest.mark.parametrize(("source", "read"), BOTH)

@@ -53,7 +53,7 @@ PLAN: dict[str, Any] = {
     "batch": 8,
     "part": ClientPart(exit_head=True, fusion="tpgf", clip=0.5),
 }
-SAID = flat_plan(**PLAN).to_dict()
+PLAN_JSON = flat_plan(**PLAN).to_dict()
 
 DTYPES = [np.float32, np.float16, np.float64, np.uint8, np.int64]
 tensors = (
@@ -193,16 +193,16 @@ def test_noise_is_a_frame_error(raw: bytes) -> None:
         max_leaves=10,
     )
 )
-def test_any_json_where_a_message_should_be_is_a_frame_error(said: object) -> None:
+def test_any_json_where_a_message_should_be_is_a_frame_error(value: object) -> None:
     try:
-        text = orjson.dumps(said).decode()
+        text = orjson.dumps(value).decode()
     except TypeError:  # a whole number beyond 64 bits, which JSON from us never has
         return
     with pytest.raises(FrameError):
         from_bytes(save({}, metadata={"message": text}))
 
 
-def said(kind: str, **more: object) -> bytes:
+def written(kind: str, **more: object) -> bytes:
     return save({}, metadata={"message": orjson.dumps({"kind": kind, **more}).decode()})
 
 
@@ -213,26 +213,26 @@ UPDATE = {"round": 1, "samples": 3, "loss": 0.5, "steps": 1, "supervised": 1}
 @pytest.mark.parametrize(
     "raw",
     [
-        said("Ready", **{**READY, "samples": "3"}),
-        said("Ready", **{**READY, "samples": -1}),
-        said("Ready", **{**READY, "samples": 3.5}),
-        said("Ready", **{**READY, "steps": True}),
-        said("Ready", **{**READY, "steps": 2**70 * 1.0}),
-        said("Ready", **{**READY, "label_counts": [1, "2"]}),
-        said("Ready", **{**READY, "label_counts": 3}),
-        said("Ready", **{**READY, "more": 1}),
-        said("Ready", round=1),
-        said("Update", **{**UPDATE, "loss": None}),  # NaN, as JSON has it
-        said("Update", **{**UPDATE, "loss": "0"}),
-        said("Features", round=1, step=0, loss=None),  # no tensor
-        said("Step", round=1, step=0, feedback=0.5),  # no gradient
-        said("EndRound", round=1, feedback={"loss": 1}),
-        said("StartRound", round=1, plan={}),
-        said("StartRound", round=1, plan=[]),
-        said("StartRound", round=1, plan={**SAID, "depth": "two"}),
-        said("StartRound", round=1, plan={**SAID, "run": "rm"}),
-        said("Plan", **PLAN),
-        said("object"),
+        written("Ready", **{**READY, "samples": "3"}),
+        written("Ready", **{**READY, "samples": -1}),
+        written("Ready", **{**READY, "samples": 3.5}),
+        written("Ready", **{**READY, "steps": True}),
+        written("Ready", **{**READY, "steps": 2**70 * 1.0}),
+        written("Ready", **{**READY, "label_counts": [1, "2"]}),
+        written("Ready", **{**READY, "label_counts": 3}),
+        written("Ready", **{**READY, "more": 1}),
+        written("Ready", round=1),
+        written("Update", **{**UPDATE, "loss": None}),  # NaN, as JSON has it
+        written("Update", **{**UPDATE, "loss": "0"}),
+        written("Features", round=1, step=0, loss=None),  # no tensor
+        written("Step", round=1, step=0, feedback=0.5),  # no gradient
+        written("EndRound", round=1, feedback={"loss": 1}),
+        written("StartRound", round=1, plan={}),
+        written("StartRound", round=1, plan=[]),
+        written("StartRound", round=1, plan={**PLAN_JSON, "depth": "two"}),
+        written("StartRound", round=1, plan={**PLAN_JSON, "run": "rm"}),
+        written("Plan", **PLAN),
+        written("object"),
         b"",
         struct.pack("<Q", 2**63) + b"{}",
         b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94.",  # a pickle
@@ -343,7 +343,7 @@ def test_a_plan_s_json_is_the_same_bytes_as_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"depth": 0}, "depth"),
         ({"depth": 1.5}, "depth"),
@@ -367,13 +367,13 @@ def test_a_plan_s_json_is_the_same_bytes_as_ever() -> None:
         ({"device": "cuda"}, "unknown device; update this device"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused_by_field(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        Plan.from_dict({**SAID, **change})
+def test_a_plan_that_cannot_be_is_refused_by_field(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Plan.from_dict({**PLAN_JSON, **change})
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"prox_mu": -1}, "prox_mu"),
         ({"exit_share": 1.1}, "exit_share"),
@@ -389,14 +389,14 @@ def test_a_plan_that_cannot_be_is_refused_by_field(change: dict[str, Any], said:
     ],
 )
 def test_a_client_s_half_that_cannot_be_is_refused_by_field(
-    change: dict[str, Any], said: str
+    change: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        Plan.from_dict({**SAID, "part": {**SAID["part"], **change}})
+    with pytest.raises(ConfigurationError, match=message):
+        Plan.from_dict({**PLAN_JSON, "part": {**PLAN_JSON["part"], **change}})
 
 
 def test_what_a_plan_lacks_is_named() -> None:
     with pytest.raises(ConfigurationError, match="mean"):
-        Plan.from_dict({name: value for name, value in SAID.items() if name != "mean"})
+        Plan.from_dict({name: value for name, value in PLAN_JSON.items() if name != "mean"})
     with pytest.raises(ConfigurationError, match="depth"):
-        Plan.from_dict({name: value for name, value in SAID.items() if name != "depth"})
+        Plan.from_dict({name: value for name, value in PLAN_JSON.items() if name != "depth"})

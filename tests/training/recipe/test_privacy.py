@@ -162,8 +162,8 @@ def test_losses_stay_on_clients_with_noise() -> None:
     _, results = rounds(guarded(splitlpf(), BOTH), Recording)
     kinds = {type(reply) for reply in seen}
     assert {Features, OutputGradient, Update} <= kinds
-    said = [r.loss for r in seen if isinstance(r, Features | OutputGradient | Update)]
-    assert set(said) == {None, 0.0}
+    losses = [r.loss for r in seen if isinstance(r, Features | OutputGradient | Update)]
+    assert set(losses) == {None, 0.0}
     assert [result.loss for result in results] == [None, None]
 
 
@@ -256,24 +256,24 @@ def privacy_in(data: dict[str, Any]) -> Any:
 
 
 def test_report_has_the_epsilon_of_whole_updates() -> None:
-    said = privacy_in(recipe("fedavg", {"update_clip": 1.0, "update_sigma": 8.0, "delta": 1e-4}))
-    assert (said["unit"], said["sampling_rate"], said["delta"]) == ("client", 1.0, 1e-4)
+    report = privacy_in(recipe("fedavg", {"update_clip": 1.0, "update_sigma": 8.0, "delta": 1e-4}))
+    assert (report["unit"], report["sampling_rate"], report["delta"]) == ("client", 1.0, 1e-4)
     # two rounds, each with noise of 8 C on what may differ by 2 C
-    assert said["mechanisms"] == [{"of": "updates", "noise_multiplier": 4.0, "releases": 2}]
+    assert report["mechanisms"] == [{"of": "updates", "noise_multiplier": 4.0, "releases": 2}]
     expected = exact([Mechanism("updates", 4.0, 2)], 1e-4)
-    assert expected <= said["epsilon"] <= 1.15 * expected
+    assert expected <= report["epsilon"] <= 1.15 * expected
 
 
 def test_report_counts_every_sample_s_features_for_the_client() -> None:
     noise = {"update_clip": 1.0, "update_sigma": 8.0, "feature_clip": 1.0, "feature_sigma": 40.0}
-    said = privacy_in(recipe("splitlpf", noise, epochs=3))
-    assert said["labels"] == "derivable"
-    assert said["mechanisms"] == [
+    report = privacy_in(recipe("splitlpf", noise, epochs=3))
+    assert report["labels"] == "derivable"
+    assert report["mechanisms"] == [
         {"of": "updates", "noise_multiplier": 4.0, "releases": 2},
         {"of": "features", "noise_multiplier": 20.0, "releases": 2 * 3 * 20},
     ]
     found = [Mechanism("updates", 4.0, 2), Mechanism("features", 20.0, 120)]
-    assert exact(found, 1e-5) <= said["epsilon"] <= 1.15 * exact(found, 1e-5)
+    assert exact(found, 1e-5) <= report["epsilon"] <= 1.15 * exact(found, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -287,9 +287,9 @@ def test_report_counts_every_sample_s_features_for_the_client() -> None:
 def test_report_gives_no_epsilon_where_something_leaves_without_noise(
     privacy: dict[str, Any], why: str
 ) -> None:
-    said = privacy_in(recipe("splitlpf", privacy))
-    assert said["epsilon"] is None
-    assert why in said["why"]
+    report = privacy_in(recipe("splitlpf", privacy))
+    assert report["epsilon"] is None
+    assert why in report["why"]
 
 
 def test_report_of_a_run_without_noise_says_nothing_of_privacy() -> None:

@@ -88,7 +88,7 @@ def test_the_numbers_of_a_method_reach_its_record() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"method": "fedsgd"}, "expected one of fedavg"),
         ({"method_numbers": {"lambda": 1}}, "method_numbers: supersfl takes fusion.*got lambda"),
@@ -129,25 +129,25 @@ def test_the_numbers_of_a_method_reach_its_record() -> None:
         ({"more": 1}, "unknown more"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_what_cannot_be_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         read_recipe(small(**change))
 
 
 def test_rounds_are_as_the_recipe_has_them_and_else_neutral() -> None:
     assert read_recipe(SMALL).round == RoundSettings()
-    said = read_recipe(small(round={"availability": 0.2, "cohort": 1, "norm_bound": 10.0}))
-    assert said.round == RoundSettings(availability=0.2, cohort=1, norm_bound=10.0)
+    recipe = read_recipe(small(round={"availability": 0.2, "cohort": 1, "norm_bound": 10.0}))
+    assert recipe.round == RoundSettings(availability=0.2, cohort=1, norm_bound=10.0)
 
 
 @pytest.mark.parametrize(
-    ("said", "most"),
+    ("rounds", "most"),
     [({}, 0), ({"buffer": 2}, 10), ({"buffer": 2, "staleness_max": 0}, 0)],
 )
 def test_results_may_be_late_in_buffered_rounds_unless_said(
-    said: dict[str, Any], most: int
+    rounds: dict[str, Any], most: int
 ) -> None:
-    assert read_recipe(small(method="fedavg", round=said)).round.staleness_max == most
+    assert read_recipe(small(method="fedavg", round=rounds)).round.staleness_max == most
 
 
 def test_watts_of_a_recipe_make_a_power_model() -> None:
@@ -160,9 +160,9 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     with pytest.raises(ConfigurationError, match=r"mine\.toml: cannot be read"):
         load_recipe(path)
-    for raw, said in ((b"method =", "not TOML"), (b"\xff", "not TOML"), (b"", r"mine\.toml")):
+    for raw, message in ((b"method =", "not TOML"), (b"\xff", "not TOML"), (b"", r"mine\.toml")):
         path.write_bytes(raw)
-        with pytest.raises(ConfigurationError, match=said):
+        with pytest.raises(ConfigurationError, match=message):
             load_recipe(path)
 
 
@@ -230,7 +230,7 @@ def test_global_pools_over_tokens_are_refused_when_the_recipe_is_read(
     backbone: str, shape: tuple[int, ...]
 ) -> None:
     """Not only when a client starts: of the same backbones, by what a client does with them."""
-    said = {
+    data = {
         "method": "besplit",
         "data": {"name": "digits", "clients": 2},
         "train": {"backbone": backbone, "rounds": 1, "learning_rate": 0.1, "batch": 8},
@@ -242,8 +242,8 @@ def test_global_pools_over_tokens_are_refused_when_the_recipe_is_read(
         build_auxiliary(plan)
     except ConfigurationError:
         with pytest.raises(ConfigurationError, match=f'{backbone}.*auxiliary_head = "exit"'):
-            read_recipe(said)
+            read_recipe(data)
     else:
-        read_recipe(said)
-    read_recipe(said | {"method_numbers": {"auxiliary_head": "exit"}})
-    read_recipe(said | {"method_numbers": {"ablation": "no_dtd"}})
+        read_recipe(data)
+    read_recipe(data | {"method_numbers": {"auxiliary_head": "exit"}})
+    read_recipe(data | {"method_numbers": {"ablation": "no_dtd"}})
