@@ -17,12 +17,12 @@ class TrainerSettings:
 
     Attributes:
         state: the server's state folder; its registry says which devices may take part.
-        name: of the training: its folder, and what devices call their personal weights.
-        http: where devices reach the trainer.
+        name: of the training, of its folder and of the weights that devices keep.
+        http: address at which devices reach the trainer.
         min_devices: devices that must have joined before the first round; the recipe's
             `data.clients` where None.
-        join_s: how long to wait for them, and later for those that a quorum lacks.
-        silence_s: silence after which a device counts as away.
+        join_s: seconds to wait for them, and later for devices that a quorum lacks.
+        silence_s: seconds without a heartbeat after which a device counts as away.
         server: URL of the running server, which invites the devices; None invites none.
         tls_cert, tls_key: PEM files, the server's own.
         insecure: listen without TLS on an address other than loopback.

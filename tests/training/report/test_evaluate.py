@@ -1,4 +1,4 @@
-"""Evaluation: what is counted is what the named path answers, for everyone and for each client."""
+"""Evaluation: the named path answers, on the global test set and for each client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def simulation_of(
 
 
 def zero_head(depth: int = 2, likes: int | None = None) -> dict[str, torch.Tensor]:
-    """An exit head that knows nothing (entropy ln 10), or is sure of one class."""
+    """An exit head that is unsure (entropy ln 10), or sure of one class."""
     bias = torch.zeros(10)
     if likes is not None:
         bias[likes] = 100.0

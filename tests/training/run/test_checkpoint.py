@@ -1,4 +1,4 @@
-"""Checkpoints: kill -9 at any moment, go on, and end in the very weights of an undisturbed run."""
+"""Checkpoints: a run that is killed at any moment and continued ends with the same weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds, simulate
 
 ROUNDS = 3
-# momentum, personal heads, personal prefixes, absent clients: all that a round hands to the next
+# State for the next round: momentum, personal heads, personal prefixes, absent clients.
 RECIPES: dict[str, dict[str, Any]] = {
     "supersfl": {"method": "supersfl", "round": {"participation": 0.75, "availability": 0.6}},
     "splitgp": {"method": "splitgp", "method_numbers": {"personal_share": 0.9}},
@@ -117,7 +117,7 @@ class ForkServer:
         print(json.dumps(RECIPES["splitgp"] | BASE), file=self._process.stdin, flush=True)
 
     def run(self, how: str, amount: int, out: Path, recipe: dict[str, Any]) -> bool:
-        """Run, or go on with, the simulation in `out`; whether it came to its end."""
+        """Start or continue the simulation in `out`; return whether it finished."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(how, amount, out, json.dumps(recipe), file=self._process.stdin, flush=True)

@@ -1,4 +1,4 @@
-"""Simulations: what a recipe says is what clients, plans and the server's network are."""
+"""Simulations: clients, plans and the server's network follow the recipe."""
 
 from __future__ import annotations
 

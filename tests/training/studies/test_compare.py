@@ -1,4 +1,4 @@
-"""Comparison: what each method takes to one accuracy, by hand-made curves and by a real run."""
+"""Comparison: the cost of each method to one accuracy, by hand-made curves and by a real run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders by their counts and sizes; the attack by prefixes that tell all or nothing."""
+"""Decoders by their counts and sizes; the attack on prefixes that give away all or nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The bench of inversion attacks: what it runs and what it says; how good the figures are is no
-test.
-"""
+"""The benchmark of inversion attacks: its runs and its report; its figures are not tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients without the others."""
+"""Clients trained alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench of what methods and their parts cost: what it measures, and what it makes of it."""
+"""The benchmark of methods and their parts: its measurements and its report."""
 
 from __future__ import annotations
 

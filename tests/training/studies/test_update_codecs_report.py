@@ -1,4 +1,4 @@
-"""The bench of update codecs: what it runs, and what it makes of it."""
+"""The benchmark of update codecs: its runs and its report."""
 
 from __future__ import annotations
 
