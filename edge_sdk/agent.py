@@ -28,8 +28,9 @@ from edge_sdk.manifest import BundleManifest
 from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.offload.availability import Presence
 from edge_sdk.offload.late_answers import LateAnswers, is_retryable
-from edge_sdk.offload.offloader import NoReply, Offloader, Outcome, Pending
+from edge_sdk.offload.offloader import Offloader
 from edge_sdk.offload.outbox import Outbox, QueuedQuery
+from edge_sdk.offload.pending import NoReply, Outcome, Pending
 from edge_sdk.prediction import DEVICE, FALLBACK, SERVER, LateAnswer, Prediction
 from edge_sdk.session import Array
 from edge_sdk.settings import AgentSettings, Agreement

@@ -13,7 +13,7 @@ from edge_sdk.errors import InputError
 from edge_sdk.gate.gate import Decision, Gate, gate_from
 from edge_sdk.gate.threshold_control import control_from
 from edge_sdk.manifest import BundleManifest
-from edge_sdk.offload.offloader import Target
+from edge_sdk.offload.pending import Target
 from edge_sdk.session import Array, Session
 from edge_sdk.settings import AgentSettings
 from edge_sdk.wire.codecs import encode

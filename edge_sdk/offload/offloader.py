@@ -12,8 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -23,6 +21,8 @@ from edge_sdk.errors import FrameError, SplitedgeError
 from edge_sdk.identity import Identity
 from edge_sdk.mqtt import BrokerAddress, Message, MqttLink, Rpc, Will
 from edge_sdk.offload.availability import TIMED_OUT, Availability, Presence
+from edge_sdk.offload.http_queries import HttpQueries
+from edge_sdk.offload.pending import CLOSED, NoReply, Outcome, Pending, Target
 from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import (
     Problem,
@@ -36,65 +36,11 @@ from edge_sdk.wire.topics import PAYLOAD_BYTES, Kind, Topic
 
 logger = logging.getLogger(__name__)
 
-HTTP_WORKERS: Final = 2
 # After this long without a link the broker may have moved: ask the server for its address.
 RELOCATE_AFTER_S: Final = 3.0
 PROBES_REMEMBERED: Final = 16
 # A broker may drop a probe after this long.
 PROBE_DEADLINE_MS: Final = 2_000.0
-CLOSED: Final = "the agent is closed"
-
-
-@dataclass(frozen=True, slots=True)
-class NoReply:
-    """Outcome of a query without a reply in time, with the reason."""
-
-    reason: str
-
-
-Outcome = Reply | NoReply
-
-
-class Pending:
-    """One query under way. The first outcome counts."""
-
-    __slots__ = ("_claim", "_done", "deadline", "id", "outcome")
-
-    def __init__(self, identifier: str, deadline: float) -> None:
-        self.id = identifier
-        self.deadline = deadline
-        self.outcome: Outcome | None = None
-        # a lock that is held until completion costs half as much as an Event
-        self._done = threading.Lock()
-        self._done.acquire()
-        self._claim = threading.Lock()
-
-    @property
-    def done(self) -> bool:
-        """Whether there is an outcome."""
-        return self.outcome is not None
-
-    def complete(self, outcome: Outcome) -> None:
-        """Set the outcome; a second call changes nothing."""
-        if self._claim.acquire(blocking=False):
-            self.outcome = outcome
-            self._done.release()
-
-    def wait(self) -> Outcome | None:
-        """Wait for the outcome; None if the deadline passes first."""
-        if self.outcome is None:
-            left_s = self.deadline - time.monotonic()
-            if left_s > 0:
-                self._done.acquire(timeout=left_s)
-        return self.outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The server's model for this device's queries."""
-
-    model: str
-    version: str
 
 
 class Offloader:
@@ -132,7 +78,7 @@ class Offloader:
         self._closing = False
         self._up_at = self._next_heartbeat = time.monotonic()
         self._wake = threading.Condition()
-        self._http: ThreadPoolExecutor | None = None
+        self._http = HttpQueries(identity, self._complete)
         self.late_replies = 0
         self.refused_replies = 0
         self.bytes_up = 0
@@ -199,8 +145,8 @@ class Offloader:
         self._fail_pending(CLOSED)
         self._watcher.join()
         self._link.stop(last_words=Will(self._topics[Kind.STATUS], _status("offline")))
-        if self._http is not None:
-            self._http.shutdown(cancel_futures=True)
+        self._http.close()
+        self._fail_pending(CLOSED)  # the queries that began meanwhile
 
     def _refusal(self, now: float, deadline: float) -> str | None:
         if self._closing:
@@ -218,7 +164,7 @@ class Offloader:
         size_bytes = len(payload)
         self.bytes_up += size_bytes
         if size_bytes > self._max_packet_bytes:
-            self._send_http(query, pending)
+            self._http.send(query, pending)
             return
         rpc = Rpc(
             response_topic=self._topics[Kind.REPLY],
@@ -230,28 +176,6 @@ class Offloader:
             reason = f"not sent: {self._link.last_error if down else 'the send queue is full'}"
             pending.complete(NoReply(reason))
             self._note(partial(self._availability.link_lost, reason))
-
-    def _send_http(self, query: Query, pending: Pending) -> None:
-        from edge_sdk.api import infer  # noqa: PLC0415 - urllib3 takes 2 MB, and few agents need it
-
-        def send() -> None:
-            if pending.done:
-                return
-            try:
-                self._complete(pending, infer(self._identity, query, pending.deadline))
-            except SplitedgeError as err:
-                pending.complete(NoReply(str(err)))
-            except Exception as err:  # the executor would keep it, and the caller would wait
-                logger.exception("an offload over HTTP failed")
-                pending.complete(NoReply(f"not sent: {err}"))
-
-        with self._wake:
-            if self._closing:
-                pending.complete(NoReply(CLOSED))
-                return
-            if self._http is None:
-                self._http = ThreadPoolExecutor(HTTP_WORKERS, "splitedge-http")
-            self._http.submit(send)
 
     def _receive(self, message: Message) -> None:
         try:

@@ -23,7 +23,8 @@ from edge_sdk.errors import ConfigurationError, EnrolmentError, FrameError, Link
 from edge_sdk.http import HttpClient, Timeout
 from edge_sdk.identity import Identity
 from edge_sdk.mqtt import BrokerAddress
-from edge_sdk.offload.offloader import NoReply, Offloader, Target
+from edge_sdk.offload.offloader import Offloader
+from edge_sdk.offload.pending import NoReply, Target
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Problem, Query, Reply
 from profiles import load_reference

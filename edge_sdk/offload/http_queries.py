@@ -1,0 +1,63 @@
+"""Queries over HTTP: those above the broker's message size."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from edge_sdk.errors import SplitedgeError
+from edge_sdk.identity import Identity
+from edge_sdk.offload.pending import CLOSED, NoReply, Pending
+from edge_sdk.wire.messages import Query, Reply
+
+logger = logging.getLogger(__name__)
+
+WORKERS: Final = 2
+
+
+class HttpQueries:
+    """Sends queries in threads of its own, which start with the first query.
+
+    Args:
+        complete: called in such a thread with the reply to a query.
+    """
+
+    def __init__(self, identity: Identity, complete: Callable[[Pending, Reply], None]) -> None:
+        self._identity = identity
+        self._complete = complete
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    def send(self, query: Query, pending: Pending) -> None:
+        """Queue a query; its outcome is set by its deadline."""
+        with self._lock:
+            if self._closed:
+                pending.complete(NoReply(CLOSED))
+                return
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(WORKERS, "splitedge-http")
+            self._pool.submit(self._ask, query, pending)
+
+    def close(self) -> None:
+        """End the threads. Queries that wait for a thread get no outcome here."""
+        with self._lock:
+            self._closed = True
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _ask(self, query: Query, pending: Pending) -> None:
+        from edge_sdk.api import infer  # noqa: PLC0415 - urllib3 takes 2 MB, and few agents need it
+
+        if pending.done:
+            return
+        try:
+            self._complete(pending, infer(self._identity, query, pending.deadline))
+        except SplitedgeError as err:
+            pending.complete(NoReply(str(err)))
+        except Exception as err:  # the executor would keep it, and the caller would wait
+            logger.exception("an offload over HTTP failed")
+            pending.complete(NoReply(f"not sent: {err}"))

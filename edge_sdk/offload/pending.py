@@ -1,0 +1,64 @@
+"""A query under way, and its outcome."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from edge_sdk.wire.messages import Reply
+
+CLOSED: Final = "the agent is closed"
+
+
+@dataclass(frozen=True, slots=True)
+class NoReply:
+    """Outcome of a query without a reply in time, with the reason."""
+
+    reason: str
+
+
+Outcome = Reply | NoReply
+
+
+class Pending:
+    """One query under way. The first outcome counts."""
+
+    __slots__ = ("_claim", "_done", "deadline", "id", "outcome")
+
+    def __init__(self, identifier: str, deadline: float) -> None:
+        self.id = identifier
+        self.deadline = deadline
+        self.outcome: Outcome | None = None
+        # a lock that is held until completion costs half as much as an Event
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._claim = threading.Lock()
+
+    @property
+    def done(self) -> bool:
+        """Whether there is an outcome."""
+        return self.outcome is not None
+
+    def complete(self, outcome: Outcome) -> None:
+        """Set the outcome; a second call changes nothing."""
+        if self._claim.acquire(blocking=False):
+            self.outcome = outcome
+            self._done.release()
+
+    def wait(self) -> Outcome | None:
+        """Wait for the outcome; None if the deadline passes first."""
+        if self.outcome is None:
+            left_s = self.deadline - time.monotonic()
+            if left_s > 0:
+                self._done.acquire(timeout=left_s)
+        return self.outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server's model for this device's queries."""
+
+    model: str
+    version: str
