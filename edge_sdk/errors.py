@@ -1,21 +1,21 @@
-"""What can go wrong on a device, as one tree.
+"""Errors on a device, as one tree.
 
     SplitedgeError
-    ├── ConfigurationError      settings that cannot work together; ours to refuse, yours to edit
-    ├── InputError              what the caller handed to predict: shape, dtype, values
+    ├── ConfigurationError      settings that cannot work; edit them
+    ├── InputError              an input of the wrong shape, dtype or value
     ├── BundleError             the model files on this device
-    │   ├── ManifestError           a manifest that does not say what it must
-    │   ├── NoBundleError           nothing has been installed yet
+    │   ├── ManifestError           a manifest with something missing or wrong
+    │   ├── NoBundleError           no bundle has been installed yet
     │   └── UpdateRefusedError      a new bundle was refused; the old one keeps running
-    ├── StorageError            disk full or read-only
+    ├── StorageError            a disk that is full or read-only
     ├── EnrolmentError          the server refused to enrol this device
     ├── LinkError               the server or broker cannot be reached
     ├── StateInUseError         another agent runs on this state folder
     ├── HiddenPackageError      a user's file hides one of our packages
-    └── FrameError              bytes from a peer that are no valid frame
-        └── FrameTooLargeError      above a declared limit
+    └── FrameError              bytes from a peer that are not a valid frame
+        └── FrameTooLargeError      larger than a declared limit
 
-An unreachable server is an ordinary day for a device: `predict` never raises LinkError.
+A server that cannot be reached is normal for a device: `predict` never raises LinkError.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ _REPR.maxstring = _REPR.maxother = 100
 
 
 def shown(value: object) -> str:
-    """`value` as a message quotes it: up to 200 characters, however long or deep a peer made it.
+    """`value` as an error quotes it: at most 200 characters.
 
-    `repr` exhausts the stack on a thousand nested lists, which fit in two kilobytes of JSON.
+    A value from a peer may be long or deep. `repr` exhausts the stack on a thousand nested lists,
+    which fit in two kilobytes of JSON.
     """
     return _REPR.repr(value)[:200]
 
 
 class SplitedgeError(Exception):
-    """Base of every error splitedge raises on purpose; its text says what to do next."""
+    """Base of all errors that splitedge raises on purpose; the text says what to do next."""
 
 
 class ConfigurationError(SplitedgeError):
-    """Settings that cannot work together."""
+    """Settings that cannot work, alone or together."""
 
 
 class InputError(SplitedgeError, ValueError):
@@ -53,7 +54,7 @@ class BundleError(SplitedgeError):
 
 
 class ManifestError(BundleError):
-    """A manifest that does not say what it must."""
+    """A manifest with something missing or wrong."""
 
 
 class NoBundleError(BundleError):
@@ -65,9 +66,9 @@ class UpdateRefusedError(BundleError):
 
 
 class StorageError(SplitedgeError):
-    """The disk is full or read-only; says what was needed and what is there.
+    """The disk is full or read-only; the text says how much space is needed and available.
 
-    `needed_bytes` and `available_bytes` are None where space was not what was missing.
+    `needed_bytes` and `available_bytes` are None if the disk has enough space.
     """
 
     def __init__(
@@ -103,4 +104,4 @@ class FrameError(SplitedgeError):
 
 
 class FrameTooLargeError(FrameError):
-    """A frame, header or tensor above its declared limit."""
+    """A frame, header or tensor that is larger than its declared limit."""

@@ -1,7 +1,7 @@
-"""How many stages a device gets: the paper's rule (`supersfl`) and ours (`budget`).
+"""Depth of a device: the paper's rule (`supersfl`) and ours (`budget`).
 
-`supersfl` knows a device's memory and latency, not what a stage costs; `budget` asks the measured
-cost of every prefix. The paper's recipes use the first, deployments the second.
+`supersfl` uses a device's memory and latency, `budget` the measured cost of every prefix. The
+paper's recipes use the first, deployments the second.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ LATENCY_MS = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a device may spend on its prefix.
+    """Limits of a device for its prefix.
 
     Attributes:
-        memory_bytes: for weights and activations, at the peak.
-        latency_ms: for one sample's forward pass through prefix and exit head.
+        memory_bytes: peak of weights and activations.
+        latency_ms: forward pass of one sample through prefix and exit head.
         purpose: whether the peak is that of inference or of training.
-        batch: samples at a time; inference on a device is one.
+        batch: samples at a time; inference on a device has one.
     """
 
     memory_bytes: int
@@ -61,10 +61,10 @@ class Budget:
     ) -> Budget:
         """Half of the memory that is free now, and 50 ms.
 
-        Half, because the cost table counts tensors only: the runtime's own buffers (onnxruntime
-        keeps its arena), the application that feeds the camera and a second bundle on trial live
-        in the rest. 50 ms, because what takes up to 100 ms feels immediate, and an offload that
-        follows the prefix needs the other half.
+        Half, because the cost table counts tensors only. The rest is for the runtime's own buffers
+        (onnxruntime keeps its arena), for the application that feeds the camera and for a second
+        bundle on trial. 50 ms, because up to 100 ms feels immediate, and an offload after the
+        prefix needs the other half.
         """
         memory = int(profile.memory_available_bytes * MEMORY_SHARE)
         return cls(memory_bytes=memory, latency_ms=LATENCY_MS, purpose=purpose, batch=batch)
@@ -80,7 +80,7 @@ def supersfl_depth(
     a: float = 0.5,
     b: float = 4.0,
 ) -> int:
-    """The depth SuperSFL gives a device.
+    """The depth that SuperSFL gives a device.
 
     d = min(floor(a*m) + floor(b*(lat_max - lat)/(lat_max - lat_min + eps)), L-1), d >= 1
     SuperSFL, Eq. 1 and Alg. 1
@@ -118,12 +118,12 @@ def supersfl_depth(
 
 
 def supersfl_latency_ms(profile: DeviceProfile) -> float:
-    """The latency Eq. 1 takes: a small dummy model's forward pass and a round trip of its output.
+    """The latency of Eq. 1: a small dummy model's forward pass and a round trip of its output.
 
     SuperSFL, Section II-A: "a forward pass through a small dummy model (e.g., a 2-layer CNN) and
-    [...] the round-trip time to transmit a representative smashed activation". Worked out of the
-    profile's compute score and link, so it needs no second measurement; the reply is taken as
-    large as the activation, as gradients are. See docs/decisions/0001-latency-in-allocation.md.
+    [...] the round-trip time to transmit a representative smashed activation". It is computed from
+    the profile's compute score and link, without another measurement. The reply counts as large as
+    the activation, as gradients are. See docs/decisions/0001-latency-in-allocation.md.
 
     Raises: InvalidProfileError if the profile's link is not known.
     """
@@ -146,7 +146,7 @@ def budget_depth(
 ) -> int:
     """The deepest prefix whose measured peak memory and latency fit the device.
 
-    Every prefix is asked by itself: an early stage can be wider than a later one.
+    Every prefix is checked, because an early stage can be wider than a later one.
 
     Args:
         budget: default `Budget.of(profile)`.
@@ -169,7 +169,7 @@ def budget_depth(
 
 
 def fit_to_cut(depth: int, cuts: Collection[int]) -> int:
-    """The deepest allowed cut that is not deeper than `depth`; else the shallowest there is.
+    """The deepest allowed cut that is not deeper than `depth`; if there is none, the shallowest.
 
     Raises: InvalidProfileError if there are no cuts.
     """
@@ -186,15 +186,15 @@ def allocate(
     budget: Budget | None = None,
     cuts: Collection[int] | None = None,
 ) -> int:
-    """The depth `rule` gives the device, at a cut that is allowed.
+    """The depth that `rule` gives the device, at an allowed cut.
 
     Args:
         rule: "supersfl" (Eq. 1, its default coefficients) or "budget".
-        fleet: the devices seen so far; only "supersfl" looks at them, and adds `profile` itself.
-        budget: only "budget" looks at it; default `Budget.of(profile)`.
+        fleet: the devices seen so far, without this one; only for "supersfl".
+        budget: only for "budget"; default `Budget.of(profile)`.
         cuts: depths to choose from; default all the table has.
-    Raises: AllocationError if rule "budget" finds nothing that fits; InvalidProfileError for an
-        unknown rule, or, under "supersfl", a device whose link is not known.
+    Raises: AllocationError if no prefix fits under "budget"; InvalidProfileError for an unknown
+        rule, or for a device with an unknown link under "supersfl".
     """
     if rule == "budget":
         return budget_depth(profile, cost, budget, cuts=cuts)

@@ -1,7 +1,7 @@
-"""What a value has to be, in words and as a test.
+"""Checks of values: what a value has to be, in words and as a test.
 
-The checks stand on the ground floor because records of every floor check themselves with them when
-they are built. Which error is raised is each floor's own: profiles.fields, edge_sdk.checks.
+They live on the ground floor, because records of every floor check themselves when they are built.
+Each floor raises its own error: profiles.fields here, edge_sdk.checks above.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Check:
     """What a value has to be.
 
     Attributes:
-        expected: in words, to follow "expected".
-        accepts: whether a value is that; it takes any value.
+        expected: in words that follow "expected".
+        accepts: whether a value passes; it takes any value.
     """
 
     expected: str

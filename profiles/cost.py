@@ -1,4 +1,4 @@
-"""What a model costs: parameters, operations, memory and time of every stage.
+"""Cost of a model: parameters, operations, memory and time of every stage.
 
 Measured once at export and stored with the model. All counts are for float32 and one sample.
 
@@ -24,7 +24,7 @@ TRAINED_WEIGHT_BYTES = 12  # the weight, its gradient, the optimiser's momentum
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """What one part of a network costs; one stage, an exit head, or several parts taken together.
+    """Cost of one part of a network: a stage, an exit head, or several parts together.
 
     Attributes:
         name: for people.
@@ -79,7 +79,7 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """What a super-network costs, stage by stage.
+    """Cost of a super-network, stage by stage.
 
     Attributes:
         stages: all L, in order.
@@ -108,7 +108,7 @@ class CostTable:
         return tuple(sorted(self.exits))
 
     def prefix(self, depth: int, *, batch: int = 1) -> StageCost:
-        """What a device at `depth` carries: stages 1..depth and the exit head there.
+        """Cost of a device at `depth`: stages 1..depth and the exit head there.
 
         Parameters, operations and latency add up (the last two for one sample, whatever `batch`);
         `activation_bytes` is one sample's smashed data, not the head's logits. The peaks are for
@@ -125,7 +125,7 @@ class CostTable:
         return _together(f"prefix {depth}", parts, cut, batch)
 
     def suffix(self, depth: int, *, batch: int = 1) -> StageCost:
-        """What the server runs for smashed data of `depth`: stages depth+1..L and the final head.
+        """Cost of the server for smashed data of `depth`: stages depth+1..L and the final head.
 
         Depth 0 is the whole network without exit heads. Figures as in `prefix`;
         `activation_bytes` is one sample's logits.
@@ -146,7 +146,7 @@ class CostTable:
         return self.prefix(depth).latency_ms * self.score_gflops / score_gflops
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, JSON-safe: depths become strings."""
+        """The table as JSON has it; depths become strings."""
         return {
             "stages": [asdict(stage) for stage in self.stages],
             "exits": {str(depth): asdict(self.exits[depth]) for depth in self.depths},

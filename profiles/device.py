@@ -1,6 +1,6 @@
-"""What a device is: memory, cores, speed. The only importer of psutil.
+"""Profile of a device: memory, cores, speed. The only importer of psutil.
 
-Files of the platform are read below an injectable root, so a test can hand in a small tree.
+The platform's files are read below a root folder, so a test can pass a small tree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from profiles.checks import number, optional, text, whole
 from profiles.fields import check_fields, exact_keys, need
 from profiles.link import LinkProfile
 
-# A device tree says "Raspberry Pi 4 Model B Rev 1.4"; the catalogue says raspberry-pi-4.
+# words of a device tree ("Raspberry Pi 4 Model B Rev 1.4") -> name in the catalogue
 BOARDS = (
     ("raspberry pi zero 2", "raspberry-pi-zero-2-w"),
     ("raspberry pi 3 model b plus", "raspberry-pi-3b-plus"),
@@ -45,15 +45,15 @@ SCORE_LEAST_REPEATS = 5
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """What a device is, as it reports itself or as the catalogue has it.
+    """Profile of a device, as it reports itself or from the catalogue.
 
     Attributes:
         name: the device's or board's id.
         arch: machine as uname says: aarch64, x86_64.
         cores: CPU cores this process may use.
         memory_total_bytes: RAM, bounded by the container's limit.
-        memory_available_bytes: of it, what can be had without swapping.
-        accelerator: name of the GPU or NPU; None where there is none. The runtime does not use it
+        memory_available_bytes: RAM that is available without swapping.
+        accelerator: name of the GPU or NPU; None if there is none. The runtime does not use it
             (onnxruntime runs on the CPU), so the score leaves it out.
         compute_score_gflops: float32 matrix products on the CPU, 10**9 operations a second.
         link_latency_ms: round trip of a small message to the server, ms; None if not measured.
@@ -100,12 +100,12 @@ class DeviceProfile:
 
     @property
     def core_score_gflops(self) -> float:
-        """The compute score of one core: what a session with one thread has to itself."""
+        """The compute score of one core, for a session with one thread."""
         return self.compute_score_gflops / self.cores
 
     @property
     def link(self) -> LinkProfile | None:
-        """Both figures of the link, or None unless both are known."""
+        """The link; None unless latency and bandwidth are known."""
         if self.link_latency_ms is None or self.link_bandwidth_mbps is None:
             return None
         return LinkProfile(self.link_latency_ms, self.link_bandwidth_mbps)
@@ -117,7 +117,7 @@ class DeviceProfile:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, JSON-safe."""
+        """All fields, as JSON has them."""
         return asdict(self)
 
     @classmethod
@@ -131,13 +131,13 @@ class DeviceProfile:
 
 
 def probe(name: str | None = None, *, root: Path = Path("/")) -> DeviceProfile:
-    """Look at this device; takes about 0.2 s, of which the compute score is nearly all.
+    """Measure this device; takes about 0.2 s, nearly all for the compute score.
 
-    The link is unknown here: measure it with `measure_link` and add it with `with_link`.
+    The link stays unknown: measure it with `measure_link` and add it with `with_link`.
 
     Args:
         name: the profile's name; by default the board's catalogue id, else the host name.
-        root: where the platform's files lie.
+        root: folder of the platform's files.
     """
     memory = psutil.virtual_memory()
     limits = tuple(_memory_limits(root))
@@ -157,7 +157,7 @@ def probe(name: str | None = None, *, root: Path = Path("/")) -> DeviceProfile:
 
 
 def board_name(root: Path = Path("/")) -> str | None:
-    """The board's catalogue id, or its own name in that form; None where it does not say."""
+    """The board's name in the catalogue, or its own name in that form; None if unknown."""
     for place in ("proc/device-tree/model", "sys/firmware/devicetree/base/model"):
         model = _read_text(root / place).strip().lower()
         if model:
@@ -168,7 +168,7 @@ def board_name(root: Path = Path("/")) -> str | None:
 def accelerator_name(root: Path = Path("/")) -> str | None:
     """The GPU of a Jetson, by its chip; None on other boards.
 
-    The device tree is there in containers too; `/etc/nv_tegra_release` only on the host.
+    Containers have the device tree too, but `/etc/nv_tegra_release` only exists on the host.
     """
     compatible = _read_text(root / "proc/device-tree/compatible")
     for chip, gpu in TEGRA_GPUS.items():
@@ -182,7 +182,7 @@ def measure_compute_score_gflops() -> float:
     """Speed of float32 matrix products on the CPU, in 10**9 operations a second.
 
     The median over at least five products of two 256 x 256 matrices (2 * 256**3 operations each),
-    on as many cores as numpy's BLAS takes; 0.12 s, at 1 GFLOP/s 0.2 s.
+    on as many cores as numpy's BLAS uses. Takes 0.12 s, or 0.2 s at 1 GFLOP/s.
     """
     rng = np.random.default_rng(0)
     left = rng.standard_normal((SCORE_SIZE, SCORE_SIZE), dtype=np.float32)
@@ -204,10 +204,10 @@ def _usable_cores() -> int:
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use, in bytes, of every control group this process is in, up to the topmost.
+    """Limit and use, in bytes, of every control group of this process, up to the topmost.
 
-    Inside a container the path may be one of the host, which does not exist here; its parents do.
-    Page cache that can be dropped at once does not count as used.
+    Inside a container the path may be one of the host that does not exist; its parents do. Page
+    cache that can be dropped at once does not count as used.
     """
     for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "-", "")
@@ -238,7 +238,7 @@ def _read_number(path: Path) -> int | None:
 
 
 def _read_text(path: Path) -> str:
-    """The file's text without NULs (device trees end in one); "" where it cannot be read."""
+    """The file's text without NULs (device trees end in one); "" if it cannot be read."""
     try:
         return path.read_bytes().replace(b"\0", b"\n").decode("utf-8", "replace")
     except OSError:

@@ -1,15 +1,15 @@
-"""What work costs in joules, and how that is known: counted, sampled or declared.
+"""Energy of work in joules: counted, sampled or estimated.
 
-In this order:
+The first of these sources that exists is used:
 
     rapl      counters of the CPU packages and their memory (Linux powercap, x86)
     ina       power sensors of a Jetson (INA3221; hwmon, or iio before JetPack 5), sampled
     declared  a power model: idle and busy watts of the recipe or the catalogue, and the share of
               the cores this process kept busy
-    none      nothing to go by
+    none      no source
 
-Counters and sensors see the whole machine, whoever works on it; the model only this process. Files
-are read below an injectable root, so a test can hand in a small tree.
+Counters and sensors see the whole machine with all its processes, the model only this process.
+Files are read below a root folder, so a test can pass a small tree.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from profiles.fields import check_fields, exact_keys, need
 
 EnergySource = Literal["rapl", "ina", "declared", "none"]
 
-# A package at 300 W runs through its counter (262 kJ) in 14 minutes
+# a package at 300 W reaches the end of its counter (262 kJ) in 14 minutes
 RAPL_INTERVAL_S: Final = 60.0
-# INA3221 converts in milliseconds; work of a round lasts seconds
+# an INA3221 takes milliseconds for a sample; work of a round lasts seconds
 INA_INTERVAL_S: Final = 0.1
-INPUT_RAILS: Final = ("VDD_IN", "POM_5V_IN")  # what the whole module draws, where there is one
+INPUT_RAILS: Final = ("VDD_IN", "POM_5V_IN")  # power of the whole module, if it has such a rail
 
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """Watts of a board at rest and with all cores busy, and where the figures come from."""
+    """Watts of a board at rest and with all cores busy, and the source of the figures."""
 
     idle_w: float
     busy_w: float
@@ -63,7 +63,7 @@ class PowerModel:
         )
 
     def energy_j(self, seconds: float, busy_share: float = 1.0) -> float:
-        """Joules of that long with that share of the cores busy.
+        """Joules for so many seconds with that share of the cores busy.
 
         E = t * (P_idle + share * (P_busy - P_idle))
         """
@@ -71,7 +71,7 @@ class PowerModel:
 
 
 def reference_power(name: str) -> PowerModel | None:
-    """The catalogue's power model of that board; None where no measurement is known to us."""
+    """The catalogue's power model of a board; None if no measurement is known."""
     text = Path(__file__).with_name("power.toml").read_text(encoding="utf-8")
     entry = tomllib.loads(text).get(name)
     if entry is None:
@@ -83,11 +83,11 @@ def reference_power(name: str) -> PowerModel | None:
 
 @dataclass(frozen=True, slots=True)
 class EnergyReading:
-    """Joules over a time, and which of the sources said so.
+    """Joules over a time, and the source of the figure.
 
     Attributes:
-        joules: None where the source is `none`.
-        detail: the counters, rails or figures used; for `none`, what stood in the way.
+        joules: None for the source `none`.
+        detail: the counters, rails or figures used; for `none`, why there is no source.
     """
 
     joules: float | None
@@ -107,7 +107,7 @@ class _Gauge(Protocol):
 
 
 class EnergyMeter:
-    """Joules between `start` and `stop`, by the best source there is.
+    """Measures joules between `start` and `stop` with the best source.
 
     with EnergyMeter(declared=reference_power("raspberry-pi-4")) as meter:
         ...
@@ -125,8 +125,8 @@ class EnergyMeter:
         """Look for a source.
 
         Args:
-            declared: the power model where nothing can be measured.
-            root: where the platform's files lie.
+            declared: power model to use if nothing can be measured.
+            root: folder of the platform's files.
             clock, cpu_clock: seconds; the second counts this process's time on all cores.
         """
         self._clock = clock
@@ -140,11 +140,11 @@ class EnergyMeter:
 
     @property
     def source(self) -> EnergySource:
-        """Which source is used."""
+        """The source in use."""
         return "none" if self._gauge is None else self._gauge.source
 
     def start(self) -> None:
-        """Begin to count, from 0."""
+        """Start counting from 0."""
         self._last = None
         self._stopped.clear()
         self._begin_s = self._clock()
@@ -156,7 +156,7 @@ class EnergyMeter:
                 self._thread.start()
 
     def read(self) -> EnergyReading:
-        """What it took since `start`; after `stop`, until then."""
+        """Energy since `start`; after `stop`, until then."""
         if self._last is not None:
             return self._last
         seconds = self._clock() - self._begin_s
@@ -165,12 +165,12 @@ class EnergyMeter:
         try:
             with self._lock:
                 joules = self._gauge.total_j() - self._begin_j
-        except (OSError, InvalidProfileError) as err:  # no reason for work to stop
+        except (OSError, InvalidProfileError) as err:  # the work goes on without it
             return EnergyReading(None, seconds, "none", f"{self._gauge.source} failed: {err}")
         return EnergyReading(joules, seconds, self._gauge.source, self._gauge.detail)
 
     def stop(self) -> EnergyReading:
-        """End counting and say what it took."""
+        """Stop counting; return the energy since `start`."""
         self._last = self.read()
         self._stopped.set()
         if self._thread is not None:
@@ -193,16 +193,16 @@ class EnergyMeter:
         self.stop()
 
     def _keep(self) -> None:
-        """Look often enough that no power change and no counter's turn is missed."""
+        """Read often enough to see every change of power and every overflow of a counter."""
         assert self._gauge is not None
         while not self._stopped.wait(self._gauge.interval_s):
-            # one that does not answer now is bridged by the next that does; `read` says so at last
+            # a failed sample is bridged by the next; `read` reports one that fails at the end
             with self._lock, contextlib.suppress(OSError, InvalidProfileError):
                 self._gauge.total_j()
 
 
 class _Rapl:
-    """Sum of energy counters, in microjoules, that begin again after their range."""
+    """Sum of energy counters, in microjoules, that restart from 0 after their range."""
 
     source: EnergySource = "rapl"
     interval_s: float | None = RAPL_INTERVAL_S
@@ -247,7 +247,7 @@ class _Ina:
 
 
 class _Declared:
-    """A power model fed with the CPU time of this process."""
+    """Estimates from a power model and the CPU time of this process."""
 
     source: EnergySource = "declared"
     interval_s: float | None = None
@@ -273,7 +273,7 @@ def _find_gauge(
     clock: Callable[[], float],
     cpu_clock: Callable[[], float],
 ) -> tuple[_Gauge | None, str]:
-    """The best gauge, or None and what stood in the way."""
+    """The best gauge; or None, and why there is none."""
     denied = ""
     try:
         if zones := _rapl_zones(root):
@@ -294,13 +294,13 @@ def _find_gauge(
 
 
 def _rapl_zones(root: Path) -> list[Path]:
-    """Packages and the memory beside them; cores lie inside packages, psys around them."""
+    """Zones of packages and their memory; cores are parts of packages, psys contains all."""
     zones = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
     return [zone for zone in zones if _text(zone / "name").startswith(("package-", "dram"))]
 
 
 def _ina_rails(root: Path) -> dict[str, Callable[[], float]]:
-    """Reads watts, by rail; the module's input alone where that is measured, else all rails."""
+    """A function for each rail that reads its watts; the module's input alone if it is measured."""
     rails: dict[str, Callable[[], float]] = {}
     for chip in sorted((root / "sys/class/hwmon").glob("hwmon*")):
         if _text(chip / "name") == "ina3221":

@@ -1,32 +1,32 @@
-"""What can go wrong in profiles, as one tree.
+"""Errors of this package, as one tree.
 
     ProfileError
-    ├── InvalidProfileError     a profile, cost table, budget or argument that cannot be right
-    ├── UnknownReferenceError   no such board in the catalogue; names those there are
-    ├── MeasurementError        a measurement gave nothing that can be used
-    └── AllocationError         not even the shallowest prefix fits the device
+    ├── InvalidProfileError     a profile, cost table, budget or argument with a wrong value
+    ├── UnknownReferenceError   a board that the catalogue does not have; lists its boards
+    ├── MeasurementError        a measurement without a usable result
+    └── AllocationError         the shallowest prefix does not fit the device
 
-This is the ground floor: nothing here knows of `edge_sdk.errors`.
+This package is the ground floor: it imports nothing of `edge_sdk`.
 """
 
 from __future__ import annotations
 
 
 class ProfileError(Exception):
-    """Base of every error this package raises on purpose; its text says what to do next."""
+    """Base of all errors that this package raises on purpose; the text says what to do next."""
 
 
 class InvalidProfileError(ProfileError, ValueError):
-    """A value that cannot be right; names the field, what was expected and what was got."""
+    """A wrong value; names the field, what was expected and what was got."""
 
 
 class UnknownReferenceError(ProfileError, LookupError):
-    """No such board in the catalogue."""
+    """The catalogue does not have this board."""
 
 
 class MeasurementError(ProfileError):
-    """A measurement gave nothing that can be used."""
+    """A measurement without a usable result."""
 
 
 class AllocationError(ProfileError):
-    """Not even the shallowest prefix fits the device; says by how much it misses."""
+    """The shallowest prefix does not fit the device; the text says by how much."""

@@ -1,6 +1,6 @@
 """Latency and bandwidth of a link, measured through a function that echoes bytes.
 
-No I/O here: the caller brings the transport, so one measurement serves MQTT, HTTP and tests.
+No I/O here: the caller passes the transport, so one measurement serves MQTT, HTTP and tests.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from profiles.fields import check_fields, check_value
 
 SMALL_BYTES = 64
 LARGE_BYTES = 256 * 1024  # well above one window of slow start, well below a broker's frame limit
-LEAST_DIFFERENCE = 0.1  # of the latency; a smaller one between the payloads is jitter
+LEAST_DIFFERENCE = 0.1  # share of the latency; a smaller difference of the payloads is jitter
 
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """What a link is.
+    """Latency and bandwidth of a link.
 
     Attributes:
         latency_ms: round trip of a small message, ms.
@@ -35,7 +35,7 @@ class LinkProfile:
         check_fields(self, "link", latency_ms=number(least=0), bandwidth_mbps=number(above=0))
 
     def round_trip_ms(self, size_bytes: int) -> float:
-        """Time for `size_bytes` to go there and as many to come back, ms."""
+        """Time to send `size_bytes` and to receive as many, ms."""
         return self.latency_ms + 2 * size_bytes * 8 / (self.bandwidth_mbps * 1e3)
 
 
@@ -51,13 +51,13 @@ def measure_link(
 
     `latency_ms` is the median round trip of the small one. The large one crosses the link twice,
     so bandwidth is `2 * 8 * large_bytes` bits over its median time less the latency. On a link so
-    fast that both take the same time but for a tenth of the latency, the large one's whole time is
-    taken instead: a lower bound.
+    fast that the two times differ by less than a tenth of the latency, the large one's whole time
+    is taken: a lower bound of the bandwidth.
 
     Args:
-        ping: sends the bytes and returns when all of them are back; its own errors pass through.
+        ping: sends the bytes and returns when all of them are back; its errors reach the caller.
         small_bytes, large_bytes: payload sizes.
-        repeats: measurements of each size, after one that is thrown away (it opens connections).
+        repeats: measurements of each size, after a first ping that opens connections.
         clock: seconds, monotonic.
     Raises: MeasurementError if the clock did not move; InvalidProfileError for a bad argument.
     """

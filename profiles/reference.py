@@ -1,8 +1,8 @@
-"""The catalogue: boards people run this on, each number with the place it comes from.
+"""The catalogue of boards; each number has its source.
 
-One TOML file a board in `catalog/`; a table per field, with `value` and `source`. A board that is
-sold with several amounts of memory stands there with the smallest: what fits that fits its
-siblings. Figures are for planning and simulation; a real device reports its own (`probe`).
+`catalog/` has one TOML file for each board, with a table of `value` and `source` for each field. A
+board that is sold with several amounts of memory has the smallest: what fits it fits all of them.
+The figures are for planning and simulation; a real device reports its own (`probe`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _SUFFIX = ".toml"
 
 
 def reference_names() -> tuple[str, ...]:
-    """Ids of the boards in the catalogue, in alphabetical order."""
+    """Names of the boards in the catalogue, in alphabetical order."""
     found = (entry.name for entry in _CATALOG.iterdir())
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX)))
 
 
 def load_reference(name: str) -> DeviceProfile:
-    """The board's profile, on the reference link its file names.
+    """The board's profile, with the reference link of its file.
 
-    Raises: UnknownReferenceError listing the boards there are; InvalidProfileError if the board's
-        file does not say what it must.
+    Raises: UnknownReferenceError listing the boards; InvalidProfileError if the board's file has
+        something missing or wrong.
     """
     values = {field: entry["value"] for field, entry in _entries(name).items()}
     if values["accelerator"] == NO_ACCELERATOR:
@@ -42,9 +42,9 @@ def load_reference(name: str) -> DeviceProfile:
 
 
 def load_sources(name: str) -> dict[str, str]:
-    """Where each number of the board comes from, by field name; `title` names board and variant.
+    """Sources of the board's numbers, by field name; `title` names board and variant.
 
-    Raises: as `load_reference`.
+    Raises: as `load_reference` does.
     """
     title = {"title": str(_document(name)["title"])}
     return title | {field: entry["source"] for field, entry in _entries(name).items()}
