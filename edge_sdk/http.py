@@ -32,7 +32,7 @@ class ResponseTooLargeError(LinkError):
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """How long one exchange may take, in seconds; None for any time.
+    """Time limits of one exchange, in seconds; None sets no limit.
 
     Attributes:
         connect_s: to set up a connection.

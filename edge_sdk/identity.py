@@ -18,7 +18,7 @@ IDENTITY_NAME: Final = "agent.json"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What enrolment gave this device to connect with.
+    """Identity of an enrolled device, with which it connects.
 
     Attributes:
         server: base URL, `https://host:port`; http only where the server allows it.

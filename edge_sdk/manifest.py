@@ -112,7 +112,7 @@ class GateSpec:
 
 @dataclass(frozen=True, slots=True)
 class BundleManifest:
-    """What a device needs to know of the files that it runs.
+    """Description of the files that a device runs.
 
     Attributes:
         bundle: `{model}/{version}/{variant}`.

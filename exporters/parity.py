@@ -39,7 +39,7 @@ _BATCH: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """How far the graphs of a bundle are from the torch model.
+    """Distance between the graphs of a bundle and the torch model.
 
     Attributes:
         samples: held-out inputs compared.

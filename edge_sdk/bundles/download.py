@@ -76,7 +76,7 @@ class ServerClient:
 
 
 def download(client: ServerClient, url: str, file: FileRecord, part: Path) -> None:
-    """Have the file of `url` at `part`, whole and synced, continuing what `part` holds already.
+    """Download `url` to `part`, whole and synced; continue where `part` ends.
 
     The URL holds the file's hash, so what is behind it never changes and no `If-Range` is needed:
     the hash over all of it decides in the end.

@@ -76,7 +76,7 @@ class SignedRepository:
         sync_folder(metadata)
 
     def bundle(self, name: str) -> PublishedBundle:
-        """What the signed metadata say of a bundle.
+        """The signed metadata of a bundle.
 
         Raises: UpdateRefusedError if it is not published, or not as a bundle must be; LinkError.
         """
@@ -104,7 +104,7 @@ class _Fetcher(FetcherInterface):
         self._client = client
 
     def download_bytes(self, url: str, max_length: int) -> bytes:
-        """As the base has it, but in memory: the folder for temporary files may be full."""
+        """Download into memory, not into a temporary file: that folder may be full."""
         try:
             return self._client.read(url, max_length)
         except StatusError as err:

@@ -21,7 +21,7 @@ TIMEOUT_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class UpdateOutcome:
-    """How an update ended. In every case but `installed` the bundle before it keeps running.
+    """Result of an update. Unless it is `installed`, the bundle before it keeps running.
 
     Attributes:
         status: `unchanged`: the assigned bundle is here and whole, or none is assigned;

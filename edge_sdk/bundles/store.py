@@ -337,7 +337,7 @@ class BundleStore:
 
 
 def file_damage(path: Path, record: FileRecord) -> str | None:
-    """How the file at `path` differs from its record; None if it does not."""
+    """The difference between the file at `path` and its record, in words; None if there is none."""
     try:
         # a symbolic link could point elsewhere by the time the file is loaded
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -77,7 +77,7 @@ def _lower(limit: int, value: int) -> None:
 
 
 def _death(done: subprocess.CompletedProcess[bytes]) -> str:
-    """How the child process ended, with the last line it printed."""
+    """The end of the child process in words, with the last line it printed."""
     if done.returncode < 0:
         how = f"killed by {signal.Signals(-done.returncode).name}"
     else:

@@ -30,7 +30,7 @@ _sum = np.add.reduce  # what ndarray.sum calls, without the 0.7 us on the way
 
 @dataclass(slots=True, eq=False)
 class Decision:
-    """What a gate decided for one sample. Treat it as read-only: freezing it would cost 1 us.
+    """Decision of a gate on one sample. Treat it as read-only: freezing it would cost 1 us.
 
     Attributes:
         exit: whether the device's answer is final.

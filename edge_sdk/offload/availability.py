@@ -24,7 +24,7 @@ OVERLOADED: Final = "server overloaded; retry after its back-off"
 
 
 class Presence(Enum):
-    """What is known about the server."""
+    """Presence of the server, as far as the device knows."""
 
     UNKNOWN = "unknown"
     PRESENT = "present"
@@ -48,7 +48,7 @@ class Availability:
 
     @property
     def presence(self) -> Presence:
-        """What is known about the server."""
+        """Presence of the server, as far as the device knows."""
         return self._presence
 
     @property

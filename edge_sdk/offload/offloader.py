@@ -90,7 +90,7 @@ class Offloader:
 
     @property
     def presence(self) -> Presence:
-        """What is known about the server."""
+        """Presence of the server, as far as the device knows."""
         return self._availability.presence
 
     @property

@@ -1,4 +1,4 @@
-"""Which of a client's samples make up the batches of a round."""
+"""Samples of a client that make up the batches of a round."""
 
 from __future__ import annotations
 

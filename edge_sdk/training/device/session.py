@@ -48,7 +48,7 @@ RETRY_LAST_S: Final = 2.0
 
 
 class Trainer(Protocol):
-    """What a session asks of a `TrainerClient`."""
+    """The calls of a `TrainerClient` that a session uses."""
 
     def join(self, samples: int, input_shape: tuple[int, ...]) -> Welcome:
         """Tell the trainer that this device is there."""
@@ -67,7 +67,7 @@ class Trainer(Protocol):
 
 
 class SessionStore:
-    """What a device keeps between sessions; this one keeps nothing."""
+    """Store of a device between sessions; this one keeps nothing."""
 
     def open(self, welcome: Welcome) -> bool:
         """Turn to the welcome's run; True if it is another one than before."""
@@ -93,7 +93,7 @@ class SessionStore:
 
 @dataclass(slots=True)
 class SessionCounts:
-    """What a device did: updates made, and those made without the server."""
+    """Counts of a session: updates made, and those made without the server."""
 
     updates: int = 0
     alone: int = 0
@@ -142,7 +142,7 @@ class TrainingSession:
             self._run()
 
     def stop(self) -> None:
-        """Have `run` return; from any thread."""
+        """Make `run` return; may be called from any thread."""
         self._stopping.set()
 
     def _run(self) -> None:

@@ -39,7 +39,7 @@ BUSY: Final = 429  # send it again
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """What a device says of its data when it joins; the data stay where they are.
+    """Description of a device's data, sent when it joins; the data stay on the device.
 
     Nothing depends on its labels, which may be no peer's business: a device refuses a plan of fewer
     classes than it has, and labels that are sent are checked when they come.
@@ -55,7 +55,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What the trainer answers to a device that joins.
+    """Answer of the trainer to a device that joins.
 
     Attributes:
         training: its name.
@@ -91,7 +91,7 @@ class Decline:
 
 
 class ReplyOutcome(StrEnum):
-    """What became of a reply."""
+    """Result of handing a reply to the trainer."""
 
     TAKEN = "taken"
     KEPT = "kept"  # an update that no round waits for yet

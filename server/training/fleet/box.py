@@ -37,7 +37,7 @@ AWAY: Final = "it is away"
 
 
 class BoxState(Enum):
-    """Where a box's request is."""
+    """State of a box's request."""
 
     EMPTY = auto()  # no request
     WAITING = auto()  # the device has not fetched it
@@ -47,7 +47,7 @@ class BoxState(Enum):
 
 
 class BoxEvent(Enum):
-    """What happens to a box."""
+    """Event that changes the state of a box."""
 
     PUT = auto()
     FETCH = auto()

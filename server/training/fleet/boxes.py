@@ -75,7 +75,7 @@ class Boxes:
         return box.state is BoxState.WAITING
 
     def awaited(self, devices: Iterable[str], now: float) -> list[str]:
-        """Those of the devices that a reply may still come from."""
+        """Devices from which a reply may still come."""
         return [device for device in devices if self._is_awaited(self._box(device), now)]
 
     def next_change(self, devices: Iterable[str]) -> float:
@@ -113,7 +113,7 @@ class Boxes:
         return [name for name in self._joined if not self._is_silent(self._box(name), now)]
 
     def samples(self) -> dict[str, int]:
-        """How many each device that joined says it has."""
+        """Number of samples that each joined device reported."""
         return {name: join.samples for name, join in self._joined.items()}
 
     def take_late(self) -> dict[str, Update]:
@@ -138,7 +138,7 @@ class Boxes:
         return counts
 
     def take_missed(self) -> list[Missed]:
-        """What went without a reply since the last call."""
+        """Requests without a reply since the last call."""
         missed, self._missed = self._missed, []
         return missed
 

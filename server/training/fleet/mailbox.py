@@ -96,7 +96,7 @@ class Mailbox:
             return self._present()
 
     def samples(self) -> dict[str, int]:
-        """How many each device that joined says it has."""
+        """Number of samples that each joined device reported."""
         with self._changed:
             return self._boxes.samples()
 
@@ -116,7 +116,7 @@ class Mailbox:
             return self._boxes.take_counts()
 
     def take_missed(self) -> list[Missed]:
-        """What went without a reply since the last call."""
+        """Requests without a reply since the last call."""
         with self._changed:
             return self._boxes.take_missed()
 
@@ -171,7 +171,7 @@ class Mailbox:
 
     @contextmanager
     def listening(self, device: str, wake: Callable[[], object]) -> Iterator[None]:
-        """Have `wake` called, from any thread, when there may be something to fetch."""
+        """Call `wake`, from any thread, when there may be something to fetch."""
         with self._changed:
             self._listeners[device].append(wake)
         try:
