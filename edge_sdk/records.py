@@ -68,24 +68,23 @@ def read_record(kind: type[T], table: object, name: str, *, unknown: str = "") -
     if not isinstance(table, Mapping):
         raise ConfigurationError(f"{name}: expected a table, got {shown(table)}")
     entries = _entries(kind)
-    values = dict(table)
-    for key, value in table.items():
-        record = entries[key].record if key in entries else None
-        if record is not None and (value is not None or not entries[key].optional):
-            values[key] = read_record(record, value, key, unknown=unknown)
+    records = {
+        key: read_record(record, value, key, unknown=unknown)
+        for key, value in table.items()
+        if key in entries and (record := entries[key].record_of(value)) is not None
+    }
     try:
         _check_keys(table, entries, unknown)
-        for key, entry in entries.items():
-            if key in table and values[key] is table[key]:
-                check_types({key: table[key]}, {key: entry.type})
-                values[key] = _converted(table[key], entry.type)
-        return _build(kind, values)
+        plain = {key: value for key, value in table.items() if key not in records}
+        check_types(plain, {key: entries[key].type for key in plain})
+        values = {key: _converted(value, entries[key].type) for key, value in plain.items()}
+        return _build(kind, values | records)
     except ConfigurationError as err:
         raise ConfigurationError(f"{name}: {err}") from err
 
 
 def check_types(values: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    """See that each value has the type annotated under its name.
+    """Check that each value has the type annotated under its name.
 
     A list passes for a tuple and a text for a path, as JSON and TOML write them. Entries of a table
     within the values are not checked, nor are values without an annotation.
@@ -126,10 +125,10 @@ class _Entry:
     required: bool
     record: type[DataclassInstance] | None
 
-    @property
-    def optional(self) -> bool:
-        """Whether None stands for a record that is left out."""
-        return NoneType in get_args(self.type)
+    def record_of(self, value: object) -> type[DataclassInstance] | None:
+        """What a value is to be read into; None for a plain value and for a record left out."""
+        left_out = value is None and NoneType in get_args(self.type)
+        return None if left_out else self.record
 
 
 def _check_keys(table: Mapping[Any, Any], entries: Mapping[str, _Entry], unknown: str) -> None:
