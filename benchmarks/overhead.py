@@ -237,12 +237,12 @@ class Meter:
             self._spent[place] += time.process_time() - start  # type: ignore[assignment]  # seconds
 
     def _timed_step(self, step: ServerStep) -> ServerStep:
-        def answering(state: ServerState, arrivals: ClientBatches, now: RoundView) -> Any:
+        def answering(state: ServerState, batches: ClientBatches, now: RoundView) -> Any:
             with self._at("server step"):
-                return step(state, arrivals, now)
+                return step(state, batches, now)
 
-        def asking(state: ServerState, arrivals: ClientBatches, now: RoundView) -> AskClients:
-            under_way: Any = step(state, arrivals, now)
+        def asking(state: ServerState, batches: ClientBatches, now: RoundView) -> AskClients:
+            under_way: Any = step(state, batches, now)
             replies = None
             while True:
                 try:

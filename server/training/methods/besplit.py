@@ -85,11 +85,11 @@ def besplit(
 
     Args:
         ablation: `no_ea` weighs by n_k; the next three leave a factor out of the weights; `no_bcc`
-            moves nothing; `no_dtd` has no auxiliary model.
+            exchanges no samples; `no_dtd` has no auxiliary model.
         missing: how average uncertainties are joined over classes
             (server.training.methods.formulas.client_records).
         beta: share of the old record that is kept from one round to the next.
-        ttl: rounds for which a client that is not seen is remembered.
+        ttl: rounds for which a client that takes no part is remembered.
         anneal_rounds: T of lam_t. tau, client_share, server_share, auxiliary_head: of the
             auxiliary model (edge_sdk.training.protocol.client_part.Distillation).
     """
@@ -144,8 +144,8 @@ def besplit(
 class RecordMemory:
     """The client records in the method's memory, and what the round under way adds to them.
 
-    A recipe may take its weights from another method, which closes no round: then all clients that
-    were seen in the last round took part in it.
+    A recipe may take its weights from another method, which closes no round. Then all clients with
+    new records took part in the last round.
 
     Attributes:
         records: by client, (N, N + 3) float64 (server.training.methods.formulas.client_records).
@@ -176,7 +176,7 @@ class RecordMemory:
     def close(self, number: int, took_part: Collection[str], beta: float, ttl: int) -> None:
         """Renew the records by round `number` (Eq. 6), and forget clients not seen for long.
 
-        What was seen of a client whose update does not count is left out with it.
+        The new record of a client is dropped if its update does not count.
         """
         new, old = _on_cpu(self.new), _on_cpu(self.records)
         for client in sorted(new.keys() & set(took_part)):
@@ -227,7 +227,10 @@ def _exchanges(
 def _learn(
     state: ServerState, batches: ClientBatches, joint: dict[str, HostBatches], kl_weight: float
 ) -> dict[str, BatchResult]:
-    """Every client's batch, of a pair or its own; those that cannot be learnt from are missing."""
+    """Step on every client's batch, shared with its pair or its own.
+
+    Clients of a batch that cannot be learnt from are left out.
+    """
     results: dict[str, BatchResult] = {}
     for client, batch in batches.items():
         if together := joint.get(client):
@@ -246,9 +249,9 @@ def _feedback(result: BatchResult, *, outputs: bool) -> Feedback:
 def _for_all(
     known: Mapping[str, float], contributions: Contributions, now: RoundView
 ) -> dict[str, float]:
-    """A weight for every participant; one without a record (its update came late) has the mean.
+    """Weights of all participants; one without a record (its update came late) has the mean.
 
-    Where nobody has one, weights are by samples.
+    Where no participant has a record, weights are by samples.
     """
     if not known:
         return by_samples(contributions, now)

@@ -1,20 +1,20 @@
-"""A method made of parts of others: one's clients, another's server step, a third one's weights.
+"""Methods made of parts of others: one's clients, another's server step, a third one's weights.
 
-    client   the client's half and what becomes of it: exit heads, labels, fine-tuning
-    gate     what the clients' exits are gated by, and so what their heads learn: entropy, or
-             evidence (BESplit); comes with the client where nothing is said
+    client   the client's half: exit heads, labels, fine-tuning
+    gate     the measure that gates the clients' exits, and so what their heads learn: entropy, or
+             evidence (BESplit); the client's method gives it by default
     server   the server's step, its trunk, how a batch is shared out
-    align    contrastive alignment of embeddings, by the server's stages alone (HARMONY); comes
-             with the server where nothing is said
-    weigh    how much each client counts in aggregation, and the server's own vote
+    align    contrastive alignment of embeddings, by the server's stages alone (HARMONY); the
+             server's method gives it by default
+    weigh    the weights of the clients in aggregation, and the server's own
 
 Two more parts join the client's half, whichever method that is from:
 
-    auxiliary   a model of the client's own, which answers on the device (BESplit); brings its gate
-                where nothing is said
+    auxiliary   a model of the client's own, which answers on the device (BESplit); it brings its
+                gate by default
     guard       training of the prefix against inversion (SCALA)
 
-What contradicts is refused with a sentence, before anything is trained.
+Parts that contradict each other are refused with a sentence, before anything is trained.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PARTS: Final = (*FIELDS, *COMPANIONS)
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """Which method each part is of; `named` are those that a recipe names."""
+    """The method that each part is taken from; `named` are the parts that a recipe names."""
 
     client: Method
     auxiliary: Method
@@ -55,7 +55,7 @@ class _Sources:
 
 
 def combine(base: Method, parts: Mapping[str, Method]) -> Method:
-    """`base` with some parts taken from other methods.
+    """Replace some parts of `base` by those of other methods.
 
     Raises: ConfigurationError saying which parts do not go together, and why.
     """
@@ -88,14 +88,14 @@ def combine(base: Method, parts: Mapping[str, Method]) -> Method:
 
 
 def taken_from(part: str, method: Method) -> dict[str, Any]:
-    """What is taken from a method as that part, by the names of the fields."""
+    """The fields that a part takes from a method, by name."""
     if part in COMPANIONS:
         return {COMPANIONS[part]: getattr(method.client, COMPANIONS[part])}
     return {name: getattr(method, name) for name in FIELDS.get(part, ())}
 
 
 def _client_part(of: _Sources) -> ClientPart:
-    """The client's half, with what joins it, told what the other parts ask of it.
+    """The client's half with its companions and with what the other parts ask of it.
 
     Raises: ConfigurationError for parts that exclude each other.
     """
@@ -164,7 +164,7 @@ def _of_steps(of: _Sources) -> Iterator[str]:
 
 
 def _of_gates(of: _Sources) -> Iterator[str]:
-    """Whether there is an exit for the gate that was asked for, and it learns what that goes by."""
+    """Whether a named gate has an exit, and that exit learns what the gate measures."""
     half = of.client.client
     if "gate" not in of.named:
         return
@@ -182,7 +182,7 @@ def _of_gates(of: _Sources) -> Iterator[str]:
 
 
 def _of_alignment(of: _Sources) -> Iterator[str]:
-    """Whether there is an alignment where one was asked for, and its views fit the server."""
+    """Whether a named alignment exists, and its views fit the server."""
     half, align = of.client.client, of.align.align
     if align is None:
         if "align" in of.named:
@@ -202,7 +202,7 @@ def _of_alignment(of: _Sources) -> Iterator[str]:
 
 
 def _of_weights(of: _Sources) -> Iterator[str]:
-    """Whether the weights find what they are made from."""
+    """Whether the weights have the records that they are made from."""
     if of.weigh.reads_records and not of.server.keeps_records:
         yield (
             f"{of.weigh.name}'s weights come from records that its own server step keeps,"

@@ -1,10 +1,11 @@
-"""HARMONY: extractors that learn to be personalised, and a server that aligns what they extract.
+"""HARMONY: extractors that learn to be personalised, and a server that aligns their features.
 docs/methods.md, HARMONY; the paper's 3.1-3.5.
 
     client      adapt (f, h) to B1 and to B2;  z1 = f1[:K](x2), z2 = f2(x1)           (Eq. 3-4)
                 I = [y1 == y2];  sends z2, z1, K, I
                 (edge_sdk.training.client.adaptation)
     server      s2 = neck(z2), s1 = neck(z1) from the stage after K                   (Eq. 6)
+                (server.training.methods.ask_clients)
                 returns the logits of s2
     client      Ls = CE(logits, y1);  returns dLs by the logits
     server      trunk -= lr * ((1 - g) * dLs + dCSA(s1, s2, I)), stopped at z1, z2     (Eq. 1-2, 7)
@@ -13,18 +14,18 @@ docs/methods.md, HARMONY; the paper's 3.1-3.5.
     aggregate   f, h block by block and the server's copies, by n_k; lambda = 0        (Eq. 2)
     afterwards  every client adapts (f, h) to all its data                            (Eq. 5)
 
-Labels are not sent, and known all the same: the gradient by the logits is negative at the label
-alone. Beside them travels I, whether two labels are equal, and from the change of an exit head a
-server can tell which classes a client has. The counter-measures do not make labels private either.
-Read of 300 labels of clients of two classes, guessing gets 53 %
+Labels are not sent, but the server can derive them: the gradient by the logits is negative at the
+label alone. I, which says whether two labels are equal, travels with it, and the change of an exit
+head tells the server which classes a client has. The counter-measures do not make labels private
+either. Share of 300 labels of clients of two classes that are read, where guessing gets 53 %
 (tests/training/methods/test_harmony.py):
 
     noise                        0     1    10   100  1000    head on the client
     by likelihood, %           100    95    73    60    55    -
     by direction, %            100    95    73    58    54    100
 
-and of that test's task, four classes, 98 % are learnt without noise, 88 at noise 1, and nothing
-from 10 on.
+In that test's task of four classes, the accuracy is 98 % without noise and 88 % at noise 1; from 10
+on nothing is learnt.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from server.training.methods.ask_clients import ask_clients
 from server.training.methods.formulas.contrastive import Alignment
 from server.training.methods.method import Method
 
-# g as stated; M and its rate are of the paper's lists; weight and margin of the alignment are ours:
-# with weight 1 `cnn6` on Fashion-MNIST left the finite numbers within five rounds at lr 0.05
+# g as stated in the paper. Weight and margin of the alignment are ours: with weight 1 `cnn6` on
+# Fashion-MNIST diverged to infinity within five rounds at lr 0.05.
 EXIT_SHARE: Final = 0.5
 ALIGN_WEIGHT: Final = 0.1
 MARGIN: Final = 1.0
@@ -67,7 +68,7 @@ def harmony(
         align_weight, margin: of CSA; weight 0 leaves it out, and the second view is not sent.
         personal_share: lambda; the method's own is 0.
         finetune_steps: of the personalisation afterwards, at `adapt_rate`; M where None.
-        head, noise: counter-measures against who reads labels in returned gradients: `client`
+        head, noise: counter-measures against reading labels in returned gradients: `client`
             keeps the last layer on the client, unshared; noise is drawn around what it returns.
     """
     meta = MetaAdaptation(

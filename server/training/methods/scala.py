@@ -10,7 +10,7 @@
         missed         left out of this concatenation and of its P_s, back at the next
     aggregate          prefixes by n_k                                                     (Eq. 8)
 
-P_k is the share of each label in all of k's data, P_s their mean by n_k over those present.
+P_k is the share of each label in all of k's data, P_s their mean by n_k over the clients present.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Adjust = Literal["both", "local", "none"]
 ADJUSTS: Final = get_args(Adjust)
 Server = Literal["joint", "copies", "in_turn"]
 SERVERS: Final = get_args(Server)
-# what is added to the logits for a share of labels, (N,) to (N,)
+# a share of labels, (N,), to what is added to the logits, (N,)
 Added = Callable[[Tensor], Tensor]
 EachStep = Callable[[ServerState, ClientBatches, ClientLoss], dict[str, Feedback]]
 
@@ -72,8 +72,8 @@ def scala(
     """The method, its ablations and its privacy-enhanced variant.
 
     Args:
-        adjust: whose loss has its logits adjusted: the server's and the clients', the clients'
-            alone, or nobody's, which is Minibatch-SFL in shared-out batches.
+        adjust: the losses with adjusted logits: `both` the server's and the clients', `local` the
+            clients' alone, `none` neither, which is Minibatch-SFL in shared-out batches.
         server: `joint` sees all activations together; `copies` has a copy of the suffix for each
             client, as SplitFedV1 (with `local` the paper's LLA-SFL); `in_turn` has one that each
             client's batch steps, as SplitFedV2 and SuperSFL (ours).
@@ -110,10 +110,10 @@ def scala(
 
 
 def _joint(
-    state: ServerState, arrivals: ClientBatches, now: RoundView, *, server: bool, added: Added
+    state: ServerState, batches: ClientBatches, now: RoundView, *, server: bool, added: Added
 ) -> dict[str, Feedback]:
     """Eq. 12-13 over the participants that are there."""
-    shares = _shares(arrivals, now, state.net.classes)
+    shares = _shares(batches, now, state.net.classes)
 
     def losses(joint: Joint) -> tuple[Tensor, Tensor]:
         sizes = torch.tensor(joint.sizes)
@@ -122,22 +122,27 @@ def _joint(
         of_all = added(joint_share(shares, now.samples)) if server else None
         return of_clients, adjusted_losses(joint.logits, joint.labels, of_all)
 
-    return joint_step(state, arrivals, losses)
+    return joint_step(state, batches, losses)
 
 
 def _apart(
-    state: ServerState, arrivals: ClientBatches, now: RoundView, *, step: EachStep, added: Added
+    state: ServerState,
+    batches: ClientBatches,
+    now: RoundView,
+    *,
+    step: EachStep,
+    added: Added,
 ) -> dict[str, Feedback]:
     """Eq. 13 for each client by itself, on both sides."""
-    shares = _shares(arrivals, now, state.net.classes)
+    shares = _shares(batches, now, state.net.classes)
 
     def loss(client: str, logits: Tensor, labels: Tensor) -> Tensor:
         return adjusted_losses(logits, labels, added(shares[client])).mean()
 
-    return step(state, arrivals, loss)
+    return step(state, batches, loss)
 
 
-def _shares(arrivals: ClientBatches, now: RoundView, classes: int) -> dict[str, Tensor]:
+def _shares(batches: ClientBatches, now: RoundView, classes: int) -> dict[str, Tensor]:
     """P_k of those present; all labels alike of one that does not say."""
     silent = (0,) * classes
-    return {client: label_share(now.label_counts.get(client) or silent) for client in arrivals}
+    return {client: label_share(now.label_counts.get(client) or silent) for client in batches}

@@ -70,7 +70,10 @@ def splitlpf(
 
 
 def by_contribution(alpha: float = ALPHA, *, signed: bool = True) -> WeightRule:
-    """p_k by data size and by the direction of the front against the last round's    Eq. 8-11"""
+    """Weights p_k by data size and by the direction of the front    Eq. 8-11
+
+    The direction is compared with that of the last round.
+    """
     check_value("alpha", alpha, share)
 
     def weigh(contributions: Contributions, now: RoundView) -> dict[str, float]:

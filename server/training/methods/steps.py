@@ -106,7 +106,7 @@ class Joint:
 ClientLoss = Callable[[str, Tensor, Tensor], Tensor]
 # every sample's loss: (B,) for the clients' gradients and (B,) for the server's step
 JointLosses = Callable[[Joint], tuple[Tensor, Tensor]]
-# yields outputs by client, is sent the gradients of those who answered
+# yields outputs by client, is sent the gradients of the clients that answered
 AskClients = Generator[dict[str, Tensor], Mapping[str, OutputGradient], Answers]
 ServerStep = Callable[[ServerState, ClientBatches, RoundView], Answers | AskClients]
 

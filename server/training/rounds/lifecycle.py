@@ -1,4 +1,4 @@
-"""How a round opens and how it ends: who takes part, what is merged, and what the report says."""
+"""The opening and the closing of a round: participants, the merge, the result for the report."""
 
 from __future__ import annotations
 

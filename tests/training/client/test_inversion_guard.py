@@ -302,9 +302,9 @@ def test_http_trains_the_variant_to_the_same_bits_as_local(
     def weights_after(transport: Transport) -> dict[str, Tensor]:
         state = ServerState(deepcopy(network_of(plan)), Training(0.05, 8, momentum=0.9))
         settings = RoundSettings(step_deadline_s=30, round_deadline_s=30)
-        engine = RoundLoop(method, dict.fromkeys(names, plan), state, transport, settings)
+        loop = RoundLoop(method, dict.fromkeys(names, plan), state, transport, settings)
         for number in (1, 2):
-            assert engine.run_round(number, 0).participants == names
+            assert loop.run_round(number, 0).participants == names
         return state.read()
 
     here, there = clients(), clients()

@@ -81,7 +81,7 @@ def test_a_trimmed_mean_by_hand() -> None:
     # first column: 1 and 100 go, (2*2 + 3*3 + 4*4) / 9; second: -50 and 9 go, (2*1+3*2+4*3)/9
     merged = trimmed(fleet, weights, start)["stage1.w"]
     assert merged.tolist() == pytest.approx([29 / 9, 20 / 9])
-    # the clients' weights sum to 20 whoever was left out, the server's vote of 5 joins them
+    # the clients' weights sum to 20 whichever client was left out; the server's 5 joins them
     with_vote = trimmed(fleet, weights, start, vote=5.0)["stage1.w"]
     assert with_vote.tolist() == pytest.approx(
         [(20 * 29 / 9 + 5 * 7) / 25, (20 * 20 / 9 + 5 * 7) / 25]
@@ -130,7 +130,7 @@ def test_each_stage_is_trimmed_among_those_who_hold_it() -> None:
     merged = trimmed(fleet, dict.fromkeys(fleet, 1.0), start, trim=0.25)
     assert merged["stage1.w"].item() == pytest.approx(5)  # 2 and 2 of 0..10 left out
     assert merged["stage2.w"].item() == 50  # one holder: nothing to leave out
-    assert merged["stage3.w"].item() == 0  # nobody: the server's stays
+    assert merged["stage3.w"].item() == 0  # no client holds it: the server's stays
 
 
 def test_a_client_of_weight_0_takes_no_honest_value_with_it() -> None:
@@ -230,8 +230,8 @@ def run(here: Simulation, change: Change | None = None, rounds: int = 1) -> list
     transport: Transport = LocalTransport(here.clients)
     if change is not None:
         transport = Attackers(transport, change)
-    engine = RoundLoop(here.method, here.plans, here.state, transport, here.recipe.round)
-    return [engine.run_round(number, 0) for number in range(1, rounds + 1)]
+    loop = RoundLoop(here.method, here.plans, here.state, transport, here.recipe.round)
+    return [loop.run_round(number, 0) for number in range(1, rounds + 1)]
 
 
 def pulling(here: Simulation, factor: float, bad: set[str]) -> Change:
@@ -312,10 +312,10 @@ def test_two_poisoners_of_ten_hardly_move_the_result_and_are_listed(factor: floa
 
 
 def test_honest_clients_are_merged_by_default_as_ever() -> None:
-    default, said = world(), world(robust="none")
+    default, named = world(), world(robust="none")
     run(default)
-    run(said)
-    ours, theirs = default.state.read(), said.state.read()
+    run(named)
+    ours, theirs = default.state.read(), named.state.read()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
@@ -330,8 +330,8 @@ def test_real_devices_are_not_trusted_unless_the_recipe_says_so() -> None:
 def test_a_round_of_real_devices_is_bounded_in_samples_and_time() -> None:
     there = RoundSettings(round_deadline_s=90).with_devices()
     assert (there.samples_max, there.steps_deadline_s) == (1_000_000, 90)
-    said = RoundSettings(samples_max=5_000_000, steps_deadline_s=7_200).with_devices()
-    assert (said.samples_max, said.steps_deadline_s) == (5_000_000, 7_200)
+    kept = RoundSettings(samples_max=5_000_000, steps_deadline_s=7_200).with_devices()
+    assert (kept.samples_max, kept.steps_deadline_s) == (5_000_000, 7_200)
     with pytest.raises(ConfigurationError, match="steps_deadline_s"):
         RoundSettings(steps_deadline_s=0)
 

@@ -67,7 +67,7 @@ def test_layers_are_merged_by_equation_8_by_hand() -> None:
         {
             "one": (1 / 4 * 1 + 1 / 6 * 2 + 0.01 * 6) / (1 / 4 + 1 / 6 + 0.01),
             "two": (1 / 6 * 20 + 0.01 * 60) / (1 / 6 + 0.01),  # b alone holds it
-            "three": 600,  # nobody: the server's stays
+            "three": 600,  # no client holds it: the server's stays
         }
     )
 
@@ -230,9 +230,9 @@ def _federated(norm: Norm, rounds: int = 6) -> tuple[ServerState, dict[str, Trai
         for seed, (name, offset) in enumerate({"a": 4.0, "b": 6.0}.items())
     }
     plans = dict.fromkeys(clients, flat_plan(**HAR, norm=norm))
-    engine = RoundLoop(fedavg(), plans, state, LocalTransport(clients))
+    loop = RoundLoop(fedavg(), plans, state, LocalTransport(clients))
     for number in range(1, rounds + 1):
-        engine.run_round(number, 0)
+        loop.run_round(number, 0)
     return state, clients
 
 
@@ -258,10 +258,10 @@ def test_batch_norm_statistics_are_averaged_with_the_weights_and_counters_never(
             build("har_cnn", input_shape=(9, 16), classes=3, seed=0),
             Training(0.02, 8),
         )
-        engine = RoundLoop(
+        loop = RoundLoop(
             fedavg(), {name: flat_plan(**HAR, norm="batch")}, alone, LocalTransport({name: client})
         )
-        engine.run_round(1, 0)
+        loop.run_round(1, 0)
         means.append(alone.read()["stage2.1.running_var"])
     torch.testing.assert_close(state.read()["stage2.1.running_var"], (means[0] + means[1]) / 2)
 

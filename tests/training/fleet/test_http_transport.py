@@ -306,14 +306,14 @@ def test_samples_beyond_the_recipes_most_are_refused_and_named() -> None:
     state = ServerState(network_of(plans["ada"]), Training(0.1, 8))
     clients = {"ada": client("ada", 30), "bob": client("bob", 31)}
     settings = RoundSettings(samples_max=30, staleness_max=1)
-    engine = RoundLoop(supersfl(), plans, state, LocalTransport(clients), settings)
-    result = engine.run_round(1, 0)
+    loop = RoundLoop(supersfl(), plans, state, LocalTransport(clients), settings)
+    result = loop.run_round(1, 0)
     assert result.participants == ("ada",)
     assert "31 samples: the recipe takes at most 30" in result.refused["bob"]
     late = replace(alone(), samples=31)
     plans["pi"] = plan_with(exit_head=True)
-    engine = RoundLoop(supersfl(), plans, state, LocalTransport(clients), settings)
-    assert "at most 30" in engine.run_round(2, 0, {"pi": late}).refused["pi"]
+    loop = RoundLoop(supersfl(), plans, state, LocalTransport(clients), settings)
+    assert "at most 30" in loop.run_round(2, 0, {"pi": late}).refused["pi"]
     with pytest.raises(ConfigurationError, match="samples_max"):
         RoundSettings(samples_max=0)
 
@@ -410,10 +410,10 @@ def test_update_of_a_past_round_counts_within_the_staleness_limit(
     for limit in (1, 2):
         state = ServerState(network_of(plans["pi"]), Training(0.1, 8))
         settings = RoundSettings(staleness_max=limit)
-        engine = RoundLoop(supersfl(), plans, state, LocalTransport({"ada": ada}), settings)
+        loop = RoundLoop(supersfl(), plans, state, LocalTransport({"ada": ada}), settings)
         for number in (1, 2):
-            engine.run_round(number, 0)
-        results[limit] = engine.run_round(3, 0, late)
+            loop.run_round(number, 0)
+        results[limit] = loop.run_round(3, 0, late)
     assert results[1].stale == {}
     assert "2 rounds late: expected at most 1" in results[1].refused["pi"]
     assert results[1].participants == ("ada",)
@@ -449,9 +449,9 @@ def test_duplicate_and_reordered_replies_leave_no_trace_in_the_weights(trainer: 
     def weights(transport: Any) -> dict[str, Tensor]:
         plans = {name: plan_with(exit_head=False) for name in ("ada", "bob")}
         state = ServerState(network_of(plans["ada"]), Training(0.1, 8))
-        engine = RoundLoop(splitfed_v1(), plans, state, transport)
+        loop = RoundLoop(splitfed_v1(), plans, state, transport)
         for number in (1, 2):
-            assert engine.run_round(number, 0).participants == ("ada", "bob")
+            assert loop.run_round(number, 0).participants == ("ada", "bob")
         return state.read()
 
     begun = network_of(plan_with(exit_head=False))

@@ -65,9 +65,9 @@ def undisturbed(recipe: Recipe) -> dict[str, torch.Tensor]:
     network_of(plans[NAMES[0]])  # before devices in threads want it
     state = server_state(recipe, method, build_network(recipe, data))
     how = recipe.round.with_devices()
-    engine = RoundLoop(method, plans, state, LocalTransport(clients_of(recipe)), how)
+    loop = RoundLoop(method, plans, state, LocalTransport(clients_of(recipe)), how)
     for number in (1, 2, 3):
-        engine.run_round(number, recipe.seed)
+        loop.run_round(number, recipe.seed)
     return dict(state.net.state_dict())
 
 

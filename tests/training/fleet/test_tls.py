@@ -83,8 +83,8 @@ def test_two_devices_train_a_round_over_https(
         for at, name in enumerate(("ada", "bob"))
     }
     trainer.join(clients, ca=hub.ca)
-    engine = RoundLoop(splitfed_v1(), dict.fromkeys(clients, plan), state, trainer.transport)
-    result = engine.run_round(1, 0)
+    loop = RoundLoop(splitfed_v1(), dict.fromkeys(clients, plan), state, trainer.transport)
+    result = loop.run_round(1, 0)
     assert (result.participants, result.missed_steps) == (("ada", "bob"), {})
     assert all(torch.isfinite(tensor).all() for tensor in state.read().values())
 

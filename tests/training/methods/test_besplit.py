@@ -35,7 +35,7 @@ LABELS = {
 }
 
 
-def arrival(labels: list[int], seed: int = 0, shape: tuple[int, ...] = (16, 4, 4)) -> ClientBatch:
+def batch_of(labels: list[int], seed: int = 0, shape: tuple[int, ...] = (16, 4, 4)) -> ClientBatch:
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(len(labels), *shape, generator=generator)
     return ClientBatch(2, Features(1, 0, z, torch.tensor(labels), None))
@@ -73,15 +73,15 @@ def skewed(seen: int = 4) -> dict[str, Tensor]:
 
 
 def arrivals_of(*clients: str) -> dict[str, ClientBatch]:
-    return {c: arrival(LABELS[c], seed=ord(c)) for c in clients}
+    return {c: batch_of(LABELS[c], seed=ord(c)) for c in clients}
 
 
 def taught(
-    server: ServerState, arrivals: Mapping[str, ClientBatch], now: RoundView, **numbers: Any
+    server: ServerState, client_batches: Mapping[str, ClientBatch], now: RoundView, **numbers: Any
 ) -> dict[str, Feedback]:
     step = besplit(**numbers).server_step
     assert step is not None
-    answers = step(server, arrivals, now)
+    answers = step(server, client_batches, now)
     assert isinstance(answers, dict)
     return answers
 
@@ -114,7 +114,7 @@ def test_without_records_each_batch_steps_its_own_copy_on_the_evidential_loss() 
 
 
 def test_over_represented_samples_of_a_pair_change_sides() -> None:
-    """a holds class 0 alone and b the other two; P_g is (.4, .3, .3); nobody's weight is known.
+    """a holds class 0 alone and b the other two; P_g is (.4, .3, .3); no weight is known.
 
     From a: min(1 - .4, .4 - 0) / 1 of 6 is 2.4: two. From b, of each of classes 1 and 2:
     min(.5 - .3, .3 - 0) / .5 of 3 is 1.2: one.
@@ -156,7 +156,7 @@ def test_nobody_waits_for_a_partner_that_is_not_there() -> None:
 
 def test_partners_have_the_same_cut() -> None:
     everyone = arrivals_of("a", "c")
-    everyone["b"] = ClientBatch(3, arrival(LABELS["b"], shape=(32, 4, 4)).features)
+    everyone["b"] = ClientBatch(3, batch_of(LABELS["b"], shape=(32, 4, 4)).features)
     got = taught(state(), everyone, view(skewed()))
     apart = taught(state(), everyone, view(skewed()), ablation="no_bcc")
     for client in everyone:
@@ -199,7 +199,7 @@ def test_a_client_whose_every_loss_is_not_finite_leaves_the_others_alone() -> No
     server, everyone = state("resnet18"), {}
     for client in "abc":
         shape = server.shape_at(2)
-        everyone[client] = arrival(LABELS[client], ord(client), shape)
+        everyone[client] = batch_of(LABELS[client], ord(client), shape)
     everyone["a"].features.features[:] = 3e38  # finite, as every admitted feature is
     memory = skewed()
     got = taught(server, everyone, view(memory))
@@ -218,10 +218,13 @@ def test_a_client_whose_every_loss_is_not_finite_leaves_the_others_alone() -> No
 def test_a_batch_of_one_that_batchnorm_cannot_take_gets_no_feedback() -> None:
     server = state("resnet18")
     shape = server.shape_at(8)  # one value a channel
-    pair = {"a": ClientBatch(8, arrival([0], 0, shape).features), "b": arrival([0, 1], 1, shape)}
+    pair = {
+        "a": ClientBatch(8, batch_of([0], 0, shape).features),
+        "b": batch_of([0, 1], 1, shape),
+    }
     pair["b"] = ClientBatch(8, pair["b"].features)
     assert list(taught(server, pair, view())) == ["b"]
-    assert list(taught(state(), {"a": arrival([0])}, view())) == ["a"]
+    assert list(taught(state(), {"a": batch_of([0])}, view())) == ["a"]
 
 
 def test_evidence_is_recorded_for_the_client_a_sample_is_of() -> None:
@@ -285,7 +288,7 @@ def test_records_are_closed_where_the_weights_are_another_method_s() -> None:
 def test_a_pair_that_cannot_learn_together_is_tried_apart_once() -> None:
     server, alone = state("resnet18"), state("resnet18")
     shape = server.shape_at(2)
-    everyone = {c: arrival(LABELS[c], ord(c), shape) for c in "ab"}
+    everyone = {c: batch_of(LABELS[c], ord(c), shape) for c in "ab"}
     everyone["b"].features.features[:] = 3e38
     assert list(taught(server, everyone, view(skewed()))) == ["a"]
     taught(alone, {"a": everyone["a"]}, view())

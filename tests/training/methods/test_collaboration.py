@@ -1,4 +1,4 @@
-"""Who is biased, who is matched with whom and what moves: scipy, brute force, and by hand."""
+"""Biased clients, their pairs and what moves: by scipy, by brute force, and by hand."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def test_a_combination_trains() -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "parts", "said"),
+    ("base", "parts", "reason"),
     [
         ("fedavg", {"server": "splitfed-v1"}, "train the whole network.*split method"),
         ("splitfed-v1", {"server": "fedavg"}, "no step for them"),
@@ -273,9 +273,9 @@ def test_a_combination_trains() -> None:
         ("splitfed-v1", ["server"], "expected a table"),
     ],
 )
-def test_what_does_not_go_together_is_refused(base: Any, parts: Any, said: str) -> None:
+def test_what_does_not_go_together_is_refused(base: Any, parts: Any, reason: str) -> None:
     named = {"method": base} if isinstance(base, str) else base
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=reason):
         recipe_of(**named, parts=parts)
 
 
@@ -288,8 +288,8 @@ def test_every_pair_of_parts_is_built_or_refused_with_a_sentence(base: str, part
         try:
             method = recipe_of(base, parts={part: other}).built_method
         except ConfigurationError as err:
-            said = str(err)
-            matched = said.startswith("parts: ") and ": expected" in said
+            refusal = str(err)
+            matched = refusal.startswith("parts: ") and ": expected" in refusal
         else:
             matched = other in method.name
         assert matched, (base, part, other)

@@ -97,7 +97,7 @@ def test_cosine_by_hand() -> None:
     # over all parameters together: (3*1 + 4*0) / (5 * 1)
     assert cosine(one, {"w": torch.tensor([1.0]), "v": torch.tensor([0.0])}) == pytest.approx(0.6)
     assert cosine(one, {k: -t for k, t in one.items()}) == -1
-    # a client of another depth is judged by what both hold
+    # a client of another depth is compared by what both hold
     assert cosine(one, {"w": torch.tensor([2.0])}) == 1
     assert cosine(one, {"u": torch.tensor([2.0])}) == 0
 

@@ -80,7 +80,7 @@ def plan_for(method: Method, depth: int, **numbers: Any) -> Plan:
 
 @dataclass
 class Trainer:
-    """An engine over a few clients."""
+    """A round loop over a few clients."""
 
     method: Method
     depths: Mapping[str, int]
@@ -321,7 +321,7 @@ def test_one_client_and_a_class_that_nobody_has() -> None:
 @pytest.mark.parametrize("classes", [1, CLASSES])
 def test_all_pairs_equal_and_none_equal(classes: int) -> None:
     people = {"ada": client("ada", 10, classes)}
-    if classes > 1:  # one sample a batch, and never the same beside itself
+    if classes > 1:  # one sample a batch, and never paired with itself
         people["ada"].y = np.arange(10) % CLASSES
     trainer = Trainer(harmony(), {"ada": 2}, people, numbers={"batch": 10 if classes == 1 else 1})
     assert trainer.run().participants == ("ada",)
@@ -406,8 +406,8 @@ def test_view_from_a_depth_where_nothing_is_cut_is_refused() -> None:
     plan = replace(plan_for(method, 3), backbone="cnn6", input_shape=(1, 28, 28))
     assert network_of(plan).cuts == (2, 3)
     state = ServerState(deepcopy(network_of(plan)), Training(RATE, 8), "own")
-    engine = RoundLoop(method, {"ada": plan}, state, Wrong({"ada": owner}))
-    result = engine.run_round(1, SEED)
+    loop = RoundLoop(method, {"ada": plan}, state, Wrong({"ada": owner}))
+    result = loop.run_round(1, SEED)
     assert "view" in result.refused["ada"]
 
 
@@ -453,7 +453,7 @@ class Wiretap(LocalTransport):
         return replies
 
 
-def said(reply: Reply) -> Iterator[Tensor]:
+def values_in(reply: Reply) -> Iterator[Tensor]:
     """Everything in a reply, as rows of numbers; a bare number is a row of one."""
     for name in reply.__dataclass_fields__:
         value = getattr(reply, name)
@@ -472,7 +472,7 @@ def says_labels(reply: Reply, labels: Tensor, counts: Tensor) -> bool:
     onehot = nn.functional.one_hot(labels, CLASSES)
     of_batch = onehot.sum(0)
     secrets = [labels, onehot, onehot.T, counts, of_batch]
-    for rows in said(reply):
+    for rows in values_in(reply):
         for secret in secrets:
             flat, wanted = rows.flatten(), secret.double().flatten()
             if len(flat) != len(wanted):

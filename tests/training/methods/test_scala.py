@@ -51,7 +51,9 @@ SIZES = {"a": 3, "b": 5, "c": 2}
 # One step on the server, against plain torch
 
 
-def arrivals(shape: tuple[int, ...], depth: int = 1, names: str = "abc") -> dict[str, ClientBatch]:
+def batches_of(
+    shape: tuple[int, ...], depth: int = 1, names: str = "abc"
+) -> dict[str, ClientBatch]:
     found = {}
     for name in names:
         generator = torch.Generator().manual_seed(ord(name))
@@ -92,7 +94,7 @@ def test_one_forward_and_two_backwards_are_two_separate_losses(
     name: str, arguments: dict[str, Any], depth: int
 ) -> None:
     server = state(name, **arguments)
-    found = arrivals(server.shape_at(depth), depth)
+    found = batches_of(server.shape_at(depth), depth)
     twins = [deepcopy(server.net).train().suffix(depth) for _ in range(4)]  # one a forward
     inputs = [one.features.features.clone().requires_grad_() for one in found.values()]
     labels = torch.cat([one.labels for one in found.values()])
@@ -123,9 +125,9 @@ def test_one_forward_and_two_backwards_are_two_separate_losses(
 def test_local_adjustment_leaves_the_servers_step_plain() -> None:
     shape = state().shape_at(1)
     local, none, both = state(), state(), state()
-    with_local = answer(scala("local"), local, arrivals(shape), view())
-    plain = answer(scala("none"), none, arrivals(shape), view())
-    with_both = answer(scala("both"), both, arrivals(shape), view())
+    with_local = answer(scala("local"), local, batches_of(shape), view())
+    plain = answer(scala("none"), none, batches_of(shape), view())
+    with_both = answer(scala("both"), both, batches_of(shape), view())
     for name, tensor in local.read().items():
         torch.testing.assert_close(tensor, none.read()[name])
     for client in COUNTS:
@@ -139,7 +141,7 @@ def test_local_adjustment_leaves_the_servers_step_plain() -> None:
 
 def test_in_turn_each_client_steps_one_suffix_by_its_own_labels() -> None:
     server, twin = state(), state()
-    found = arrivals(server.shape_at(1))
+    found = batches_of(server.shape_at(1))
     method = scala("local", server="in_turn", share_batches=False)
     assert method.batch_share is None
     feedback = answer(method, server, found, view())
@@ -158,7 +160,7 @@ def test_in_turn_each_client_steps_one_suffix_by_its_own_labels() -> None:
 
 def test_without_concatenation_each_copy_learns_by_its_clients_labels() -> None:
     server = state()
-    found = arrivals(server.shape_at(1))
+    found = batches_of(server.shape_at(1))
     feedback = answer(scala("local", server="copies"), server, found, view())
     for client, one in found.items():
         suffix = state().net.suffix(1)
@@ -170,7 +172,7 @@ def test_without_concatenation_each_copy_learns_by_its_clients_labels() -> None:
 
 def test_one_client_with_equal_labels_is_not_adjusted() -> None:
     adjusted, plain = state(), state()
-    found = arrivals(adjusted.shape_at(1), names="c")
+    found = batches_of(adjusted.shape_at(1), names="c")
     one = answer(scala("both"), adjusted, found, view())["c"]
     other = answer(scala("none"), plain, found, view())["c"]
     torch.testing.assert_close(one.gradient, other.gradient)
@@ -182,9 +184,9 @@ def test_who_is_absent_has_no_say_in_the_joint_labels() -> None:
     shape = state().shape_at(1)
     without, never = state(), state()
     # c is in the round and misses this step; or is in no round at all
-    answer(scala(), without, arrivals(shape, names="ab"), view())
+    answer(scala(), without, batches_of(shape, names="ab"), view())
     few = {name: COUNTS[name] for name in "ab"}
-    answer(scala(), never, arrivals(shape, names="ab"), view(few))
+    answer(scala(), never, batches_of(shape, names="ab"), view(few))
     for name, tensor in without.read().items():
         assert torch.equal(tensor, never.read()[name])
 
@@ -193,8 +195,8 @@ def test_a_client_that_keeps_its_counts_to_itself_is_taken_as_even() -> None:
     shape = state().shape_at(1)
     silent, plain = state(), state()
     counts = {**COUNTS, "a": ()}
-    one = answer(scala(), silent, arrivals(shape, names="a"), view(counts))["a"]
-    other = answer(scala("none"), plain, arrivals(shape, names="a"), view())["a"]
+    one = answer(scala(), silent, batches_of(shape, names="a"), view(counts))["a"]
+    other = answer(scala("none"), plain, batches_of(shape, names="a"), view())["a"]
     torch.testing.assert_close(one.gradient, other.gradient)
 
 
@@ -384,7 +386,7 @@ def test_some_of_the_clients_take_part_and_share_the_batch() -> None:
 @pytest.mark.parametrize(
     ("labels", "batch"),
     [
-        ({"a": [0] * 8, "b": [1] * 8, "c": [0] * 8}, 12),  # nobody has the third class
+        ({"a": [0] * 8, "b": [1] * 8, "c": [0] * 8}, 12),  # no client has the third class
         ({"a": [0, 1, 2, 0, 1]}, 12),  # one client
         ({name: [0] * 8 for name in "abc"}, 12),  # all biased the same way
         (EVEN, 1),  # fewer samples in a batch than clients

@@ -47,7 +47,7 @@ def test_shares_are_floors_of_exact_fractions(sizes: list[int], batch: int) -> N
 
 def test_shares_of_labels_by_hand() -> None:
     assert label_share([2, 0, 6]).tolist() == [0.25, 0, 0.75]
-    # nobody knows: all alike, which adjusts nothing
+    # not known: all alike, which adjusts nothing
     assert label_share([0, 0]).tolist() == [0.5, 0.5]
 
 

@@ -23,13 +23,13 @@ from server.training.methods.steps import ClientBatch
 RATE = 0.1
 
 
-def arrival(labels: list[int], seed: int, shape: tuple[int, ...] = (16, 4, 4)) -> ClientBatch:
+def batch_of(labels: list[int], seed: int, shape: tuple[int, ...] = (16, 4, 4)) -> ClientBatch:
     z = torch.randn(len(labels), *shape, generator=torch.Generator().manual_seed(seed))
     return ClientBatch(2, Features(1, 0, z, torch.tensor(labels), None))
 
 
 def pair() -> dict[str, ClientBatch]:
-    return {"i": arrival([0, 0, 0, 1], 1), "j": arrival([2, 1, 2, 2, 1], 2)}
+    return {"i": batch_of([0, 0, 0, 1], 1), "j": batch_of([2, 1, 2, 2, 1], 2)}
 
 
 def state(backbone: str = "tiny", clip: float | None = None) -> ServerState:
@@ -58,7 +58,7 @@ def test_every_sample_lies_in_one_batch_and_as_many_moved_as_asked() -> None:
 
 
 def test_the_draw_is_that_of_its_key() -> None:
-    both = {"i": arrival([0] * 30, 1), "j": arrival([1] * 30, 2)}
+    both = {"i": batch_of([0] * 30, 1), "j": batch_of([1] * 30, 2)}
     asked = moves([10, 0, 0], [0, 10, 0])
 
     def drawn(*key: int) -> list[int]:
@@ -92,8 +92,8 @@ def test_gradients_and_outputs_are_those_of_the_copy_a_sample_lay_in() -> None:
         "i": {"i": torch.tensor([0, 3]), "j": torch.tensor([1, 4, 2])},
         "j": {"j": torch.tensor([0, 3]), "i": torch.tensor([1, 2])},
     }
-    lessons = step_hosts(server, both, batches, 0.3)
-    assert lessons is not None
+    results = step_hosts(server, both, batches, 0.3)
+    assert results is not None
 
     for host, pieces in batches.items():
         z = torch.cat([both[c].features.features[rows] for c, rows in pieces.items()])
@@ -111,10 +111,10 @@ def test_gradients_and_outputs_are_those_of_the_copy_a_sample_lay_in() -> None:
             losses.detach().split_with_sizes(sizes),
             strict=True,
         ):
-            lesson = lessons[origin]
-            torch.testing.assert_close(lesson.gradient[rows], gradient, rtol=1e-6, atol=1e-9)
-            torch.testing.assert_close(lesson.outputs[rows], outputs, rtol=1e-6, atol=1e-7)
-            torch.testing.assert_close(lesson.losses[rows], some, rtol=1e-6, atol=1e-7)
+            result = results[origin]
+            torch.testing.assert_close(result.gradient[rows], gradient, rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(result.outputs[rows], outputs, rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(result.losses[rows], some, rtol=1e-6, atol=1e-7)
         for after, start in zip(
             server.copies[host].module.parameters(), before[host].parameters(), strict=True
         ):
@@ -122,9 +122,9 @@ def test_gradients_and_outputs_are_those_of_the_copy_a_sample_lay_in() -> None:
             torch.testing.assert_close(
                 after.detach(), start.detach() - RATE * start.grad, rtol=1e-6, atol=1e-8
             )
-    assert lessons["i"].loss == float(lessons["i"].losses.mean())
-    assert lessons["i"].gradient.is_contiguous()
-    assert not lessons["i"].outputs.requires_grad
+    assert results["i"].loss == float(results["i"].losses.mean())
+    assert results["i"].gradient.is_contiguous()
+    assert not results["i"].outputs.requires_grad
 
 
 def test_steps_are_clipped_as_the_server_is_told() -> None:
@@ -139,7 +139,7 @@ def test_steps_are_clipped_as_the_server_is_told() -> None:
 def test_a_pair_that_cannot_be_learnt_from_changes_nothing() -> None:
     server = state("resnet18")
     shape = server.shape_at(2)
-    both = {"i": arrival([0, 0, 1, 1], 1, shape), "j": arrival([2, 2, 1, 1], 2, shape)}
+    both = {"i": batch_of([0, 0, 1, 1], 1, shape), "j": batch_of([2, 2, 1, 1], 2, shape)}
     both["i"].features.features[0] = 3e38
     batches = {
         "i": {"i": torch.tensor([1, 2, 3]), "j": torch.tensor([0])},
@@ -154,13 +154,13 @@ def test_a_pair_that_cannot_be_learnt_from_changes_nothing() -> None:
 
 
 def test_zero_gradients_are_a_step_like_any_other() -> None:
-    server, one = state(), {"i": arrival([0, 1, 2], 1)}
+    server, one = state(), {"i": batch_of([0, 1, 2], 1)}
     with torch.no_grad():
         for parameter in server.net.head.parameters():
             parameter.zero_()  # no logit depends on z then
-    lessons = step_hosts(server, one, own_batch("i", one["i"]), 1.0)
-    assert lessons is not None
-    assert float(lessons["i"].gradient.abs().sum()) == 0
+    results = step_hosts(server, one, own_batch("i", one["i"]), 1.0)
+    assert results is not None
+    assert float(results["i"].gradient.abs().sum()) == 0
 
 
 def paired(one: ClientBatch, seed: int, weight: float) -> ClientBatch:
@@ -182,12 +182,12 @@ def test_second_views_change_sides_with_their_samples() -> None:
     alone = step_hosts(state(), pair(), batches, 0.3)
     server = state()
     both = {client: paired(one, 5 + len(one.labels), 0.4) for client, one in pair().items()}
-    lessons = step_hosts(server, both, batches, 0.3)
+    results = step_hosts(server, both, batches, 0.3)
     assert alone is not None
-    assert lessons is not None
-    for client, lesson in lessons.items():
-        assert torch.equal(lesson.gradient, alone[client].gradient)
-        assert torch.equal(lesson.outputs, alone[client].outputs)
+    assert results is not None
+    for client, result in results.items():
+        assert torch.equal(result.gradient, alone[client].gradient)
+        assert torch.equal(result.outputs, alone[client].outputs)
     for host, pieces in batches.items():
         suffix = build("tiny", classes=3, seed=0).suffix(2)
         neck = nn.Sequential(*list(suffix.children())[:-1], *list(suffix[-1].children())[:-1])

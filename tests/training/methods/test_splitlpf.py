@@ -1,4 +1,4 @@
-"""SplitLPF on the engine: the U split, the personal back, weights by contribution."""
+"""SplitLPF in the round loop: the U split, the personal back, weights by contribution."""
 
 from __future__ import annotations
 

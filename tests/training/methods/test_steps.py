@@ -32,7 +32,7 @@ Step = Callable[[ServerState, ClientBatches, RoundView], dict[str, Feedback]]
 STEPS: list[Step] = [shared, per_client, concatenated]
 
 
-def arrival(shape: tuple[int, ...], depth: int, size: int = 3, seed: int = 0) -> ClientBatch:
+def batch_of(shape: tuple[int, ...], depth: int, size: int = 3, seed: int = 0) -> ClientBatch:
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(size, *shape, generator=generator)
     labels = torch.randint(0, 3, (size,), generator=generator)
@@ -61,7 +61,7 @@ def ordinary(net: Supernet, one: ClientBatch) -> tuple[Tensor, float, list[Tenso
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("depth", SHAPES)
 def test_the_gradient_returned_is_from_before_the_step(step: Step, depth: int) -> None:
-    server, one = state(), arrival(SHAPES[depth], depth)
+    server, one = state(), batch_of(SHAPES[depth], depth)
     gradient, loss, _ = ordinary(deepcopy(server.net), one)
 
     feedback = step(server, {"a": one}, NOW)["a"]
@@ -74,7 +74,7 @@ def test_the_gradient_returned_is_from_before_the_step(step: Step, depth: int) -
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_step_is_sgd_on_the_stages_after_the_cut_alone(step: Step) -> None:
-    server, one = state(), arrival(SHAPES[3], 3)
+    server, one = state(), batch_of(SHAPES[3], 3)
     twin = deepcopy(server.net)
     _, _, gradients = ordinary(twin, one)
     before = read_weights(server.net.prefix(3))
@@ -92,7 +92,7 @@ def test_the_step_is_sgd_on_the_stages_after_the_cut_alone(step: Step) -> None:
 
 
 def test_one_model_is_stepped_by_each_client_in_turn() -> None:
-    pair = {"a": arrival(SHAPES[1], 1), "b": arrival(SHAPES[3], 3, seed=1)}
+    pair = {"a": batch_of(SHAPES[1], 1), "b": batch_of(SHAPES[3], 3, seed=1)}
     together, apart = state(momentum=0.9), state(momentum=0.9)
 
     both = shared(together, pair, NOW)
@@ -109,7 +109,7 @@ def test_one_model_is_stepped_by_each_client_in_turn() -> None:
 
 
 def test_copies_know_nothing_of_each_other() -> None:
-    pair = {"a": arrival(SHAPES[1], 1), "b": arrival(SHAPES[3], 3, seed=1)}
+    pair = {"a": batch_of(SHAPES[1], 1), "b": batch_of(SHAPES[3], 3, seed=1)}
     both = per_client(state(), pair, NOW)
     for name, one in pair.items():
         assert torch.equal(
@@ -119,7 +119,10 @@ def test_copies_know_nothing_of_each_other() -> None:
 
 def test_a_client_s_gradient_is_of_the_mean_over_its_own_samples() -> None:
     # Eq. 13: not scaled by its share of the batch; no layer of tiny mixes samples
-    pair = {"a": arrival(SHAPES[1], 1, size=2), "b": arrival(SHAPES[3], 3, size=5, seed=1)}
+    pair = {
+        "a": batch_of(SHAPES[1], 1, size=2),
+        "b": batch_of(SHAPES[3], 3, size=5, seed=1),
+    }
     both = concatenated(state(), pair, NOW)
     for name, one in pair.items():
         gradient, loss, _ = ordinary(state().net, one)
@@ -128,7 +131,7 @@ def test_a_client_s_gradient_is_of_the_mean_over_its_own_samples() -> None:
 
 
 def test_the_order_of_clients_does_not_matter_to_the_joint_step() -> None:
-    pair = {"b": arrival(SHAPES[3], 3, seed=1), "a": arrival(SHAPES[1], 1)}
+    pair = {"b": batch_of(SHAPES[3], 3, seed=1), "a": batch_of(SHAPES[1], 1)}
     one, other = state(), state()
     assert concatenated(one, pair, NOW).keys() == pair.keys()
     concatenated(other, dict(reversed(pair.items())), NOW)
@@ -138,7 +141,7 @@ def test_the_order_of_clients_does_not_matter_to_the_joint_step() -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_servers_clip_is_over_all_it_steps_and_spares_what_goes_back(step: Step) -> None:
-    one = arrival(SHAPES[2], 2)
+    one = batch_of(SHAPES[2], 2)
     free, limited = state(), state(clip=1e-3)
     assert torch.equal(
         step(free, {"a": one}, NOW)["a"].gradient, step(limited, {"a": one}, NOW)["a"].gradient
@@ -152,7 +155,7 @@ def test_the_servers_clip_is_over_all_it_steps_and_spares_what_goes_back(step: S
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_batch_whose_loss_is_not_finite_steps_nothing(step: Step) -> None:
-    server, one = state(), arrival(SHAPES[4], 4)
+    server, one = state(), batch_of(SHAPES[4], 4)
     head = next(server.net.head.parameters())
     with torch.no_grad():
         head.fill_(3e38)  # a server that has diverged
@@ -171,7 +174,7 @@ def test_a_batch_that_is_not_finite_leaves_batchnorm_as_it_was(step: Step, scale
         build("har_cnn", input_shape=(9, 16), classes=3, seed=0),
         Training(RATE, 8),
     )
-    good, bad = arrival(server.shape_at(1), 1), arrival(server.shape_at(1), 1)
+    good, bad = batch_of(server.shape_at(1), 1), batch_of(server.shape_at(1), 1)
     bad.features.features.mul_(scale)
     step(server, {"a": good}, NOW)
     module = server.copies["a"].module if step is per_client else server.net.suffix(1)
@@ -194,7 +197,7 @@ def test_one_sample_that_batch_norm_cannot_take_gets_no_feedback(
         build("resnet18", input_shape=(1, 28, 28), classes=3, seed=0, norm=norm),
         Training(RATE, 8),
     )
-    feedback = step(server, {"a": arrival(server.shape_at(7), 7, size=1)}, NOW)
+    feedback = step(server, {"a": batch_of(server.shape_at(7), 7, size=1)}, NOW)
     assert ("a" in feedback) is answered
 
 
@@ -204,7 +207,7 @@ def test_the_rest_of_a_step_goes_on_without_that_sample() -> None:
         Training(RATE, 8),
     )
     shape = server.shape_at(7)
-    pair = {"a": arrival(shape, 7, size=1), "b": arrival(shape, 7, size=2)}
+    pair = {"a": batch_of(shape, 7, size=1), "b": batch_of(shape, 7, size=2)}
     assert shared(server, pair, NOW).keys() == {"b"}
     assert concatenated(server, pair, NOW).keys() == {"a", "b"}  # three samples together
 
@@ -229,9 +232,9 @@ def test_labels_that_stayed_on_the_client_are_missed() -> None:
 def test_momentum_belongs_to_a_stage_whoever_steps_it() -> None:
     # a from depth 1, then b from depth 3: stage 5 has two steps behind it, stage 2 one
     server = state(momentum=0.9)
-    shared(server, {"a": arrival(SHAPES[1], 1)}, NOW)
+    shared(server, {"a": batch_of(SHAPES[1], 1)}, NOW)
     first = {key: tensor.clone() for key, tensor in server.momentum().items()}
-    shared(server, {"b": arrival(SHAPES[3], 3, seed=1)}, NOW)
+    shared(server, {"b": batch_of(SHAPES[3], 3, seed=1)}, NOW)
     moved = {
         stage
         for (stage, place), tensor in server.momentum().items()
@@ -241,7 +244,7 @@ def test_momentum_belongs_to_a_stage_whoever_steps_it() -> None:
     assert moved == {3, 4, 5}  # stages 4 and 5, and the head
 
 
-# alignment beside any step that judges here
+# alignment added to any step that scores its own outputs
 
 
 def with_view(
@@ -265,10 +268,10 @@ def embed(net: Supernet, z: Tensor, depth: int) -> Tensor:
     return z
 
 
-def pulled(net: Supernet, arrivals: Sequence[ClientBatch], weight: float, margin: float) -> Tensor:
+def pulled(net: Supernet, pairs: Sequence[ClientBatch], weight: float, margin: float) -> Tensor:
     """weight * CSA over all pairs, from its formula (HARMONY, Eq. 7)."""
     costs = []
-    for one in arrivals:
+    for one in pairs:
         assert one.features.view is not None
         assert one.features.same is not None
         first = embed(net, one.features.view, one.depth)
@@ -284,7 +287,7 @@ def pulled(net: Supernet, arrivals: Sequence[ClientBatch], weight: float, margin
 def test_alignment_joins_the_servers_step_and_no_clients_gradient(
     step: Step, momentum: float
 ) -> None:
-    plain = arrival(SHAPES[2], 2)
+    plain = batch_of(SHAPES[2], 2)
     server, alone = state(momentum=momentum), state(momentum=momentum)
     by_hand = deepcopy(server.net)
     one = with_view(plain, 0.7)
@@ -308,15 +311,15 @@ def test_alignment_joins_the_servers_step_and_no_clients_gradient(
 def test_joint_alignment_is_by_the_mean_over_all_pairs_of_all_depths() -> None:
     server = state()
     by_hand = deepcopy(server.net)
-    arrivals = {
-        "a": with_view(arrival(SHAPES[3], 3, size=2), 0.7),
-        "b": with_view(arrival(SHAPES[1], 1, size=4, seed=1), 0.7, seed=2),
-        "c": arrival(SHAPES[1], 1, size=2, seed=4),  # sent none, which costs it nothing
+    client_batches = {
+        "a": with_view(batch_of(SHAPES[3], 3, size=2), 0.7),
+        "b": with_view(batch_of(SHAPES[1], 1, size=4, seed=1), 0.7, seed=2),
+        "c": batch_of(SHAPES[1], 1, size=2, seed=4),  # sent none, which costs it nothing
     }
-    concatenated(server, arrivals, NOW)
+    concatenated(server, client_batches, NOW)
 
     # views and features meet in BatchNorm-free `tiny`, so each may climb alone
-    each = list(arrivals.values())
+    each = list(client_batches.values())
     logits = torch.cat([by_hand.suffix(one.depth)(one.features.features) for one in each])
     loss = nn.functional.cross_entropy(logits, torch.cat([one.labels for one in each]))
     total = loss + pulled(by_hand, each[:2], 0.7, 30.0)
@@ -332,7 +335,7 @@ def test_joint_alignment_is_by_the_mean_over_all_pairs_of_all_depths() -> None:
 def test_alignment_that_overflows_steps_nothing(step: Step) -> None:
     server = state()
     before = {name: t.clone() for name, t in server.net.state_dict().items()}
-    one = with_view(arrival(SHAPES[2], 2), 1e38, margin=1e30)
+    one = with_view(batch_of(SHAPES[2], 2), 1e38, margin=1e30)
     assert step(server, {"a": one}, NOW) == {}
     copies_of_it = [copy.module for copy in server.copies.values()]
     begun = read_weights(state().net.suffix(2))

@@ -81,10 +81,10 @@ def rounds(
         update=UpdateCoding(codec, share=0.2, steps=5),
         send_labels=method.labels == "sent",
     )
-    engine = RoundLoop(
+    loop = RoundLoop(
         method, dict.fromkeys("ab", plan), state, transport(clients), RoundSettings(**settings)
     )
-    results = [engine.run_round(at, 0) for at in range(1, number + 1)]
+    results = [loop.run_round(at, 0) for at in range(1, number + 1)]
     return state.read(), results
 
 

@@ -80,10 +80,8 @@ def rounds(
     clients = {name: client_of(name) for name in "ab"}
     state = ServerState(build("tiny", classes=3, seed=0), Training(0.05, 8))
     plan = plan_for(method.client, send_labels=method.labels == "sent", **numbers)
-    engine = RoundLoop(
-        method, dict.fromkeys("ab", plan), state, transport(clients), RoundSettings()
-    )
-    results = [engine.run_round(number, 0) for number in (1, 2)]
+    loop = RoundLoop(method, dict.fromkeys("ab", plan), state, transport(clients), RoundSettings())
+    results = [loop.run_round(number, 0) for number in (1, 2)]
     return state.read(), results
 
 

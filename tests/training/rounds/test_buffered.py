@@ -1,4 +1,4 @@
-"""Rounds without a common beginning, by both kinds of workers: who waits for whom, what counts."""
+"""Rounds without a common beginning: one contract of both kinds of workers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_waiting_for_all_is_lockstep_whatever_their_pace(start: Start) -> None:
     assert [r.simulated_s for r in results] in ([3.5, 3.5], [None, None])
 
 
-# who waits for whom
+# merges, and clients that are still at work
 
 
 def test_a_slow_client_holds_no_other_up_and_counts_when_it_comes(start: Start) -> None:

@@ -1,4 +1,4 @@
-"""Who stands out in the server's step: by hand, by attack, and nobody where nobody does."""
+"""Outliers in a server step: by hand, by attack, and none where no client is one."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def state(backbone: str = "tiny") -> ServerState:
     return ServerState(net, Training(0.1, 8, momentum=0.9))
 
 
-def arrival(z: Tensor, labels: Tensor | None = None, depth: int = 2) -> ClientBatch:
+def batch_of(z: Tensor, labels: Tensor | None = None, depth: int = 2) -> ClientBatch:
     return ClientBatch(depth, Features(1, 0, z, labels, None))
 
 
 def flat(size: float, depth: int = 2) -> ClientBatch:
     """Features that are all `size`, so that is how large they are."""
-    return arrival(torch.full((4, *SHAPES[depth]), size), depth=depth)
+    return batch_of(torch.full((4, *SHAPES[depth]), size), depth=depth)
 
 
 def answered(server: ServerState, samples: int = 18) -> tuple[Tensor, Tensor]:
@@ -96,11 +96,11 @@ def test_features_are_measured_by_the_median_s() -> None:
 
 def test_a_client_alone_at_its_depth_is_measured_by_what_becomes_of_the_others() -> None:
     server = state()
-    shallow = {name: arrival(torch.randn(4, *SHAPES[1]), depth=1) for name in "abc"}
+    shallow = {name: batch_of(torch.randn(4, *SHAPES[1]), depth=1) for name in "abc"}
     with torch.no_grad():
         like_theirs = server.net.segment(1, 3)(shallow["a"].features.features)
     for times, stands_out in ((1.0, False), (5.0, False), (9.0, True), (-9.0, True)):
-        deep = arrival(times * like_theirs, depth=3)
+        deep = batch_of(times * like_theirs, depth=3)
         assert ("deep" in find(server, shallow | {"deep": deep})) == stands_out, times
 
 
@@ -144,13 +144,13 @@ def test_half_of_those_known_are_no_outliers() -> None:
 def test_who_has_left_or_was_not_seen_for_long_measures_nobody() -> None:
     server, names = state(), [f"client-{i}" for i in range(10)]
     z, answers = answered(server)
-    find(server, {name: arrival(z, answers) for name in names})
+    find(server, {name: batch_of(z, answers) for name in names})
     everything = dict(server.seen)
     forget(server, names, 1)
     assert server.seen == everything
     forget(server, names[:4], 1)
     assert {key.partition("/")[2] for key in server.seen} == set(names[:4])
-    find(server, {names[0]: arrival(z, answers)}, 2)
+    find(server, {names[0]: batch_of(z, answers)}, 2)
     forget(server, names, 2)
     kept = {f"{kind}/{names[0]}" for kind in ("round", "sizes", "sent", "labels")}
     assert server.seen.keys() == kept
@@ -175,9 +175,9 @@ def test_dead_features_are_no_measure() -> None:
 def test_labels_that_contradict_the_others_are_found() -> None:
     server = state()
     z, answers = answered(server)
-    fleet = {name: arrival(z, answers) for name in "abc"}
+    fleet = {name: batch_of(z, answers) for name in "abc"}
     for number in (1, 2):
-        found = find(server, fleet | {"d": arrival(z, (answers + 1) % CLASSES)}, number)
+        found = find(server, fleet | {"d": batch_of(z, (answers + 1) % CLASSES)}, number)
     assert found == {
         "d": "the server's answers are 0% of its labels, and 100% of the others' of these classes"
     }
@@ -186,14 +186,14 @@ def test_labels_that_contradict_the_others_are_found() -> None:
 def test_half_of_the_others_agreement_is_enough_by_hand() -> None:
     server = state()
     z, answers = answered(server, 24)  # eight of each class
-    fleet = {name: arrival(z, answers) for name in "abcd"}
+    fleet = {name: batch_of(z, answers) for name in "abcd"}
     changed = torch.arange(24) % 8 < 4
     half = torch.where(changed, (answers + 1) % CLASSES, answers)
     # each class: four of its own and four of the class before; the others' are met in full
-    assert find(server, fleet | {"e": arrival(z, half)}) == {}
+    assert find(server, fleet | {"e": batch_of(z, half)}) == {}
     most = torch.where(torch.arange(24) % 8 < 5, (answers + 1) % CLASSES, answers)
     # 3 of 8; the record of 24 before fades to 24 * (1 - 24/64) = 15: (7.5 + 9) / (15 + 24)
-    found = find(server, fleet | {"e": arrival(z, most)}, 2)
+    found = find(server, fleet | {"e": batch_of(z, most)}, 2)
     assert list(found) == ["e"]
     assert "42% of its labels" in found["e"]
 
@@ -201,17 +201,17 @@ def test_half_of_the_others_agreement_is_enough_by_hand() -> None:
 def test_nobody_is_judged_while_the_others_labels_are_not_met() -> None:
     server = state()
     z, answers = answered(server)
-    wrong = {name: arrival(z, (answers + 1) % CLASSES) for name in "abc"}
-    assert find(server, wrong | {"d": arrival(z, (answers + 2) % CLASSES)}) == {}
+    wrong = {name: batch_of(z, (answers + 1) % CLASSES) for name in "abc"}
+    assert find(server, wrong | {"d": batch_of(z, (answers + 2) % CLASSES)}) == {}
 
 
 def test_a_class_that_fewer_than_three_have_is_no_evidence() -> None:
     server = state()
     z, answers = answered(server, 48)
     first, second = answers == 0, answers == 1
-    fleet = {name: arrival(z[first], answers[first]) for name in "abc"}
+    fleet = {name: batch_of(z[first], answers[first]) for name in "abc"}
     # what d has alone is not known to the server yet
-    own = arrival(z[second], torch.full((16,), 2))
+    own = batch_of(z[second], torch.full((16,), 2))
     assert find(server, fleet | {"d": own}) == {}
     assert find(server, fleet | {"d": own, "e": own}) == {}
 
@@ -219,8 +219,8 @@ def test_a_class_that_fewer_than_three_have_is_no_evidence() -> None:
 def test_a_handful_of_samples_is_no_evidence() -> None:
     server = state()
     z, answers = answered(server)
-    fleet = {name: arrival(z, answers) for name in "abc"}
-    few = arrival(z[4:9], (answers[4:9] + 1) % CLASSES)
+    fleet = {name: batch_of(z, answers) for name in "abc"}
+    few = batch_of(z[4:9], (answers[4:9] + 1) % CLASSES)
     assert [find(server, fleet | {"d": few}, number) != {} for number in (1, 2, 3, 4)] == [
         # 5, then 5 + 5 * (1 - 5/64) = 9.6, 13.9 and 17.8: 16 say something
         False,
@@ -233,8 +233,8 @@ def test_a_handful_of_samples_is_no_evidence() -> None:
 def test_labels_are_judged_by_the_first_features_of_a_round() -> None:
     server = state()
     z, answers = answered(server, 48)
-    fleet = {name: arrival(z, answers) for name in "abcd"}
-    flipped = fleet | {"d": arrival(z, (answers + 1) % CLASSES)}
+    fleet = {name: batch_of(z, answers) for name in "abcd"}
+    flipped = fleet | {"d": batch_of(z, (answers + 1) % CLASSES)}
     assert find(server, fleet) == {}
     assert find(server, flipped) == {}  # of the same round
     assert list(find(server, flipped, 2)) == ["d"]
@@ -249,7 +249,7 @@ def test_looking_changes_nothing(backbone: str) -> None:
     server = state(backbone)
     z, answers = answered(server)
     before, drawn = server.read(), torch.get_rng_state()
-    find(server, {"a": arrival(z, answers), "b": arrival(-20 * z, answers)})
+    find(server, {"a": batch_of(z, answers), "b": batch_of(-20 * z, answers)})
     assert all(torch.equal(tensor, before[name]) for name, tensor in server.read().items())
     assert torch.equal(torch.get_rng_state(), drawn)
     assert all(module.training for module in server.trunk.modules())
@@ -261,15 +261,15 @@ def test_a_suffix_at_rest_answers_and_stays_as_it_is(step: Callable[..., Any]) -
     z, answers = answered(server)
     answered(awake)
     for each in (server, awake):
-        step(each, {"a": arrival(z, answers)}, RoundView(1))
+        step(each, {"a": batch_of(z, answers)}, RoundView(1))
     before, momentum = server.read(), {k: t.clone() for k, t in server.momentum().items()}
     with server.frozen():
-        feedback = step(server, {"b": arrival(-3 * z, answers)}, RoundView(1))
-    expected = step(awake, {"b": arrival(-3 * z, answers)}, RoundView(1))
+        feedback = step(server, {"b": batch_of(-3 * z, answers)}, RoundView(1))
+    expected = step(awake, {"b": batch_of(-3 * z, answers)}, RoundView(1))
     assert torch.equal(feedback["b"].gradient, expected["b"].gradient)
     assert all(torch.equal(tensor, before[name]) for name, tensor in server.read().items())
     assert all(torch.equal(t, momentum[place]) for place, t in server.momentum().items())
-    step(server, {"a": arrival(z, answers)}, RoundView(1))
+    step(server, {"a": batch_of(z, answers)}, RoundView(1))
     assert not all(torch.equal(tensor, before[name]) for name, tensor in server.read().items())
 
 
@@ -320,8 +320,8 @@ def run(
     for name in bad or ():
         here.clients[name].y = 9 - here.clients[name].y
     transport = Attackers(here.clients, bad or set(), factor)
-    engine = RoundLoop(here.method, here.plans, here.state, transport, here.recipe.round)
-    return [engine.run_round(n, 0) for n in range(first, here.recipe.train.rounds + 1)]
+    loop = RoundLoop(here.method, here.plans, here.state, transport, here.recipe.round)
+    return [loop.run_round(n, 0) for n in range(first, here.recipe.train.rounds + 1)]
 
 
 def test_with_nobody_to_find_the_plain_rounds_to_the_last_bit() -> None:
@@ -405,12 +405,12 @@ def test_flipped_labels_alone_are_found_once_the_others_are_known() -> None:
 
 def test_those_who_stay_may_outgrow_those_who_were_not_seen_for_long() -> None:
     here = world("fedavg")
-    engine = RoundLoop(here.method, here.plans, here.state, Silent(), here.recipe.round)
+    loop = RoundLoop(here.method, here.plans, here.state, Silent(), here.recipe.round)
     find(here.state, {name: flat(1.0) for name in here.plans})
-    stay = list(here.plans)[:4]  # the others are away; nobody said that they left
+    stay = list(here.plans)[:4]  # the others are away; they have not left
     grown = {name: flat(8.0) for name in stay}
     for number, expected in ((1 + ROUNDS_REMEMBERED, set(stay)), (2 + ROUNDS_REMEMBERED, set())):
-        engine.run_round(number, 0)
+        loop.run_round(number, 0)
         assert find(here.state, grown, number).keys() == expected
 
 
@@ -434,8 +434,8 @@ def test_nothing_is_learnt_from_who_stands_out_by_weights_or_memory(method: str)
 
     transport = Attackers(here.clients, BAD, -1000.0)
     spied = replace(here.method, weigh=weigh)
-    engine = RoundLoop(spied, here.plans, here.state, transport, here.recipe.round)
-    result = engine.run_round(1, 0)
+    loop = RoundLoop(spied, here.plans, here.state, transport, here.recipe.round)
+    result = loop.run_round(1, 0)
     others = here.plans.keys() - BAD
     assert result.suspects.keys() >= BAD
     assert heard == others - result.suspects.keys()
@@ -464,12 +464,12 @@ class HandsInLate(Attackers):
 def test_a_late_update_of_a_round_in_which_it_stood_out_weighs_nothing() -> None:
     here = world(samples=200, staleness_max=2, quorum=0.1)
     transport = HandsInLate(here.clients, BAD, -10.0)
-    engine = RoundLoop(here.method, here.plans, here.state, transport, here.recipe.round)
-    assert engine.run_round(1, 0).suspects.keys() >= BAD
-    said, sent = engine.state_dict()
+    loop = RoundLoop(here.method, here.plans, here.state, transport, here.recipe.round)
+    assert loop.run_round(1, 0).suspects.keys() >= BAD
+    fields, sent = loop.state_dict()
 
     resumed = RoundLoop(here.method, here.plans, here.state, transport, here.recipe.round)
-    resumed.load_state_dict(orjson.loads(orjson.dumps(said)), sent)
+    resumed.load_state_dict(orjson.loads(orjson.dumps(fields)), sent)
     result = resumed.run_round(2, 0, transport.late)
     assert result.stale == dict.fromkeys(["client-0", *sorted(BAD)], 1)
     assert result.weights["client-0"] > 0
@@ -482,7 +482,7 @@ def test_a_late_update_of_a_round_in_which_it_stood_out_weighs_nothing() -> None
         resumed.load_state_dict({"outlying": [3]}, {})
 
 
-def test_so_it_is_at_devices_own_pace() -> None:
+def test_so_it_is_in_buffered_rounds_of_real_devices() -> None:
     here = world("fedavg", samples=200, buffer=1, staleness_max=3)
     how, name = here.recipe.round, "client-0"
     plans = {name: here.plans[name]}
@@ -493,17 +493,17 @@ def test_so_it_is_at_devices_own_pace() -> None:
             return {n: client.handle(r) for n, r in requests.items() if isinstance(r, StartRound)}
 
     for outlying in ([], [[name, 1]]):
-        engine = BufferedLoop(
+        loop = BufferedLoop(
             here.method, plans, here.state, Begins(), how, workers=ThreadedWorkers(), clients=1
         )
-        engine.run_round(1, 0)
+        loop.run_round(1, 0)
         update = client.handle(EndRound(1))
         assert isinstance(update, Update)
-        said, sent = engine.state_dict()
-        engine.load_state_dict({**said, "outlying": outlying}, sent)
-        assert engine.state_dict()[0].get("outlying", []) == [tuple(each) for each in outlying]
+        fields, sent = loop.state_dict()
+        loop.load_state_dict({**fields, "outlying": outlying}, sent)
+        assert loop.state_dict()[0].get("outlying", []) == [tuple(each) for each in outlying]
         before = here.state.read()
-        result = engine.run_round(2, 0, {name: update})
+        result = loop.run_round(2, 0, {name: update})
         after = here.state.read()
         assert result.weights == {name: 0.0 if outlying else 1.0}
         assert all(torch.equal(t, before[k]) for k, t in after.items()) == bool(outlying)

@@ -84,9 +84,9 @@ BAD_UPDATES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("method", [splitfed_v1, fedavg])
-@pytest.mark.parametrize(("change", "said"), BAD_UPDATES.values(), ids=BAD_UPDATES)
+@pytest.mark.parametrize(("change", "reason"), BAD_UPDATES.values(), ids=BAD_UPDATES)
 def test_an_update_that_is_not_sound_is_refused_by_name_and_the_round_goes_on_without(
-    method: Callable[[], Method], change: Change, said: str
+    method: Callable[[], Method], change: Change, reason: str
 ) -> None:
     world = World(
         method(),
@@ -95,7 +95,7 @@ def test_an_update_that_is_not_sound_is_refused_by_name_and_the_round_goes_on_wi
     )
     [result] = world.run(1)
     assert list(result.refused) == ["c"]
-    assert said in result.refused["c"]
+    assert reason in result.refused["c"]
     assert result.missing == ()
     assert_same(world.state.read(), World(method(), "abd").trained(1))
 
@@ -212,9 +212,9 @@ BAD_FEATURES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("method", [supersfl, minibatch])
-@pytest.mark.parametrize(("change", "said"), BAD_FEATURES.values(), ids=BAD_FEATURES)
+@pytest.mark.parametrize(("change", "reason"), BAD_FEATURES.values(), ids=BAD_FEATURES)
 def test_features_that_are_not_sound_put_their_client_out_of_the_round(
-    method: Callable[[], Method], change: Change, said: str
+    method: Callable[[], Method], change: Change, reason: str
 ) -> None:
     meddlers: list[Meddler] = []
 
@@ -225,7 +225,7 @@ def test_features_that_are_not_sound_put_their_client_out_of_the_round(
     world = World(method(), transport=transport)
     [result] = world.run(1)
     assert list(result.refused) == ["c"]
-    assert said in result.refused["c"]
+    assert reason in result.refused["c"]
     # asked twice: its weights, and the batch that gave it away; nothing of it was used
     assert [kind for name, kind in meddlers[0].asked if name == "c"] == ["StartRound", "Step"]
     assert_same(world.state.read(), World(method(), "abd").trained(1))

@@ -1,4 +1,4 @@
-"""Buffered rounds with real devices: over HTTP, at once, beside frozen ones, after a restart."""
+"""Buffered rounds with real devices: over HTTP, at once, with frozen ones, after a restart."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_server_steps_of_devices_at_once_do_not_disturb_each_other(
     assert not here.state.copy_sources
 
 
-# who waits for whom
+# merges, and devices that are still at work
 
 
 def test_a_device_refused_as_too_old_begins_again_and_counts() -> None:
@@ -207,7 +207,7 @@ def test_a_device_that_joins_begins_with_the_next_merge(start: Callable[..., Any
 
 
 @pytest.mark.deadline
-def test_merges_go_on_beside_a_slow_device_and_a_frozen_one(start: Callable[..., Any]) -> None:
+def test_merges_go_on_with_a_slow_device_and_a_frozen_one(start: Callable[..., Any]) -> None:
     here = world_of("supersfl", buffer=1, staleness_max=3)
     clients = paced(here)
 
@@ -277,13 +277,13 @@ def test_what_comes_after_everybody_left_counts_by_its_change_after_a_restart_to
     assert first.run_round(1, 0).missing == ("pi-0",)
     update = client.handle(EndRound(1))
     assert isinstance(update, Update)
-    said, tensors = first.state_dict()
-    assert said == {"owed": [("pi-0", 1)]}
+    fields, tensors = first.state_dict()
+    assert fields == {"owed": [("pi-0", 1)]}
 
     # others have added 1 to every weight meanwhile, and the trainer is another process
     again.state.write({name: tensor + 1 for name, tensor in began.items()})
     second = loop_of(again)
-    second.load_state_dict(orjson.loads(orjson.dumps(said)), tensors)
+    second.load_state_dict(orjson.loads(orjson.dumps(fields)), tensors)
     between = again.state.read()
     result = second.run_round(2, 0, {"pi-0": update})
     assert result.participants == ("pi-0",)

@@ -1,4 +1,4 @@
-"""What every transport promises the engine: the same calls on clients in process and over HTTP."""
+"""The contract of transports: the same calls on clients in process and over HTTP."""
 
 from __future__ import annotations
 
@@ -188,10 +188,10 @@ def weights_after(
     }
     net = build("tiny", classes=10, input_shape=(1, 8, 8), mean=data.mean, std=data.std, seed=SEED)
     state = ServerState(net, Training(0.05, 8, momentum=0.9), method.trunk)
-    engine = RoundLoop(
+    loop = RoundLoop(
         method, plans, state, transport, RoundSettings(step_deadline_s=30, round_deadline_s=30)
     )
-    results = [engine.run_round(number, SEED) for number in (1, 2, 3)]
+    results = [loop.run_round(number, SEED) for number in (1, 2, 3)]
     return state.read(), results
 
 

@@ -1,4 +1,4 @@
-"""Logit adjustment: cross-entropy that does not favour the labels there are most of.
+"""Logit adjustment: cross-entropy that does not favour frequent labels.
 
 SCALA, Eq. 9-13; after Menon et al. 2021. In training the logarithm of a label's share is added to
 its logit, so that the logits themselves, by which predictions are made, need not know it.
@@ -12,12 +12,12 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-# Ours: a label that nobody present has would have -inf
+# Ours: a label that no present client has would have -inf.
 LEAST_SHARE: Final = 1e-6
 
 
 def label_share(counts: Sequence[int]) -> Tensor:
-    """P_k, the share of each label in a client's data, (N,) float64.
+    """Share P_k of each label in a client's data, (N,) float64.
 
     All labels alike where there are no counts to go by.
     """
@@ -27,7 +27,7 @@ def label_share(counts: Sequence[int]) -> Tensor:
 
 
 def joint_share(shares: Mapping[str, Tensor], samples: Mapping[str, int]) -> Tensor:
-    """P_s, the share of each label over several clients: sum_k n_k * P_k / sum_k n_k.
+    """Share P_s of each label over several clients: sum_k n_k * P_k / sum_k n_k.
 
     Args:
         shares: P_k by client. samples: n_k by client, of these clients at least.
@@ -38,7 +38,7 @@ def joint_share(shares: Mapping[str, Tensor], samples: Mapping[str, int]) -> Ten
 
 
 def adjustment(share: Tensor, strength: float = 1.0, least: float = LEAST_SHARE) -> Tensor:
-    """a * ln(max(P, least)), what is added to the logits in training, (N,) float32.
+    """The adjustment added to the logits in training: a * ln(max(P, least)), (N,) float32.
 
     Args:
         strength: a; 1 is SCALA's, Menon et al.'s tau. 0 adds nothing.

@@ -1,5 +1,5 @@
-"""Client State Records: what the server remembers of each client's evidence, class by class, and
-what a client's vote is worth by it.    BESplit, 4.1
+"""Client State Records: each client's evidence by class, and the weight that it earns.
+BESplit, 4.1
 
 A record is one tensor, as it is kept in the method's memory and in checkpoints:
 
@@ -26,7 +26,7 @@ EPS: Final = 1e-8
 
 
 def record_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """What a batch adds to its client's record: (N, N + 3) float64.
+    """The record of one batch, to be added to its client's: (N, N + 3) float64.
 
     Args:
         logits: (B, N) finite. labels: (B,) int64, each in [0, N).
@@ -46,7 +46,9 @@ def record_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def updated(old: Tensor | None, new: Tensor, rounds: int, beta: float) -> Tensor:
-    """R = b * R_old + (1 - b) * R_new, b = beta^max(1, rounds).    Eq. 6
+    """A client's record after a round.
+
+    R = b * R_old + (1 - b) * R_new, b = beta^max(1, rounds).    Eq. 6
 
     Args:
         old: None at first sight: then R = R_new.
@@ -65,7 +67,9 @@ def evidential_weights(
     missing: Missing = "mean",
     factors: Collection[Factor] = FACTORS,
 ) -> dict[str, float]:
-    """w_k ~ Q_k / (U_ale,k * U_epi,k), scaled to sum 1.    Eq. 8-10
+    """Weights by evidence and uncertainty.
+
+    w_k ~ Q_k / (U_ale,k * U_epi,k), scaled to sum 1.    Eq. 8-10
 
     Q_k is the mean over all N classes of q_i = E_ii / (sum_j E_ij + eps), 0 for a class without
     samples. The ratios of Eq. 9 have one numerator for all clients, which drops out of Eq. 10.
@@ -87,7 +91,9 @@ def evidential_weights(
 
 
 def label_shares(records: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-    """P_k = M_k / sum M_k of every record, and P_g = sum_k M_k / sum_k sum M_k.    BESplit, 4.2
+    """Label shares of every client and of all together.
+
+    P_k = M_k / sum M_k of every record, and P_g = sum_k M_k / sum_k sum M_k.    BESplit, 4.2
 
     Returns: P by client, (N,) float64, and P_g. Records without a sample are left out.
     Raises: ValueError if no record has a sample.

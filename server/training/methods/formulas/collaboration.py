@@ -1,4 +1,4 @@
-"""Bias-compensated collaboration: who is biased, who makes up for whom, and by how many samples.
+"""Bias-compensated collaboration: biased clients, their pairs, and how many samples they exchange.
 BESplit, 4.2 and D.2.
 
 All of it is arithmetic on label shares P (N,) float64; what moves is the server step's business.
@@ -20,7 +20,9 @@ Pair = tuple[str, str]
 
 
 def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
-    """JS(p, q) = (KL(p || m) + KL(q || m)) / 2, m = (p + q) / 2, in nats: from 0 to ln 2.
+    """Jensen-Shannon divergence of two label shares.
+
+    JS(p, q) = (KL(p || m) + KL(q || m)) / 2, m = (p + q) / 2, in nats: from 0 to ln 2.
 
     Args:
         p, q: (..., N), each sums to 1; 0 ln 0 is 0.
@@ -30,11 +32,11 @@ def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
 
 
 def biased_clients(shares: Mapping[str, Tensor], overall: Tensor) -> list[str]:
-    """Those whose divergence from P_g lies above the largest gap in the sorted ones.    Eq. 11
+    """Clients whose divergence from P_g lies above the largest gap in the sorted ones.    Eq. 11
 
     Args:
         shares: P_k of every client there is a record of. overall: P_g.
-    Returns: in the order given; nobody where there are fewer than 3 clients (one gap of one is no
+    Returns: in the order given; none where there are fewer than 3 clients (one gap of one is no
         gap to speak of), or all diverge alike.
     """
     if len(shares) < 3:
@@ -52,7 +54,9 @@ def biased_clients(shares: Mapping[str, Tensor], overall: Tensor) -> list[str]:
 
 
 def complementarity(p: Tensor, q: Tensor, overall: Tensor) -> float:
-    """G = |p-P_g| + |q-P_g| - |(p-P_g) + (q-P_g)|, L1 norms.    Eq. 33
+    """How much two clients' deviations from P_g cancel.
+
+    G = |p-P_g| + |q-P_g| - |(p-P_g) + (q-P_g)|, L1 norms.    Eq. 33
 
     By how much the two deviations from P_g cancel: 0 where they point the same way in every class.
     """
@@ -61,7 +65,7 @@ def complementarity(p: Tensor, q: Tensor, overall: Tensor) -> float:
 
 
 def matched_pairs(shares: Mapping[str, Tensor], overall: Tensor) -> list[Pair]:
-    """Greedy matching: the pair that makes up for each other best, then the best of the others.
+    """Greedy matching: the most complementary pair, then the best pair of the others.
 
     Pairs that do not make up for each other at all are left out; of equal ones, the first in the
     order given is taken.
@@ -87,7 +91,7 @@ def matched_pairs(shares: Mapping[str, Tensor], overall: Tensor) -> list[Pair]:
 def counts_to_move(
     counts: Tensor, own: Tensor, partner: Tensor, overall: Tensor, advantage: float
 ) -> Tensor:
-    """How many of a batch's samples of each class go over to the partner's.    Eq. 13, 29-32
+    """Samples of each class that move from a batch to the partner's.    Eq. 13, 29-32
 
     floor(rho * count + 1/2) of each class with P_i > P_j, with rho clamped to [0, 1]:
 
@@ -116,7 +120,7 @@ def counts_to_move(
 def pairs_present(
     shares: Mapping[str, Tensor], overall: Tensor, present: Collection[str]
 ) -> list[Pair]:
-    """The pairs of a step: the biased of all clients, matched among those that are there.
+    """The pairs of a step: biased clients, matched among those present.
 
     Args:
         shares: P_k of every client there is a record of.

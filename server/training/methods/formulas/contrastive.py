@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from edge_sdk.checks import check_value
 from profiles.checks import number
 
-# by parameter; None for one that took no part
+# by parameter; None for one that took no part in the loss
 Gradients = list[Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How much the server's stages learn to tell by embeddings who belongs together.
+    """How much the server's stages learn to tell by embeddings which samples belong together.
 
     Attributes:
-        weight: of the loss beside the server's own; 0 for none.
+        weight: of the loss that is added to the server's own; 0 for none.
         margin: up to which embeddings of different classes are pushed apart.
     """
 
@@ -34,7 +34,7 @@ class Alignment:
     def gradients(
         self, first: Tensor, second: Tensor, same: Tensor, parameters: Sequence[nn.Parameter]
     ) -> Gradients:
-        """Of the weighted loss by these parameters alone: features are where it stops.
+        """Gradients of the weighted loss by these parameters alone; it stops at the features.
 
         Args:
             first, second, same: as `alignment_loss` takes them, with the graph that made them.
@@ -44,7 +44,7 @@ class Alignment:
 
 
 def alignment_loss(first: Tensor, second: Tensor, same: Tensor, margin: float) -> Tensor:
-    """Pulls pairs of one class together, pushes others apart up to a margin.
+    """Loss that pulls pairs of one class together and pushes others apart up to a margin.
 
     L = I * |s1 - s2|^2 / 2 + (1 - I) * max(0, m - |s1 - s2|)^2 / 2    HARMONY, Eq. 7
 

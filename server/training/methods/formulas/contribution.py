@@ -1,4 +1,4 @@
-"""What a client's update is worth: by its data and by where it pulls.    SplitLPF, Eq. 8-11
+"""The worth of a client's update, by its data and its direction.    SplitLPF, Eq. 8-11
 
 A client's gradient is what its round took off the weights: those at the start minus those at the
 end. Running statistics are no gradient and are left out.
@@ -20,12 +20,12 @@ ALPHA: Final = 0.5
 
 
 def gradient_of(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> Weights:
-    """grad_k, by parameter of `end`: start minus end."""
+    """A client's gradient grad_k, by parameter of `end`: start minus end."""
     return {name: start[name] - end[name] for name in end if not is_statistic(name)}
 
 
 def cosine(one: Weights, other: Weights) -> float:
-    """c_k: the cosine of two gradients over the parameters both have    SplitLPF, Eq. 8
+    """Cosine c_k of two gradients over the parameters that both have.    SplitLPF, Eq. 8
 
     0 where they share none or either is zero or not finite: it says nothing about a direction.
     """
@@ -48,7 +48,7 @@ def contribution_weights(
     *,
     signed: bool = True,
 ) -> dict[str, float]:
-    """p_k, the clients' weights in the average; they sum to 1.
+    """Weights p_k of the clients in the average; they sum to 1.
 
     p_k = alpha * n_k / sum n_j + (1 - alpha) * c_k / sum |c_j|      SplitLPF, Eq. 9-10
     p_k = ReLU(p_k) / sum ReLU(p_j)                                  Eq. 11
@@ -82,9 +82,11 @@ def contribution_weights(
 def global_gradient(
     gradients: Iterable[tuple[str, Weights]], weights: Mapping[str, float]
 ) -> Weights:
-    """sum_k p_k * grad_k; a parameter that some do not hold is the mean over those who do.
+    """The global gradient, sum_k p_k * grad_k.
 
-    Clients of weight 0 are left out; so is a parameter that nobody else holds.
+    A parameter that some clients do not hold is the mean over those that do.
+
+    Clients of weight 0 are left out; so is a parameter that no other client holds.
 
     Args:
         gradients: by client, in client order: addition depends on order.
