@@ -100,7 +100,7 @@ class Boxes:
         return replies
 
     def end_rounds(self) -> None:
-        """From now on await scores alone."""
+        """Await nothing but scores from now on."""
         self._rounds_over = True
 
     def present(self, now: float) -> list[str]:
@@ -132,7 +132,7 @@ class Boxes:
         return {(name, update.round) for name, update in both} | set(self._being_kept.items())
 
     def take_counts(self) -> dict[str, int]:
-        """Replies that were not taken since the last call, by what became of them."""
+        """Numbers of replies that were not taken since the last call, by outcome."""
         counts = {str(k): n for k, n in self._counts.items() if k != ReplyOutcome.TAKEN}
         self._counts.clear()
         return counts
@@ -229,7 +229,7 @@ class Boxes:
         self._delivered.discard((device, self._being_kept.pop(device)))
 
     def count(self, outcome: ReplyOutcome) -> None:
-        """Remember what became of a reply."""
+        """Count a reply by its outcome."""
         self._counts[outcome] += 1
 
     def _box(self, device: str) -> Box:
@@ -252,7 +252,7 @@ class Boxes:
         return now - box.heard_at >= self._silence_s
 
     def _begin_round(self, device: str, box: Box, number: int) -> None:
-        """From now on what was finished alone before that round is late."""
+        """Count updates of rounds before that one as late."""
         over: dict[str, Box] = {}
         if self._lockstep and number > self._round:
             over = self._boxes
@@ -265,7 +265,7 @@ class Boxes:
         box.round = number
 
     def _is_inflated(self, device: str, reply: Reply) -> bool:
-        """Whether the reply would weigh more than by the samples that the device joined with."""
+        """Whether the reply claims more samples than the device joined with."""
         join = self._joined.get(device)
         if join is None or not isinstance(reply, Ready | Update):
             return False

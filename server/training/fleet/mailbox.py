@@ -111,7 +111,7 @@ class Mailbox:
             return self._boxes.kept()
 
     def take_counts(self) -> dict[str, int]:
-        """Replies that came late, twice or unasked since the last call, by what they were."""
+        """Numbers of replies that were not taken since the last call, by outcome."""
         with self._changed:
             return self._boxes.take_counts()
 

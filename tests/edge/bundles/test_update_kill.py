@@ -133,7 +133,7 @@ def test_swap_killed_at_any_touch_of_a_file_leaves_a_whole_bundle(
 def test_update_killed_at_any_touch_of_a_file_leaves_a_whole_bundle(
     depot: Depot, installed: Path, tmp_path: Path, fork_server: ForkServer, *, thorough: bool
 ) -> None:
-    """From the same start each time, killed before its first, second, third ... file operation."""
+    """Each time from the same start, killed before its first, second, third ... file operation."""
     seen = set()
     number = 1
     while True:

@@ -147,7 +147,7 @@ def test_snapshot_of_another_moment_is_refused(depot: Depot, installed: Path) ->
 def test_signed_timestamp_that_goes_back_to_an_old_snapshot_is_refused(
     depot: Depot, installed: Path
 ) -> None:
-    """What a thief of the timestamp key alone can do: nothing but stand still."""
+    """A thief of the timestamp key alone can withhold updates, and nothing else."""
     assert update(installed, "tiny/1/d2").status == "unchanged"
     path = depot.repository.metadata_folder / "timestamp.json"
     metadata = Metadata[Timestamp].from_bytes(path.read_bytes())
@@ -249,7 +249,7 @@ def publish(repository: ArtifactRepository, change: Callable[[Targets], None]) -
 
 
 def tree(state: Path) -> set[str]:
-    """What there is on the device, but for tuf's own metadata."""
+    """The files on the device, except tuf's own metadata."""
     paths = (path.relative_to(state) for path in state.rglob("*"))
     return {str(path) for path in paths if path.parts[0] != "tuf"}
 

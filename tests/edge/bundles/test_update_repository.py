@@ -35,7 +35,7 @@ def repository(tmp_path: Path) -> ArtifactRepository:
 
 
 def read(repository: ArtifactRepository) -> tuple[Timestamp, Snapshot, Targets]:
-    """What a device sees, each signature checked against the root by tuf itself."""
+    """A device's view: tuf itself checks each signature against the root."""
     folder = repository.metadata_folder
     root = Metadata[Root].from_bytes(repository.root_bytes)
     root.signed.verify_delegate("root", root.signed_bytes, root.signatures)
@@ -291,7 +291,7 @@ def test_server_killed_while_creating_its_keys_comes_up_the_next_time(tmp_path: 
 def test_device_follows_a_new_root_signed_by_the_old(
     depot: Depot, export: Export, state: Path
 ) -> None:
-    """What the holder of the root key does when the key of the timestamp has leaked."""
+    """The steps of the root key's holder when the timestamp's key has leaked."""
     assert update(state).status == "unchanged"
     repository = depot.repository
     root = Metadata[Root].from_bytes(repository.root_bytes)

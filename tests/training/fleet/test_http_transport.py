@@ -97,7 +97,7 @@ class Asking:
         self._thread.start()
 
     def replies(self) -> dict[str, Reply]:
-        """What it ends with."""
+        """The replies at its end."""
         self._thread.join(20)
         return self._replies[0]
 
@@ -116,7 +116,7 @@ def pi(trainer: Any) -> TrainerClient:
 
 
 def fetched(link: TrainerClient, after: str = "") -> str:
-    """The id of the message that waits."""
+    """The id of the next message."""
     found = link.fetch(after, 5.0)
     assert found is not None
     return found[0]
@@ -479,7 +479,7 @@ def test_session_waits_out_a_trainer_that_is_restarted(make_trainer: Callable[..
     identity = first.enrol("pi")
 
     class Moving:
-        """A link whose trainer is gone for a while, and another one when it is back."""
+        """A client of a trainer that is gone for a while, and another one when it is back."""
 
         def __init__(self) -> None:
             self.gone = 0

@@ -122,7 +122,7 @@ class Run:
 
 
 def check(report: dict[str, Any], folder: Path) -> None:
-    """What holds of every training that ended: whole rounds, each update once, sane weights."""
+    """Check a training that ended: whole rounds, each update once, finite weights."""
     rows = report["rounds"]
     assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
     counted = [

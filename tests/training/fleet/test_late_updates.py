@@ -141,7 +141,7 @@ def test_late_update_is_on_the_servers_disk_before_the_device_is_told(tmp_path: 
 
 
 class SlowDisk:
-    """Writes when it is told to; fails where it is told so."""
+    """Writes when the test lets it; fails when the test says so."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()

@@ -75,7 +75,7 @@ class Case:
 
     @property
     def recipe(self) -> str:
-        """As TOML."""
+        """The recipe as TOML."""
         numbers = {"rounds": ROUNDS, "batches": BATCHES, "depth": DEPTH}
         return RECIPE.format(method=self.method, train=self.train, **numbers)
 
