@@ -90,13 +90,13 @@ def noised_update(weights: Weights, sent: Weights, noise: Noise, key: NoiseKey) 
         )
     scale = min(1.0, noise.update_clip / norm) if norm else 1.0
     std = noise.update_sigma * noise.update_clip
-    guarded = {}
+    noised = {}
     for place, name in enumerate(names):
-        guarded[name] = sent[name] + scale * change[name]
+        noised[name] = sent[name] + scale * change[name]
         if std:
             generator = key.generator(Stream.UPDATE_NOISE, index=place)
-            guarded[name] += _gaussian(change[name], std, generator)
-    return guarded
+            noised[name] += _gaussian(change[name], std, generator)
+    return noised
 
 
 def without_loss(reply: Reply) -> Reply:

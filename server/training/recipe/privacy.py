@@ -86,7 +86,7 @@ class Mechanism:
     releases: int
 
 
-def guarded(method: Method, noise: Noise | None) -> Method:
+def with_noise(method: Method, noise: Noise | None) -> Method:
     """The method with noise on what its clients send.
 
     Raises: ConfigurationError for a method that sends something that noise cannot cover, or that
@@ -120,8 +120,8 @@ def _unaccountable(method: Method, noise: Noise) -> str | None:
         return "sends a second view or trains a guard against inversion, which noise does not cover"
     if noise.update_clip is not None and part.exit_head and not method.share_exits:
         return (
-            "sends exit heads that stay with their clients beside the update, without noise:"
-            " expected shared exits, or no noise on updates"
+            "sends exit heads of the clients' own with the update, without noise: expected shared"
+            " exits, or no noise on updates"
         )
     return None
 

@@ -41,7 +41,7 @@ from profiles.errors import InvalidProfileError
 from server.training.methods import besplit, fedavg, harmony, scala, splitfed, splitlpf, supersfl
 from server.training.methods.compose import combine, taken_from
 from server.training.methods.method import Method
-from server.training.recipe.privacy import PrivacySettings, guarded
+from server.training.recipe.privacy import PrivacySettings, with_noise
 from server.training.rounds.round import RoundSettings
 
 # default of `staleness_max` for a recipe with `buffer`
@@ -233,9 +233,9 @@ class Recipe:
         """
         base = _method(self.method, self.method_numbers, "method_numbers")
         if not self.parts:
-            return guarded(base, self.privacy.noise())
+            return with_noise(base, self.privacy.noise())
         parts = {name: _part(name, source) for name, source in self.parts.items()}
-        return guarded(combine(base, parts), self.privacy.noise())
+        return with_noise(combine(base, parts), self.privacy.noise())
 
 
 def _method(name: str, numbers: object, where: str) -> Method:

@@ -209,7 +209,7 @@ def test_a_batch_has_the_labels_it_was_published_with(
     tmp_path: Path, shared_data: Path | None
 ) -> None:
     path = (shared_data or tmp_path) / "cifar10_data_batch_1.bin.xz"
-    # counted by those who packed it (README beside the data)
+    # as counted in the README of the data
     counts = [1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981]
     if not path.is_file():
         counts = list(range(1, 11))

@@ -247,7 +247,7 @@ def test_equal_clients_follow_their_wish_where_there_is_enough() -> None:
     y = labels(10, 30)
     (part,) = partition("dirichlet-equal", y, 1, 0)
     assert sorted(part) == list(range(40))
-    # 41 samples, 4 clients: 10 each, one is nobody's
+    # 41 samples, 4 clients: 10 each, one is left out
     assert sizes(partition("dirichlet-equal", labels(11, 30), 4, 0)) == [10] * 4
 
 

@@ -36,7 +36,7 @@ from server.training.methods.fedavg import fedavg
 from server.training.methods.method import Method
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.splitlpf import splitlpf
-from server.training.recipe.privacy import NOISED, Mechanism, PrivacySettings, epsilon, guarded
+from server.training.recipe.privacy import NOISED, Mechanism, PrivacySettings, epsilon, with_noise
 from server.training.recipe.recipe import METHODS, read_recipe
 from server.training.report.report import report_of
 from server.training.rounds.loop import RoundLoop
@@ -136,13 +136,13 @@ def test_diverged_update_is_not_noised_but_refused() -> None:
 def test_limits_that_nothing_reaches_and_no_noise_are_the_baseline(method: Any) -> None:
     loose = Noise(update_clip=1e9) if method is fedavg else Noise(1e9, 0.0, 1e9, 0.0)
     plain, _ = rounds(method())
-    guarded_weights, _ = rounds(guarded(method(), loose))
+    noised_weights, _ = rounds(with_noise(method(), loose))
     for name, tensor in plain.items():
-        torch.testing.assert_close(guarded_weights[name], tensor, rtol=0, atol=1e-6)
+        torch.testing.assert_close(noised_weights[name], tensor, rtol=0, atol=1e-6)
 
 
 def test_bytes_change_no_bit_of_a_noised_round() -> None:
-    method = guarded(splitlpf(), BOTH)
+    method = with_noise(splitlpf(), BOTH)
     here, _ = rounds(method)
     there, _ = rounds(method, BytesTransport)
     assert all(torch.equal(there[name], tensor) for name, tensor in here.items())
@@ -157,7 +157,7 @@ def test_losses_stay_on_clients_with_noise() -> None:
             seen.extend(replies.values())
             return replies
 
-    _, results = rounds(guarded(splitlpf(), BOTH), Recording)
+    _, results = rounds(with_noise(splitlpf(), BOTH), Recording)
     kinds = {type(reply) for reply in seen}
     assert {Features, OutputGradient, Update} <= kinds
     losses = [r.loss for r in seen if isinstance(r, Features | OutputGradient | Update)]
@@ -332,7 +332,7 @@ def test_refusal_names_the_methods_that_can_be_noised(method: str) -> None:
 def test_exit_heads_of_clients_are_no_part_of_a_noised_update() -> None:
     method = Method("mine", client=ClientPart(exit_head=True))
     with pytest.raises(ConfigurationError, match="shared exits"):
-        guarded(method, Noise(update_clip=1.0))
+        with_noise(method, Noise(update_clip=1.0))
 
 
 def test_batch_norm_is_refused_under_noise() -> None:
@@ -350,4 +350,4 @@ def test_second_view_is_refused_under_noise() -> None:
 
 def test_settings_of_nothing_are_no_noise() -> None:
     assert PrivacySettings().noise() is None
-    assert guarded(fedavg(), None) == fedavg()
+    assert with_noise(fedavg(), None) == fedavg()
