@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,12 @@ class Meddler:
 
 
 class World:
-    """A small fleet on the tiny network."""
+    """A small fleet on the tiny network.
+
+    Args:
+        labels: of clients that shall not draw theirs at random.
+        numbers: of the plans.
+    """
 
     def __init__(
         self,
@@ -90,9 +95,10 @@ class World:
         depth: int | None = None,
         momentum: float = 0.0,
         decay: float = 1.0,
+        labels: Mapping[str, Sequence[int]] | None = None,
         **numbers: Any,
     ) -> None:
-        self.clients = {name: client_of(name) for name in names}
+        self.clients = {name: client_of(name, (labels or {}).get(name)) for name in names}
         self.state = ServerState(
             build("tiny", classes=CLASSES, seed=0),
             Training(0.05, 8, momentum=momentum),
@@ -127,10 +133,13 @@ class World:
         return self.state.read()
 
 
-def client_of(name: str) -> TrainingClient:
+def client_of(name: str, labels: Sequence[int] | None = None) -> TrainingClient:
+    """A client with data of its own; as many samples as labels, where these are given."""
     generator = np.random.default_rng(ord(name))
-    x = generator.standard_normal((SIZES[name], 1, 8, 8)).astype(np.float32)
-    return TrainingClient(name, x, generator.integers(0, CLASSES, SIZES[name]))
+    size = SIZES[name] if labels is None else len(labels)
+    x = generator.standard_normal((size, 1, 8, 8)).astype(np.float32)
+    y = generator.integers(0, CLASSES, size) if labels is None else np.array(labels)
+    return TrainingClient(name, x, y)
 
 
 def meddling(change: Change) -> Callable[[Mapping[str, TrainingClient]], Meddler]:

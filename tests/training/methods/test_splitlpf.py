@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -29,11 +27,8 @@ from edge_sdk.training.protocol.messages import (
     Step,
     Update,
 )
-from edge_sdk.training.protocol.plan import Plan
-from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights
 from server.training.core.round_view import RoundView
-from server.training.core.server_state import ServerState
 from server.training.core.weighted_mean import Contribution, by_samples
 from server.training.methods.compose import combine
 from server.training.methods.formulas.contrastive import alignment_loss
@@ -41,71 +36,16 @@ from server.training.methods.harmony import harmony
 from server.training.methods.method import Method
 from server.training.methods.splitlpf import by_contribution, splitlpf
 from server.training.recipe.recipe import read_recipe
-from server.training.rounds.loop import RoundLoop
-from server.training.rounds.round import RoundResult, RoundSettings
-from server.training.rounds.transport import LocalTransport
 from server.training.run.checkpoint import latest_checkpoint
 from server.training.simulation.run import simulate
-from tests.training.plans import flat_plan
+from tests.training.worlds import CLASSES, SIZES, World, client_of, meddling
 
-CLASSES, RATE, DEPTH = 3, 0.05, 2
-SIZES = {"a": 9, "b": 4, "c": 14}
-
-
-class World:
-    """A small fleet on the tiny network."""
-
-    def __init__(
-        self,
-        method: Method,
-        names: str = "abc",
-        *,
-        transport: type[LocalTransport] = LocalTransport,
-        labels: Mapping[str, list[int]] | None = None,
-        **numbers: Any,
-    ) -> None:
-        self.clients = {name: client_of(name, (labels or {}).get(name)) for name in names}
-        self.state = ServerState(build("tiny", classes=CLASSES, seed=0), Training(RATE, 8))
-        self.plans = {name: plan_for(method, **numbers) for name in names}
-        self.transport = transport(self.clients)
-        self.loop = RoundLoop(method, self.plans, self.state, self.transport, RoundSettings())
-
-    def run(self, rounds: int = 1) -> list[RoundResult]:
-        return [self.loop.run_round(number, 0) for number in range(1, rounds + 1)]
+RATE, DEPTH = 0.05, 2
 
 
-class Meddling(LocalTransport):
-    """Changes what one client replies."""
-
-    def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
-        replies = super().exchange(requests, deadline_s)
-        return {name: self.changed(name, reply) for name, reply in replies.items()}
-
-    def changed(self, name: str, reply: Reply) -> Reply:
-        return reply
-
-
-def client_of(name: str, labels: list[int] | None = None) -> TrainingClient:
-    generator = np.random.default_rng(ord(name))
-    n = SIZES[name]
-    y = generator.integers(0, CLASSES, n) if labels is None else np.array(labels)
-    return TrainingClient(name, generator.standard_normal((len(y), 1, 8, 8), np.float32), y)
-
-
-def plan_for(method: Method, **numbers: Any) -> Plan:
-    fields: dict[str, Any] = {
-        "backbone": "tiny",
-        "input_shape": (1, 8, 8),
-        "classes": CLASSES,
-        "mean": (0.0,),
-        "std": (1.0,),
-        "depth": DEPTH,
-        "learning_rate": RATE,
-        "batch": 4,
-        "part": method.client,
-        "send_labels": False,
-    }
-    return flat_plan(**fields | numbers)
+def world_of(method: Method, names: str = "abc", **more: Any) -> World:
+    """Clients of one depth that keep their labels."""
+    return World(method, names, depth=DEPTH, send_labels=False, **more)
 
 
 def plain(**numbers: Any) -> Method:
@@ -114,7 +54,7 @@ def plain(**numbers: Any) -> Method:
 
 
 def test_u_split_trains_as_the_network_in_one_piece() -> None:
-    world = World(plain(), "a", batch=SIZES["a"])
+    world = world_of(plain(), "a", batch=SIZES["a"])
     world.run(3)
 
     net = build("tiny", classes=CLASSES, seed=0)
@@ -143,18 +83,18 @@ def test_alignment_is_of_the_embeddings_below_the_clients_layer() -> None:
     """The middle is stepped by the client's loss and by CSA; front and back by the loss alone."""
     sent: list[Features] = []
 
-    class Watching(Meddling):
-        def changed(self, name: str, reply: Reply) -> Reply:
-            if isinstance(reply, Features):
-                sent.append(reply)
-            return reply
+    def watch(_name: str, _request: Request, reply: Reply) -> Reply:
+        if isinstance(reply, Features):
+            sent.append(reply)
+        return reply
 
     aligned = combine(plain(), {"align": harmony(align_weight=0.3, margin=9.0)})
     ours, alone = (
-        World(method, "a", batch=SIZES["a"], transport=Watching) for method in (aligned, plain())
+        world_of(method, "a", batch=SIZES["a"], transport=meddling(watch))
+        for method in (aligned, plain())
     )
-    ours.run()
-    alone.run()
+    ours.run(1)
+    alone.run(1)
     seen = sent[0]
     assert seen.view is not None
     assert seen.same is not None
@@ -174,7 +114,7 @@ def test_alignment_is_of_the_embeddings_below_the_clients_layer() -> None:
 
 
 def test_back_stays_with_its_client_and_is_never_averaged() -> None:
-    world = World(plain())
+    world = world_of(plain())
     start = world.state.read()
     world.run(2)
     end = world.state.read()
@@ -187,16 +127,13 @@ def test_back_stays_with_its_client_and_is_never_averaged() -> None:
 
 
 def test_neither_labels_nor_their_counts_are_sent() -> None:
-    class Recording(Meddling):
-        seen: list[Reply]
+    replies: list[Reply] = []
 
-        def changed(self, name: str, reply: Reply) -> Reply:
-            self.__dict__.setdefault("replies", []).append(reply)
-            return reply
+    def record(_name: str, _request: Request, reply: Reply) -> Reply:
+        replies.append(reply)
+        return reply
 
-    world = World(splitlpf(), transport=Recording)
-    world.run()
-    replies = world.transport.__dict__["replies"]
+    world_of(splitlpf(), transport=meddling(record)).run(1)
     kinds = {type(reply) for reply in replies}
     assert kinds == {Ready, Features, OutputGradient, Update}
     assert all(r.label_counts == () for r in replies if isinstance(r, Ready))
@@ -204,8 +141,8 @@ def test_neither_labels_nor_their_counts_are_sent() -> None:
 
 
 def test_alpha_one_trains_to_the_bits_of_weights_by_samples() -> None:
-    by_direction = World(plain(alpha=1.0))
-    by_count = World(replace(plain(), weigh=by_samples))
+    by_direction = world_of(plain(alpha=1.0))
+    by_count = world_of(replace(plain(), weigh=by_samples))
     by_direction.run(3)
     by_count.run(3)
     got, expected = by_direction.state.read(), by_count.state.read()
@@ -213,10 +150,10 @@ def test_alpha_one_trains_to_the_bits_of_weights_by_samples() -> None:
 
 
 def test_direction_changes_the_weights_from_the_second_round_on() -> None:
-    by_direction, by_count = World(plain(alpha=0.1)), World(plain(alpha=1.0))
+    by_direction, by_count = world_of(plain(alpha=0.1)), world_of(plain(alpha=1.0))
     first, second = by_direction.run(2)
-    samples = sum(SIZES.values())
-    assert first.weights == pytest.approx({name: n / samples for name, n in SIZES.items()})
+    samples = sum(SIZES[name] for name in "abc")
+    assert first.weights == pytest.approx({name: SIZES[name] / samples for name in "abc"})
     assert second.weights != pytest.approx(first.weights, abs=1e-3)
     by_count.run(2)
     weights = (
@@ -263,46 +200,44 @@ def test_rule_takes_a_round_that_changed_nothing() -> None:
 
 
 def test_one_client_alone_is_the_average() -> None:
-    world = World(splitlpf(), "a")
+    world = world_of(splitlpf(), "a")
     results = world.run(3)
     assert [result.weights for result in results] == [{"a": 1.0}] * 3
 
 
 def test_client_without_samples_of_some_class_trains() -> None:
-    world = World(splitlpf(), labels={"b": [1, 1, 1, 1]})
+    world = world_of(splitlpf(), labels={"b": [1, 1, 1, 1]})
     assert [result.participants for result in world.run(2)] == [("a", "b", "c")] * 2
 
 
 def test_batches_of_one_sample_train() -> None:
-    world = World(splitlpf(), batch=1)
-    (result,) = world.run()
+    world = world_of(splitlpf(), batch=1)
+    (result,) = world.run(1)
     assert result.participants == ("a", "b", "c")
     assert result.loss is not None
     assert math.isfinite(result.loss)
 
 
 def test_client_whose_every_loss_is_nan_is_named_and_spares_the_others() -> None:
-    class Spoilt(Meddling):
-        def changed(self, name: str, reply: Reply) -> Reply:
-            if name == "b" and isinstance(reply, OutputGradient):
-                return replace(reply, loss=math.nan)
-            return reply
+    def spoil(name: str, _request: Request, reply: Reply) -> Reply:
+        if name == "b" and isinstance(reply, OutputGradient):
+            return replace(reply, loss=math.nan)
+        return reply
 
-    world = World(plain(), transport=Spoilt)
-    (result,) = world.run()
+    world = world_of(plain(), transport=meddling(spoil))
+    (result,) = world.run(1)
     assert result.participants == ("a", "c")
     assert "loss" in result.refused["b"]
     assert all(bool(torch.isfinite(tensor).all()) for tensor in world.state.read().values())
 
 
 def test_gradient_that_is_not_finite_is_refused() -> None:
-    class Spoilt(Meddling):
-        def changed(self, name: str, reply: Reply) -> Reply:
-            if name == "b" and isinstance(reply, OutputGradient):
-                return replace(reply, gradient=torch.full_like(reply.gradient, math.inf))
-            return reply
+    def spoil(name: str, _request: Request, reply: Reply) -> Reply:
+        if name == "b" and isinstance(reply, OutputGradient):
+            return replace(reply, gradient=torch.full_like(reply.gradient, math.inf))
+        return reply
 
-    (result,) = World(plain(), transport=Spoilt).run()
+    (result,) = world_of(plain(), transport=meddling(spoil)).run(1)
     assert set(result.refused) == {"b"}
 
 
@@ -313,7 +248,7 @@ def test_rate_follows_accuracy_within_bounds() -> None:
 
 
 def test_accuracy_of_the_last_round_is_kept_and_lowers_the_rate() -> None:
-    client, plan = client_of("a"), plan_for(splitlpf())
+    client, plan = client_of("a"), world_of(splitlpf(), "a").plans["a"]
     start = StartRound(1, plan, read_weights(build("tiny", classes=CLASSES, seed=0).prefix(DEPTH)))
     client.handle(start)
     assert client._round.responder.optimiser.learning_rate == RATE  # type: ignore[union-attr]  # under way
@@ -324,11 +259,11 @@ def test_accuracy_of_the_last_round_is_kept_and_lowers_the_rate() -> None:
 
 
 def test_accuracy_counts_answers_without_dropout_before_each_step() -> None:
-    world = World(splitlpf(), "a", batch=SIZES["a"])
+    world = world_of(splitlpf(), "a", batch=SIZES["a"])
     net = build("tiny", classes=CLASSES, seed=0).eval()
     client = world.clients["a"]
     right = (net(torch.from_numpy(client.x)).argmax(1).numpy() == client.y).mean()
-    world.run()
+    world.run(1)
     assert float(client.personal["back.accuracy"]) == pytest.approx(right)
 
 
@@ -337,7 +272,7 @@ def opened(dropout: float, round_: int = 1) -> tuple[TrainingClient, Tensor]:
     client = client_of("c")
     method = splitlpf(dropout=dropout)
     start = read_weights(build("tiny", classes=CLASSES, seed=0).prefix(DEPTH))
-    client.handle(StartRound(round_, plan_for(method), start))
+    client.handle(StartRound(round_, world_of(method, "a").plans["a"], start))
     client.handle(Step(round_, 0))
     return client, torch.ones(4, 64)
 
