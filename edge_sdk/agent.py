@@ -6,7 +6,6 @@ Its bundle is looked after by edge_sdk.bundles.lifecycle, its link by edge_sdk.o
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from typing import Any, Final, Self, cast
 
 from edge_sdk.bundles.lifecycle import BundleLifecycle, FixedBundle
 from edge_sdk.bundles.runner import BundleRunner, read_logits
+from edge_sdk.checks import check_value
 from edge_sdk.errors import ConfigurationError, InputError, SplitedgeError
 from edge_sdk.gate.controllers import AgreementReport
 from edge_sdk.gate.gate import POLICIES, Decision
@@ -33,7 +33,7 @@ from edge_sdk.offload.outbox import Outbox, QueuedQuery
 from edge_sdk.offload.pending import NoReply, Outcome, Pending
 from edge_sdk.prediction import DEVICE, FALLBACK, SERVER, LateAnswer, Prediction
 from edge_sdk.session import Array
-from edge_sdk.settings import AgentSettings, Agreement
+from edge_sdk.settings import SECONDS, AgentSettings, Agreement
 from edge_sdk.state import StateLock
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Reply
@@ -206,7 +206,7 @@ class EdgeAgent:
             deadline; nothing because of the network or the disk.
         """
         if deadline_s is not None:
-            _check_deadline(deadline_s)
+            check_value("deadline_s", deadline_s, SECONDS)
         return self._finish(self._begin(x, deadline_s))
 
     def predict_many(
@@ -220,7 +220,7 @@ class EdgeAgent:
         Raises: as `predict`, after the answers to all inputs before the faulty one.
         """
         if deadline_s is not None:
-            _check_deadline(deadline_s)
+            check_value("deadline_s", deadline_s, SECONDS)
         held: deque[_Offload | Prediction] = deque()
         in_flight = 0
         fault: InputError | None = None
@@ -493,8 +493,3 @@ def _prediction(
 
 def _ready(held: _Offload | Prediction) -> bool:
     return isinstance(held, Prediction) or held.pending.done
-
-
-def _check_deadline(deadline_s: float) -> None:
-    if not (math.isfinite(deadline_s) and 0 < deadline_s <= 600):
-        raise ConfigurationError(f"deadline_s: expected more than 0, at most 600, got {deadline_s}")

@@ -222,7 +222,7 @@ def test_a_version_the_server_does_not_have_falls_back_and_says_so(
 def test_a_deadline_out_of_range_is_refused(
     hybrid: EdgeAgent, digits: Digits, deadline_s: float
 ) -> None:
-    with pytest.raises(ConfigurationError, match="deadline_s: expected more than 0, at most 600"):
+    with pytest.raises(ConfigurationError, match="deadline_s: expected a finite number above 0"):
         hybrid.predict(digits.x[0], deadline_s=deadline_s)
 
 
