@@ -68,7 +68,7 @@ def change_ratios(contributions: Contributions, start: Weights) -> Ratios:
     }
 
 
-def suspects(ratios: Ratios, clip_factor: float) -> dict[str, str]:
+def clipped_clients(ratios: Ratios, clip_factor: float) -> dict[str, str]:
     """The clients whose change is clipped, and by how much they stand out."""
     found = {}
     for client, of_client in ratios.items():

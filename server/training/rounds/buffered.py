@@ -126,7 +126,8 @@ class BufferedLoop:
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What is under way between two merges, for a checkpoint, as JSON and as tensors.
 
-        These are the clients that may still bring a result, and the weights that they began with.
+        The JSON names the clients that may still bring a result. The tensors are the weights that
+        they began with.
         """
         fields = self._workers.state_dict() | self._context.suspects.state_dict()
         return fields, self._staleness.state_dict()

@@ -1,4 +1,4 @@
-"""What all rounds of one training share."""
+"""The state and the seams that all rounds of one training share."""
 
 from __future__ import annotations
 

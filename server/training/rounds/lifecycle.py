@@ -11,7 +11,7 @@ from edge_sdk.training.streams import Stream
 from server.training.core.trimmed_mean import (
     cap_weights,
     change_ratios,
-    suspects,
+    clipped_clients,
     trimmed_merge,
 )
 from server.training.core.weighted_mean import merge
@@ -123,7 +123,7 @@ def _trimmed(
 ) -> Weights:
     settings = context.settings
     ratios = change_ratios(now.contributions, now.view.sent)
-    for client, why in suspects(ratios, settings.clip_factor).items():
+    for client, why in clipped_clients(ratios, settings.clip_factor).items():
         now.suspect(client, why)
     return trimmed_merge(
         now.contributions,

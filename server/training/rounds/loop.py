@@ -98,8 +98,8 @@ class RoundLoop:
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What is under way between two rounds, for a checkpoint, as JSON and as tensors.
 
-        These are the outliers whose updates may still come late, and the weights that rounds began
-        with of which updates may.
+        The JSON names the outliers with updates that may still come late. The tensors are the first
+        weights of all rounds with such updates.
         """
         sent = self._staleness.state_dict() if self._settings.staleness_max else {}
         return self._context.suspects.state_dict(), sent

@@ -1,11 +1,11 @@
-"""Staleness: what a result counts that began in an earlier round.
+"""Staleness: the share by which a result of an earlier round counts.
 
-A result that began s rounds ago counts by its change, added to the weights of now:
+The change of a result that began s rounds ago is discounted and added to the weights of now:
 
     theta + (1 + s)^-a * (theta_k - theta_then)        a = 0.5
 
 This is FedAsync's polynomial discount (Xie et al., 2019, 5.2). BatchNorm's running statistics are
-no sum of steps: they go that share of the way from the server's to the client's. So a variance
+not a sum of steps: they go that share of the way from the server's to the client's. So a variance
 stays above zero, however the server's changed in between.
 """
 
@@ -24,7 +24,7 @@ from server.training.core.weighted_mean import Contribution
 
 
 class Staleness:
-    """The weights that past rounds began with, and the rule by which late results count.
+    """The first weights of past rounds, and the rule by which late results count.
 
     Args:
         limit: rounds by which a result may be late and still count.
@@ -62,7 +62,7 @@ class Staleness:
     def rebase(
         self, brought: Contribution, then: Weights, now: Weights, rounds: int
     ) -> Contribution:
-        """What a result that is so many rounds late counts; all of it where it is on time.
+        """Discount a result that is so many rounds late; one that is on time stays as it is.
 
         Args:
             then: the weights it began with. now: the weights that this round began with.
@@ -84,7 +84,7 @@ class Staleness:
 
 
 def rebase_update(brought: Contribution, then: Weights, now: Weights, share: float) -> Contribution:
-    """What a share of its change makes of the weights of now.
+    """Add a share of a contribution's change to the weights of now.
 
     Args:
         then: the weights it began with. now: the weights that this round began with.

@@ -1,8 +1,7 @@
-"""The server's answers to a step: what clients send is decoded and checked, and the method's server
-step answers it.
+"""The server's answers to a step: features are decoded and checked, the method's step answers them.
 
 Clients that stand out are answered apart from the others. Their batches do not step the one suffix
-that all share, nor do they change the method's memory.
+that all share, and do not change the method's memory.
 """
 
 from __future__ import annotations
@@ -68,12 +67,12 @@ def answer_features(
         for name, f in features.items()
     }
     with context.using_state:
-        apart = context.suspects.find(now, batches)
-    others = {name: batch for name, batch in batches.items() if name not in apart}
+        outlying = context.suspects.find(now, batches)
+    others = {name: batch for name, batch in batches.items() if name not in outlying}
     feedback = _server_step(context, now, others, frozen=False) if others else {}
-    if apart:
+    if outlying:
         memory = dict(now.view.memory)
-        feedback |= _server_step(context, now, apart, frozen=True)
+        feedback |= _server_step(context, now, outlying, frozen=True)
         now.view.memory = memory
     return feedback
 

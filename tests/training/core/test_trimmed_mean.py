@@ -16,7 +16,12 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.protocol.messages import Ready, Reply, Request, Update, Weights
 from server.training.core import trimmed_mean
 from server.training.core.spool import Spool
-from server.training.core.trimmed_mean import cap_weights, change_ratios, suspects, trimmed_merge
+from server.training.core.trimmed_mean import (
+    cap_weights,
+    change_ratios,
+    clipped_clients,
+    trimmed_merge,
+)
 from server.training.core.weighted_mean import Contribution, merge
 from server.training.recipe.recipe import read_recipe
 from server.training.rounds.loop import RoundLoop
@@ -152,8 +157,8 @@ def test_changes_are_clipped_to_a_multiple_of_the_median_by_hand() -> None:
     assert {name: of["stage1"] for name, of in ratios.items()} == {"a": 0.75, "b": 1.0, "c": 25.0}
     merged = trimmed(fleet, dict.fromkeys(fleet, 1.0), start, trim=0.0, clip=2.0)
     assert merged["stage1.w"].item() == pytest.approx(1 + (3 - 4 + 8) / 3)
-    assert suspects(ratios, 2.0) == {"c": "stage1 changed 25 times as much as the median's"}
-    assert suspects(ratios, 25.0) == {}
+    assert clipped_clients(ratios, 2.0) == {"c": "stage1 changed 25 times as much as the median's"}
+    assert clipped_clients(ratios, 25.0) == {}
 
 
 def test_of_two_the_smaller_change_is_the_measure() -> None:
