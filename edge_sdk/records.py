@@ -126,7 +126,7 @@ class _Entry:
     record: type[DataclassInstance] | None
 
     def record_of(self, value: object) -> type[DataclassInstance] | None:
-        """What a value is to be read into; None for a plain value and for a record left out."""
+        """Record class of a value; None for a plain value and for a record left out."""
         left_out = value is None and NoneType in get_args(self.type)
         return None if left_out else self.record
 

@@ -1,4 +1,4 @@
-"""What a device is and what a model costs: the ground floor, without torch.
+"""Profiles of devices and costs of models: the ground floor, without torch.
 
 Names load when first used: an agent needs the checks of values, not psutil.
 """

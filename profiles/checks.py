@@ -16,7 +16,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a value has to be.
+    """Requirement on a value.
 
     Attributes:
         expected: in words that follow "expected".

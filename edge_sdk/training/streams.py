@@ -21,7 +21,7 @@ LIMIT: Final = 1 << 22
 
 @unique
 class Stream(Enum):
-    """What is drawn, and the words of the key after its first.
+    """Random stream: its draw, and the words of its key after the first.
 
     A number marks the stream. A name stands for a word that is given with each draw: a client by
     its name, of which the key takes the CRC-32, anything else as a number below LIMIT. The first

@@ -45,7 +45,7 @@ _EIGHTS: Final = Check(
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """How a client teaches an auxiliary model of its own (BESplit, Eq. 18).
+    """Training of a client's own auxiliary model (BESplit, Eq. 18).
 
     Attributes:
         head: the model's head: `global` pools over the whole map, as in the paper; `exit` is built
@@ -130,7 +130,7 @@ class PersonalBack:
 
 @dataclass(frozen=True, slots=True)
 class MetaAdaptation:
-    """How a client adapts copies of its prefix and head before each batch (HARMONY;
+    """Adaptation of copies of a client's prefix and head before each batch (HARMONY;
     edge_sdk.training.client.adaptation).
 
     Attributes:
@@ -229,7 +229,7 @@ class ClientPart:
 
     @property
     def answers(self) -> OutputKind | None:
-        """Which outputs of the server the client answers with their gradient, if any."""
+        """Outputs of the server that the client answers with a gradient; None if none."""
         if self.own_back:
             return "embeddings"
         return None if self.meta is None else "logits"

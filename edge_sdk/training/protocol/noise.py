@@ -28,7 +28,7 @@ NO_SCORES: Final = "devices are not scored under noise: a count of right answers
 
 @dataclass(frozen=True, slots=True)
 class NoiseKey:
-    """What the noise of one client in one round is drawn from.
+    """Source of the noise of one client in one round.
 
     Attributes:
         secret: the client's own, which the server does not know.

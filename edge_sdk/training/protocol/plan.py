@@ -31,7 +31,7 @@ _KEYS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one client trains in one round.
+    """Plan of one client's training in one round.
 
     Attributes:
         backbone, input_shape, classes, mean, std: what `edge_sdk.nets.build` takes.

@@ -12,7 +12,7 @@ from profiles.checks import number, one_of, optional, whole
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How a network learns, on a client and on the server.
+    """Numbers of training, on a client and on the server.
 
     Attributes:
         learning_rate, momentum, weight_decay: of SGD (edge_sdk.training.formulas.sgd).

@@ -63,7 +63,7 @@ class UpdateCoding:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """How much of an update a codec keeps.
+    """Measures of how much of an update a codec keeps.
 
     Attributes:
         error: |decoded - raw| / |raw change|; 0 where nothing changed.

@@ -112,7 +112,7 @@ def with_noise(method: Method, noise: Noise | None) -> Method:
 
 
 def _unaccountable(method: Method, noise: Noise) -> str | None:
-    """What the method sends that no noise covers; None if there is nothing."""
+    """Part of what the method sends that no noise covers, in words; None if there is none."""
     part = method.client
     if unwrap(method.weigh) is by_depth_and_loss:
         return "weighs clients by their losses, and noise covers no loss"
@@ -202,7 +202,7 @@ def privacy_of(
 
 
 def uncovered(method: Method) -> str | None:
-    """What leaves a client without noise, so that there is no epsilon; None if nothing does."""
+    """Data that leave a client without noise, so that there is no epsilon; None if nothing does."""
     noise = method.client.noise
     if noise is None or not noise.update_sigma:
         return "updates carry what was learnt from the inputs, and there is no noise on them"

@@ -99,7 +99,7 @@ class DataSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How clients and server train.
+    """Training of clients and server.
 
     Attributes:
         training: the numbers that plans carry and the server shares.
@@ -148,7 +148,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateSettings:
-    """How a run is evaluated.
+    """Evaluation of a run.
 
     Attributes:
         every: rounds from one measurement of accuracy to the next; the last round is measured too.
