@@ -146,7 +146,7 @@ class Pace:
         return result
 
     def began(self, name: str) -> list[int]:
-        """The rounds whose weights that client began with."""
+        """The rounds in which that client began."""
         return [start.round for client, start in self.watcher.started if client == name]
 
     def close(self) -> None:

@@ -130,7 +130,7 @@ class Attempt:
         self._snapshots = [BatchNormSnapshot(suffix.module) for suffix in suffixes]
 
     def run(self, forward: Callable[[], R]) -> R | None:
-        """What `forward` returns; None where BatchNorm cannot take the batch."""
+        """Run `forward` and return its result; None where BatchNorm cannot take the batch."""
         try:
             return forward()
         except ValueError as err:  # BatchNorm, where one sample leaves one value per channel
@@ -189,7 +189,7 @@ def shared(state: ServerState, batches: ClientBatches, _now: RoundView) -> Answe
 
 
 def shared_step(state: ServerState, batches: ClientBatches, loss: ClientLoss) -> Answers:
-    """As `shared`, by another loss than cross-entropy."""
+    """The step `shared` with another loss than cross-entropy."""
     return {
         client: feedback
         for client, batch in batches.items()
@@ -203,7 +203,7 @@ def per_client(state: ServerState, batches: ClientBatches, _now: RoundView) -> A
 
 
 def per_client_step(state: ServerState, batches: ClientBatches, loss: ClientLoss) -> Answers:
-    """As `per_client`, by another loss than cross-entropy."""
+    """The step `per_client` with another loss than cross-entropy."""
     return {
         client: feedback
         for client, batch in batches.items()

@@ -124,7 +124,7 @@ class BufferedLoop:
         return replace(result, simulated_s=workers.clock_s - clock_s)
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What is under way between two merges, for a checkpoint, as JSON and as tensors.
+        """State between two merges, for a checkpoint, as JSON and as tensors.
 
         The JSON names the clients that may still bring a result. The tensors are the weights that
         they began with.

@@ -96,7 +96,7 @@ class RoundLoop:
             return close_round(context, now, asked, len(asked), stale)
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What is under way between two rounds, for a checkpoint, as JSON and as tensors.
+        """State between two rounds, for a checkpoint, as JSON and as tensors.
 
         The JSON names the outliers with updates that may still come late. The tensors are the first
         weights of all rounds with such updates.

@@ -39,7 +39,7 @@ R = TypeVar("R", Ready, Features, OutputGradient, Update)
 
 @dataclass(frozen=True, slots=True)
 class RoundSettings:
-    """How rounds are run.
+    """Settings of a round.
 
     Attributes:
         participation: share of the clients asked to each round, above 0; at least one is.

@@ -1,4 +1,4 @@
-"""What a cohort brought waits on the disk: to the last bit what it was, and gone afterwards."""
+"""Contributions that wait on the disk: the same bits when read, and gone afterwards."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_round_ends_in_the_same_bits_with_and_without_the_disk(
         assert torch.equal(tensor, on_disk[name]), name
 
 
-def test_one_model_in_cohorts_is_merged_from_the_disk_as_from_memory(
+def test_a_shared_suffix_in_cohorts_is_merged_from_the_disk_as_from_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # its cohorts change the result, so what is compared is where contributions wait

@@ -128,7 +128,7 @@ def test_blocks_of_columns_and_the_disk_change_no_bit(
     assert all(torch.equal(ours[name], whole[name]) for name in whole)
 
 
-def test_each_stage_is_trimmed_among_those_who_hold_it() -> None:
+def test_each_stage_is_trimmed_among_the_clients_that_hold_it() -> None:
     fleet = {str(i): contribution(stage1_w=[float(i)]) for i in range(10)}
     fleet |= {"deep": contribution(stage1_w=[10.0], stage2_w=[50.0])}
     start = {name: torch.zeros(1) for name in ("stage1.w", "stage2.w", "stage3.w")}
@@ -168,7 +168,7 @@ def test_of_two_the_smaller_change_is_the_measure() -> None:
     assert merged["stage1.w"].item() == pytest.approx((1 + 3) / 2)
 
 
-def test_who_changed_nothing_does_not_lower_the_measure() -> None:
+def test_a_client_that_changed_nothing_does_not_lower_the_median() -> None:
     fleet = {name: contribution(stage1_w=[0.0]) for name in "abc"}
     fleet["d"] = contribution(stage1_w=[8.0])
     start = {"stage1.w": torch.zeros(1)}
@@ -201,7 +201,7 @@ Change = Callable[[str, Reply], Reply]
 
 
 class Attackers:
-    """Clients in this process, some of whose replies are changed on their way."""
+    """Clients in this process; some of their replies are changed on the way."""
 
     def __init__(self, inner: Transport, change: Change) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""BESplit's server: its step, whose samples move and whose gradients come back, and its memory."""
+"""BESplit's server: its step, the samples that move, the gradients that come back, its memory."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_over_represented_samples_of_a_pair_change_sides() -> None:
     assert moved == {"a": [0, 0], "b": [1, 2], "c": []}
 
 
-def test_who_is_ahead_decides_how_much() -> None:
+def test_the_client_ahead_decides_how_much() -> None:
     # a comes down to P_g: .6 of 6 is 3.6; b's classes come up to it in a: .3 / .5 of 3 is 1.8
     ahead = {"weight/a": torch.tensor(0.3), "weight/b": torch.tensor(0.1)}
     assert labels_moved(view(skewed() | ahead)) == {"a": [0] * 4, "b": [1, 1, 2, 2], "c": []}
@@ -146,7 +146,7 @@ def test_without_a_partner_nothing_moves(memory: dict[str, Tensor]) -> None:
     assert labels_moved(view(memory)) == {"a": [], "b": [], "c": []}
 
 
-def test_nobody_waits_for_a_partner_that_is_not_there() -> None:
+def test_no_client_waits_for_a_partner_that_is_absent() -> None:
     server, some = state(), arrivals_of("a", "c")
     got = taught(server, some, view(skewed()))
     apart = taught(state(), some, view(skewed()), ablation="no_bcc")
@@ -195,7 +195,7 @@ def test_what_moves_is_drawn_by_seed_round_and_step() -> None:
     assert not torch.equal(gradients(12, 3), gradients(12, 4))
 
 
-def test_a_client_whose_every_loss_is_not_finite_leaves_the_others_alone() -> None:
+def test_a_client_without_a_finite_loss_leaves_the_others_alone() -> None:
     server, everyone = state("resnet18"), {}
     for client in "abc":
         shape = server.shape_at(2)
@@ -312,7 +312,7 @@ def test_without_any_record_weights_are_by_samples() -> None:
     assert besplit().weigh(two, view()) == {"a": 0.25, "b": 0.75}
 
 
-def test_who_has_no_record_counts_as_the_mean_of_those_who_have() -> None:
+def test_a_client_without_a_record_counts_as_the_mean_of_the_others() -> None:
     memory = {f"new/{c}": record_of(torch.eye(3), torch.arange(3)) for c in "ab"}
     three = {client: contribution() for client in ("a", "b", "x")}
     weights = besplit().weigh(three, view(memory))

@@ -22,7 +22,7 @@ from server.training.methods.formulas.client_records import (
 
 
 def record(evidence: list[list[float]], counts: list[float], ale: float, epi: float) -> Tensor:
-    """Of mean uncertainties that are the same for every class with samples."""
+    """A record with the same mean uncertainties for every class with samples."""
     m = torch.tensor(counts, dtype=torch.float64)
     e = torch.tensor(evidence, dtype=torch.float64)
     return torch.cat([e, m[:, None], ale * m[:, None], epi * m[:, None]], dim=1)

@@ -78,7 +78,7 @@ def test_biased_by_the_definition(seed: int) -> None:
     assert biased_clients(shares, overall) == expected
 
 
-def test_nobody_is_biased_among_few_or_equals() -> None:
+def test_no_client_is_biased_among_few_or_equals() -> None:
     assert biased_clients({}, share(1, 1)) == []
     assert biased_clients({"a": share(1, 0)}, share(1, 0)) == []
     assert biased_clients({"a": share(1, 0), "b": share(0, 1)}, share(1, 1)) == []

@@ -113,7 +113,7 @@ def test_cosine_of_extremes_does_not_overflow() -> None:
     assert cosine(huge, tiny) == pytest.approx(1)
 
 
-def test_global_gradient_is_the_mean_over_those_who_hold_it() -> None:
+def test_global_gradient_is_the_mean_over_the_clients_that_hold_it() -> None:
     gradients = {
         "a": {"w": torch.tensor([1.0])},
         "b": {"w": torch.tensor([3.0]), "v": torch.tensor([8.0])},

@@ -55,7 +55,7 @@ NAMES = ("ada", "bob", "cyd")
 
 
 def client(name: str, samples: int, classes: int = CLASSES, like: str = "") -> TrainingClient:
-    """Samples whose class can be seen in them, of the first `classes` classes."""
+    """Samples that show their class, of the first `classes` classes."""
     generator = np.random.default_rng(crc32((like or name).encode()))
     y = generator.integers(0, classes, samples)
     x = generator.standard_normal((samples, 1, 8, 8)).astype(np.float32)
@@ -206,7 +206,7 @@ def test_server_step_is_the_papers_in_plain_torch(entry: int) -> None:
 
 
 def features_of(method: Method, owner: TrainingClient, depth: int, number: int) -> Features:
-    """What the client sends first in that round, from the weights of the seed."""
+    """The client's first features in that round, from the weights of the seed."""
     plan = plan_for(method, depth)
     state = ServerState(network_of(plan), Training(RATE, 8))
     twin = TrainingClient(owner.name, owner.x, owner.y)
@@ -312,7 +312,7 @@ def test_the_task_is_learnt() -> None:
 # what could break it
 
 
-def test_one_client_and_a_class_that_nobody_has() -> None:
+def test_one_client_and_a_class_that_no_client_has() -> None:
     trainer = Trainer(harmony(), {"ada": 2}, {"ada": client("ada", 13, classes=2)})
     assert trainer.run(2).participants == ("ada",)
     assert all(torch.isfinite(tensor).all() for tensor in trainer.state.read().values())
@@ -350,7 +350,7 @@ def test_no_share_for_the_server_leaves_its_trunk_alone() -> None:
     assert not torch.equal(trainer.state.read()["stage1.0.weight"], begun["stage1.0.weight"])
 
 
-def test_client_whose_every_loss_is_nan_hurts_nobody_else() -> None:
+def test_client_with_nan_losses_hurts_no_other() -> None:
     people = {name: client(name, 10) for name in NAMES}
     people["bob"].x = np.full_like(people["bob"].x, np.nan)
     without = {name: people[name] for name in ("ada", "cyd")}
@@ -374,7 +374,7 @@ def test_trunk_that_is_no_number_gives_no_feedback(caplog: pytest.LogCaptureFixt
     assert result.bytes_by_kind.get("down gradients", 0) == 0
 
 
-def test_client_that_does_not_judge_learns_alone() -> None:
+def test_client_that_does_not_score_learns_alone() -> None:
     class Silent(LocalTransport):
         def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
             asked = {
@@ -484,7 +484,7 @@ def says_labels(reply: Reply, labels: Tensor, counts: Tensor) -> bool:
 
 
 def overheard(method: Method) -> tuple[list[bool], set[str]]:
-    """Of every reply in a round whether it says labels, and the kinds of replies."""
+    """Whether it holds labels, for every reply of a round, and the kinds of replies."""
     people = {name: client(name, 23) for name in NAMES}
     # four batches; neither all of one label, nor as many samples as classes
     trainer = Trainer(method, {"ada": 1, "bob": 2, "cyd": 3}, people, transport=Wiretap)
@@ -565,16 +565,16 @@ def test_nothing_of_labels_goes_over_http(
 
 @dataclass
 class Leak:
-    """How many of how many labels an attack read, and how many by guessing."""
+    """Shares of labels that an attack read, and that guessing reads."""
 
     read: float
     guessed: float
 
 
 def leak(method: Method, rounds: int = 1) -> dict[str, Leak]:
-    """What the server can read in the gradients of a training, by attack.
+    """Labels that the server can read in the gradients of a training, by attack.
 
-    Clients of two classes each. The server is given what it could come to know beside the
+    Clients of two classes each. The server is given what it could come to know besides the
     gradients: which classes a client has, and for directions ten labelled gradients of each.
     """
     people = {name: client(name, 100, 2) for name in NAMES}

@@ -180,7 +180,7 @@ def test_one_client_with_equal_labels_is_not_adjusted() -> None:
         torch.testing.assert_close(tensor, plain.read()[name])
 
 
-def test_who_is_absent_has_no_say_in_the_joint_labels() -> None:
+def test_an_absent_client_has_no_say_in_the_joint_labels() -> None:
     shape = state().shape_at(1)
     without, never = state(), state()
     # c is in the round and misses this step; or is in no round at all
@@ -415,7 +415,7 @@ def test_a_batch_of_one_through_batch_norm_leaves_the_round_without_effect() -> 
     assert all(torch.equal(tensor, before[name]) for name, tensor in fleet.state.read().items())
 
 
-def test_a_client_whose_every_loss_would_be_nan_spoils_nothing() -> None:
+def test_a_client_with_nan_losses_spoils_nothing() -> None:
     def silent(name: str, request: Request) -> bool:
         return name == "b" and not isinstance(request, StartRound)
 
@@ -465,7 +465,7 @@ def boasting(claims: int) -> Fleet:
     return fleet
 
 
-def test_who_boasts_brings_and_bends_no_more_than_ten_times_the_median_would() -> None:
+def test_a_boasting_client_brings_and_bends_no_more_than_ten_times_the_median_would() -> None:
     most, more = boasting(80), boasting(2**60)  # the others have 8
     for fleet in (most, more):
         (result,) = fleet.run(1)
@@ -480,7 +480,7 @@ def test_who_boasts_brings_and_bends_no_more_than_ten_times_the_median_would() -
             assert torch.equal(tensor, theirs[name]), name
 
 
-def test_who_brings_more_than_its_share_of_the_batch_is_out_of_the_round() -> None:
+def test_a_client_with_more_than_its_share_of_the_batch_is_out_of_the_round() -> None:
     class Greedy(TrainingClient):
         def handle(self, message: Any) -> Reply:
             if isinstance(message, Step):

@@ -59,7 +59,7 @@ def test_joint_share_is_the_share_of_all_data_together() -> None:
     torch.testing.assert_close(joint, torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64))
 
 
-def test_a_label_that_nobody_has_is_held_at_a_millionth() -> None:
+def test_a_label_that_no_client_has_is_held_at_a_millionth() -> None:
     added = adjustment(label_share([1, 0]))
     assert added.tolist() == pytest.approx([0, math.log(1e-6)])
     assert torch.isfinite(added).all()

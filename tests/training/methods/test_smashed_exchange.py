@@ -1,4 +1,4 @@
-"""Batches of two clients' samples: what lies where, whose copy is stepped, whose gradient it is."""
+"""Batches of two clients' samples: their rows, the copies that are stepped, the gradients."""
 
 from __future__ import annotations
 

@@ -164,8 +164,8 @@ def test_direction_changes_the_weights_from_the_second_round_on() -> None:
 
 
 def rule_inputs(*ends: float) -> tuple[dict[str, Contribution], RoundView]:
-    """Clients of ten samples each whose one weight goes from 0 to `ends`; the last round's global
-    gradient was 1, so that a client that ends below 0 pulls as it did.
+    """Clients of ten samples with one weight each, which goes from 0 to `ends`. The last round's
+    global gradient was 1, so that a client that ends below 0 pulls as it did.
     """
     now = RoundView(2, sent={"stage1.w": torch.zeros(1)})
     now.memory["previous gradient/stage1.w"] = torch.ones(1)
@@ -176,7 +176,7 @@ def rule_inputs(*ends: float) -> tuple[dict[str, Contribution], RoundView]:
     return contributions, now
 
 
-def test_rule_pays_who_pulls_along_and_remembers_where_all_pulled() -> None:
+def test_rule_pays_clients_that_pull_along_and_remembers_the_direction_of_all() -> None:
     contributions, now = rule_inputs(-2.0, -4.0, 1.0)
     weights = by_contribution()(contributions, now)
     # cosines 1, 1, -1: .5/3 + .5/3 = 1/3 for two, .5/3 - .5/3 = 0 for the third
@@ -218,7 +218,7 @@ def test_batches_of_one_sample_train() -> None:
     assert math.isfinite(result.loss)
 
 
-def test_client_whose_every_loss_is_nan_is_named_and_spares_the_others() -> None:
+def test_client_with_nan_losses_is_named_and_spares_the_others() -> None:
     def spoil(name: str, _request: Request, reply: Reply) -> Reply:
         if name == "b" and isinstance(reply, OutputGradient):
             return replace(reply, loss=math.nan)

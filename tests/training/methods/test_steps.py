@@ -91,7 +91,7 @@ def test_the_step_is_sgd_on_the_stages_after_the_cut_alone(step: Step) -> None:
     assert all(parameter.grad is None for parameter in server.net.parameters())
 
 
-def test_one_model_is_stepped_by_each_client_in_turn() -> None:
+def test_one_suffix_is_stepped_by_each_client_in_turn() -> None:
     pair = {"a": batch_of(SHAPES[1], 1), "b": batch_of(SHAPES[3], 3, seed=1)}
     together, apart = state(momentum=0.9), state(momentum=0.9)
 
@@ -229,7 +229,7 @@ def test_labels_that_stayed_on_the_client_are_missed() -> None:
         shared(state(), {"a": one}, NOW)
 
 
-def test_momentum_belongs_to_a_stage_whoever_steps_it() -> None:
+def test_momentum_belongs_to_a_stage_whichever_client_steps_it() -> None:
     # a from depth 1, then b from depth 3: stage 5 has two steps behind it, stage 2 one
     server = state(momentum=0.9)
     shared(server, {"a": batch_of(SHAPES[1], 1)}, NOW)

@@ -158,7 +158,7 @@ def test_a_late_client_s_part_is_what_it_made_of_the_weights_it_began_with(
 
 
 @pytest.mark.parametrize("method", ["supersfl", "splitlpf", "harmony", "splitfed-v2"])
-def test_one_model_generators_and_trunks_of_the_server_train_at_any_pace(
+def test_shared_suffixes_and_trunks_of_the_server_train_at_any_pace(
     method: str, start: Start
 ) -> None:
     here = simulation_of(method, buffer=2, staleness_max=9)
@@ -196,7 +196,7 @@ def test_a_state_dict_of_another_form_is_refused(start: Start) -> None:
 
 
 @pytest.mark.parametrize("method", ["minibatch-sfl", "besplit"])
-def test_methods_whose_step_needs_everybody_are_refused(method: str, start: Start) -> None:
+def test_methods_with_a_step_over_all_clients_are_refused(method: str, start: Start) -> None:
     here = simulation_of(method)
     here = replace(here, recipe=replace(here.recipe, round=replace(here.recipe.round, buffer=2)))
     with pytest.raises(ConfigurationError, match="needs all participants of a step at once"):

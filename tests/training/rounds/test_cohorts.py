@@ -35,7 +35,7 @@ def test_cohorts_change_no_bit_where_clients_do_not_meet(method: Callable[[], Me
         assert_same(World(method(), settings=RoundSettings(cohort=size)).trained(), whole)
 
 
-def test_taking_turns_by_batch_or_by_client_matters_to_one_model_for_all() -> None:
+def test_taking_turns_by_batch_or_by_client_matters_to_a_shared_suffix() -> None:
     # so a recipe of SuperSFL or SplitFedV2 names its cohort, and results keep to it
     turns = World(supersfl()).trained()
     assert differences(World(supersfl(), settings=RoundSettings(cohort=1)).trained(), turns)

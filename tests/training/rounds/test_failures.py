@@ -176,7 +176,9 @@ def test_a_round_without_anyone_is_no_failure() -> None:
     ],
     ids=["supersfl", "splitgp", "splitlpf", "harmony", "scala"],
 )
-def test_a_client_whose_round_diverged_is_back_in_the_next(method: Callable[[], Method]) -> None:
+def test_a_client_that_diverged_in_a_round_is_back_in_the_next(
+    method: Callable[[], Method],
+) -> None:
     def pass_on(name: str, request: Request, reply: Reply) -> Reply:
         # the server sees nothing of it until the round ends; what it returns is large
         if name != "c" or not isinstance(reply, Features):

@@ -74,7 +74,7 @@ def test_exit_heads_of_supersfl_stay_on_their_clients() -> None:
     assert heads == {"exit1", "exit2", "exit3", "exit4"}
 
 
-def test_a_stage_nobody_holds_keeps_the_servers_training() -> None:
+def test_a_stage_that_no_client_holds_keeps_the_servers_training() -> None:
     stepped: list[Weights] = []
     world = World(supersfl(), "ab")
 

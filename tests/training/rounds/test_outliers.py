@@ -141,7 +141,7 @@ def test_half_of_those_known_are_no_outliers() -> None:
     assert find(server, {"x": flat(9.0)}) == {}
 
 
-def test_who_has_left_or_was_not_seen_for_long_measures_nobody() -> None:
+def test_a_client_that_left_or_was_absent_for_long_is_no_measure() -> None:
     server, names = state(), [f"client-{i}" for i in range(10)]
     z, answers = answered(server)
     find(server, {name: batch_of(z, answers) for name in names})
@@ -198,7 +198,7 @@ def test_half_of_the_others_agreement_is_enough_by_hand() -> None:
     assert "42% of its labels" in found["e"]
 
 
-def test_nobody_is_judged_while_the_others_labels_are_not_met() -> None:
+def test_labels_are_not_compared_while_the_others_are_not_met() -> None:
     server = state()
     z, answers = answered(server)
     wrong = {name: batch_of(z, (answers + 1) % CLASSES) for name in "abc"}
@@ -230,7 +230,7 @@ def test_a_handful_of_samples_is_no_evidence() -> None:
     ]
 
 
-def test_labels_are_judged_by_the_first_features_of_a_round() -> None:
+def test_labels_are_compared_at_the_first_features_of_a_round() -> None:
     server = state()
     z, answers = answered(server, 48)
     fleet = {name: batch_of(z, answers) for name in "abcd"}
@@ -256,7 +256,7 @@ def test_looking_changes_nothing(backbone: str) -> None:
 
 
 @pytest.mark.parametrize("step", [shared, concatenated])
-def test_a_suffix_at_rest_answers_and_stays_as_it_is(step: Callable[..., Any]) -> None:
+def test_a_frozen_suffix_answers_and_stays_as_it_is(step: Callable[..., Any]) -> None:
     server, awake = state("har_cnn"), state("har_cnn")  # with BatchNorm
     z, answers = answered(server)
     answered(awake)
@@ -324,7 +324,7 @@ def run(
     return [loop.run_round(n, 0) for n in range(first, here.recipe.train.rounds + 1)]
 
 
-def test_with_nobody_to_find_the_plain_rounds_to_the_last_bit() -> None:
+def test_without_outliers_these_are_the_plain_rounds_to_the_last_bit() -> None:
     nothing: dict[str, Any] = {"trim": 0.0, "clip_factor": 1e9, "weight_cap": 1e9}
     for method in ("supersfl", "minibatch-sfl", "splitfed-v1"):
         watched = world(method, samples=200, **nothing)
@@ -403,7 +403,7 @@ def test_flipped_labels_alone_are_found_once_the_others_are_known() -> None:
     assert all(last.weights[name] == 0 for name in BAD)
 
 
-def test_those_who_stay_may_outgrow_those_who_were_not_seen_for_long() -> None:
+def test_clients_that_stay_may_outgrow_those_absent_for_long() -> None:
     here = world("fedavg")
     loop = RoundLoop(here.method, here.plans, here.state, Silent(), here.recipe.round)
     find(here.state, {name: flat(1.0) for name in here.plans})
@@ -422,7 +422,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("method", ["supersfl", "splitlpf", "besplit"])
-def test_nothing_is_learnt_from_who_stands_out_by_weights_or_memory(method: str) -> None:
+def test_nothing_is_learnt_from_an_outlier_by_weights_or_memory(method: str) -> None:
     here = world(method, samples=200)
     heard: set[str] = set()
     recorded: set[str] = set()

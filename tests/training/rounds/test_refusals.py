@@ -157,7 +157,7 @@ def _labels(change: Callable[[Tensor], Tensor | None]) -> Change:
 
 
 def _bytes(features: Features, shape: tuple[int, ...], scale: float = 1.0) -> Features:
-    """Of the int8 codec, in another shape, with ranges for each of its rows."""
+    """Features of the int8 codec in another shape, with ranges for each of its rows."""
     values = torch.zeros(shape, dtype=torch.uint8)
     ranges = torch.tensor([[scale, 0.0]]).repeat(shape[0] if shape else 1, 1)
     return replace(features, features=values, ranges=ranges)
@@ -195,7 +195,7 @@ BAD_FEATURES: dict[str, tuple[Change, str]] = {
         "expected shape",
     ),
     "a scale of zero": (in_features(lambda f: _bytes(f, f.features.shape, scale=0)), "scale above"),
-    "ranges beside floats": (
+    "ranges with floats": (
         in_features(lambda f: replace(f, ranges=torch.ones(len(f.features), 2))),
         "no ranges",
     ),

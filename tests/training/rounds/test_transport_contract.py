@@ -163,7 +163,7 @@ def test_client_that_does_not_exist_is_left_out(
 ) -> None:
     fleet = reach(clients_of(digits))
     start = start_of(digits)
-    requests: dict[str, Request] = {"nobody": start, "ada": start}
+    requests: dict[str, Request] = {"stranger": start, "ada": start}
     assert tuple(fleet.transport.exchange(requests, 30)) == ("ada",)
 
 

@@ -54,7 +54,7 @@ def biased_clients(shares: Mapping[str, Tensor], overall: Tensor) -> list[str]:
 
 
 def complementarity(p: Tensor, q: Tensor, overall: Tensor) -> float:
-    """How much two clients' deviations from P_g cancel.
+    """Complementarity: by how much two clients' deviations from P_g cancel.
 
     G = |p-P_g| + |q-P_g| - |(p-P_g) + (q-P_g)|, L1 norms.    Eq. 33
 

@@ -17,7 +17,7 @@ Gradients = list[Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How much the server's stages learn to tell by embeddings which samples belong together.
+    """Strength of the alignment: the server's stages learn which embeddings belong together.
 
     Attributes:
         weight: of the loss that is added to the server's own; 0 for none.
