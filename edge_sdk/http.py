@@ -56,7 +56,7 @@ class Response:
 
 
 class StreamedResponse:
-    """An answer whose body is read piece by piece."""
+    """An answer with a body that is read piece by piece."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, url: str) -> None:
         self._response = response
@@ -84,7 +84,7 @@ class HttpClient:
         tls: for https; None takes the system's authorities. A context that checks no host name
             (`pinned_tls_context`) is taken at its word.
         connections: how many stay open to one server.
-        retries: how often a request whose connection fails is sent again.
+        retries: how often a request is sent again after its connection failed.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ def listen(address: Address) -> Listener:
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # taken over by accepted connections, whose messages are small and waited for
+        # accepted connections take it over: their messages are small and awaited
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listening.bind((address.host, address.port))
         listening.listen()  # two servers can bind one port; only one can listen there

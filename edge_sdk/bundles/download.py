@@ -24,7 +24,7 @@ ATTEMPTS: Final = 4  # per file and run; each goes on where the one before broke
 
 
 class StatusError(LinkError):
-    """An answer whose HTTP status says that the file is not in it."""
+    """An HTTP status that says that the answer does not hold the file."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

@@ -138,7 +138,10 @@ def test_demo_on_digits_and_what_it_leaves(
     ("words", "said"),
     [
         (("--dataset", "fashion-mnist"), "with --data DIR"),
-        (("--dataset", "fashion-mnist", "--data", "nowhere"), "nowhere: expected train-images"),
+        (
+            ("--dataset", "fashion-mnist", "--data", "nowhere"),
+            "nowhere: expected the file train-images",
+        ),
         (("--report", "no/folder/r.json"), "--report no/folder/r.json: cannot be written"),
         (("--report", "."), "--report .: cannot be written"),
     ],

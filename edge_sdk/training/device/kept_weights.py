@@ -25,7 +25,7 @@ def save_personal(state: Path, training: str, weights: Weights, run: str = "") -
 
     Args:
         run: id of the training's run; weights of another run of that name are replaced.
-    Raises: StorageError; ConfigurationError for a training whose name is no file name.
+    Raises: StorageError; ConfigurationError for a training with a name that is no file name.
     """
     path = _path(state, training, "safetensors")
     make_folder(path.parent, mode=0o700)

@@ -83,7 +83,7 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
         input_shape: of the recipe's samples; a device with other ones is refused.
         reply_bytes_max: longest reply that is read.
         samples_max: most samples that a device may bring; None for any number.
-        refused: called, in a thread of the server, with a device whose data do not fit, and why.
+        refused: called, in a thread of the server, with a device that was refused, and why.
     """
     app = FastAPI(title="splitedge trainer", redoc_url=None, docs_url=None, openapi_url=None)
     app.router.route_class = BoundedRoute

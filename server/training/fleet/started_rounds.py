@@ -36,7 +36,7 @@ class RoundJournal:
     def __init__(self, folder: Path, *, resume: bool) -> None:
         self._path = folder / FILE
         raw = self._path.read_bytes() if resume and self._path.is_file() else b""
-        # no device was asked in a round whose line is not whole
+        # where a line is not whole, no device was asked in its round yet
         lines = raw[: raw.rfind(b"\n") + 1].splitlines()
         try:
             entries = [orjson.loads(line) for line in lines]
