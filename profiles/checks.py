@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any, Final
 
 
@@ -27,7 +27,7 @@ class Check:
     accepts: Callable[[Any], bool]
 
 
-@cache
+@lru_cache(maxsize=256)
 def whole(least: int, most: int | None = None) -> Check:
     """An int of at least `least` and at most `most`; a bool is none."""
     if most is not None:
@@ -40,7 +40,7 @@ def whole(least: int, most: int | None = None) -> Check:
     )
 
 
-@cache
+@lru_cache(maxsize=256)
 def number(
     *,
     least: float | None = None,
@@ -67,7 +67,7 @@ def number(
     return Check(_bounds(kind, least, above, most, below), accepts)
 
 
-@cache
+@lru_cache(maxsize=256)
 def text(most: int = 200) -> Check:
     """1 to `most` characters that are not all blank."""
     return Check(

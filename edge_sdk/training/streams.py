@@ -1,10 +1,10 @@
-"""The random streams of training, and the keys that hold them apart.
+"""The random streams of training, and the keys that keep them apart.
 
-Everything that is drawn at random is drawn by numpy from a key of whole numbers: the recipe's seed,
-what the draw is for, and where in the training it happens. So there is no generator to save, and a
-resumed run and another transport draw the same. (The first weights are torch's, from the seed.)
+Random numbers come from numpy, from a key of whole numbers: the recipe's seed, the purpose of the
+draw, and its place in the training. So there is no generator to save, and a resumed run or another
+transport draws the same numbers. (First weights come from torch, by the seed alone.)
 
-numpy reads a key that is shorter than another as if zeros followed it.
+numpy pads a key with zeros, so two keys that differ in zeros at the end are the same key.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from zlib import crc32
 
 import numpy as np
 
-# so many rounds, steps, starts and clients are told apart
+# rounds, steps, starts and indices are below it, and all marks in second place are above it
 LIMIT: Final = 1 << 22
 
 
 @unique
 class Stream(Enum):
-    """Random stream: its draw, and the words of its key after the first.
+    """Purposes of random draws. A value is the key without its first word.
 
-    A number marks the stream. A name stands for a word that is given with each draw: a client by
-    its name, of which the key takes the CRC-32, anything else as a number below LIMIT. The first
-    word is the recipe's seed, which the server knows; for noise it is the client's secret.
+    The first word is the recipe's seed, which the server knows; for noise it is the client's
+    secret. A number in the value marks the stream. A name stands for a word that each draw gives: a
+    client by name, which enters the key as its CRC-32, anything else as a number below LIMIT.
     """
 
     # On the client, for each round
