@@ -1,6 +1,7 @@
 # make demo   train, deploy and run a small fleet on this machine (sets itself up)
 # make test   lint, types and every test (sets itself up)
 # make faults-training   kill trainer and devices at many more points, drawn at random
+# make adopt-cuts   cut the nine graphs of the onnx wheel at every place, against the whole
 # make bench-flower   our simulation beside Flower's, which gets an environment of its own
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,7 +9,7 @@ FLOWER_VENV ?= .venv-flower
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types unit bench bench-flower faults-training clean
+.PHONY: adopt-cuts demo test lint types unit bench bench-flower faults-training clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -28,6 +29,9 @@ demo: $(VENV)/installed-server
 
 bench: $(VENV)/installed-server
 	@$(BIN)/splitedge bench $(ARGS)
+
+adopt-cuts: $(VENV)/installed-server
+	@$(BIN)/python -m benchmarks.adopt_cuts --every
 
 bench-flower: $(VENV)/installed-server $(FLOWER_VENV)/installed
 	@$(BIN)/python -m benchmarks.flower compare --flower $(FLOWER_VENV)/bin/python $(ARGS)

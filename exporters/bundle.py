@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from edge_sdk.manifest import (
     MANIFEST_NAME,
@@ -25,6 +26,7 @@ from exporters.curve import measure_gate
 from exporters.graphs import DeviceGraphs, write_device_graphs
 from exporters.measure import median_latencies_us, median_latency_us
 from exporters.parity import (
+    LOGIT_TOLERANCE,
     SAMPLES,
     DeviceRun,
     ParityReport,
@@ -62,25 +64,71 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class BundleSource:
-    """Everything that the bundles of one depth are made from.
+    """Everything that the bundles of one depth are made from, of whatever framework.
 
     Attributes:
-        model: `{name}/{version}`.
-        net: in eval mode, on the CPU.
-        graphs: the device's modules at this depth.
+        model: `{name}/{version}`. backbone: name of the network.
+        exit_logits: (n, N) that the exit head gives for the held-out samples, by the reference.
+        gate: measured on held-out samples.
+        write: writes the graphs into an empty folder, and returns what the manifest says of each.
+        suffix: the rest of the network, from z (n, ...) to logits (n, N), by the reference.
+        run: run of the training that the weights come from; empty where that is not known.
+        back: the last layer of a U-shaped method, in torch.
+        tolerance: largest absolute difference of a logit from the reference.
+        notes: what the manifest says of the measurement beside its parity.
     """
 
     model: str
-    net: Supernet
+    backbone: str
     depth: int
-    graphs: DeviceGraphs
     class_names: tuple[str, ...]
     held_out: HeldOut
+    exit_logits: NDArray[np.float32]
+    gate: GateSpec
+    write: Callable[[Path], dict[str, GraphSpec]]
+    suffix: Callable[[Array], NDArray[np.float32]]
+    run: str = ""
+    back: nn.Module | None = None
+    tolerance: float = LOGIT_TOLERANCE
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sample(self) -> TensorSpec:
         """Dtype and shape of one raw input."""
         return TensorSpec(str(self.held_out.x.dtype), self.held_out.x.shape[1:])
+
+
+def torch_source(
+    model: str,
+    net: Supernet,
+    depth: int,
+    graphs: DeviceGraphs,
+    *,
+    class_names: tuple[str, ...],
+    held_out: HeldOut,
+) -> BundleSource:
+    """The source of a super-network's bundles.
+
+    Args:
+        net: in eval mode, on the CPU.
+        graphs: the device's modules at this depth.
+    """
+    sample = TensorSpec(str(held_out.x.dtype), held_out.x.shape[1:])
+    reference = run_torch(graphs.exit, held_out.x)[0]
+    suffix = net.suffix(depth)
+    return BundleSource(
+        model=model,
+        backbone=net.name,
+        depth=depth,
+        class_names=class_names,
+        held_out=held_out,
+        exit_logits=reference,
+        gate=measure_gate(reference, held_out.logits, held_out.y, policy=graphs.gate),
+        write=lambda folder: write_device_graphs(graphs, sample, folder),
+        suffix=lambda z: run_torch(suffix, z)[0],
+        run=graphs.run,
+        back=graphs.back,
+    )
 
 
 def spread_rows(n: int, count: int) -> NDArray[np.intp]:
@@ -93,28 +141,24 @@ def write_fp32(source: BundleSource, folder: Path) -> BundleManifest:
 
     Raises: ParityError, ExportError.
     """
-    held_out = source.held_out
-    graphs = write_device_graphs(source.graphs, source.sample, folder)
-    reference = run_torch(source.graphs.exit, held_out.x)[0]
-    policy = source.graphs.gate
-    gate = measure_gate(reference, held_out.logits, held_out.y, policy=policy)
-    report, codec, z_shape = _check(source, folder, graphs, reference, gate)
-    require_fp32(report, f"d{source.depth}")
-    if source.graphs.back is not None:
-        require_back(folder, graphs["back"], source.graphs.back)
+    graphs = source.write(folder)
+    report, codec, z_shape = _check(source, folder, graphs)
+    require_fp32(report, f"d{source.depth}", source.tolerance)
+    if source.back is not None:
+        require_back(folder, graphs["back"], source.back)
     latency = median_latency_us(folder / graphs["exit"].file, graphs["exit"])
     manifest = BundleManifest(
         bundle=f"{source.model}/d{source.depth}",
-        backbone=source.net.name,
+        backbone=source.backbone,
         depth=source.depth,
         class_names=source.class_names,
         input=source.sample,
         graphs=graphs,
         smashed=SmashedSpec(f"z{source.depth}", z_shape, codec),
-        gate=gate,
+        gate=source.gate,
         golden=GOLDEN_NAME,
-        parity={**report.to_dict(), "latency_us": round(latency, 1)},
-        run=source.graphs.run,
+        parity={**report.to_dict(), **source.notes, "latency_us": round(latency, 1)},
+        run=source.run,
     )
     _write_manifest(manifest, source, folder)
     return manifest
@@ -137,8 +181,7 @@ def write_int8(
     before, after = median_latencies_us(paths, fp32.graphs["exit"])
     if after > FASTER_THAN * before:
         return None
-    reference = run_torch(source.graphs.exit, source.held_out.x)[0]
-    report, codec, _ = _check(source, folder, graphs, reference, fp32.gate)
+    report, codec, _ = _check(source, folder, graphs)
     require_int8(report, codec, f"d{source.depth}-int8")
     latencies = {"latency_us": round(after, 1), "fp32_latency_us": round(before, 1)}
     manifest = replace(
@@ -146,7 +189,7 @@ def write_int8(
         bundle=f"{source.model}/d{source.depth}-int8",
         graphs=graphs,
         smashed=replace(fp32.smashed, codec=codec),
-        parity={**report.to_dict(), **latencies},
+        parity={**report.to_dict(), **source.notes, **latencies},
     )
     _write_manifest(manifest, source, folder)
     return manifest
@@ -168,21 +211,18 @@ def _quantised(
 
 
 def _check(
-    source: BundleSource,
-    folder: Path,
-    graphs: Mapping[str, GraphSpec],
-    reference: NDArray[np.float32],
-    gate: GateSpec,
+    source: BundleSource, folder: Path, graphs: Mapping[str, GraphSpec]
 ) -> tuple[ParityReport, Codec, tuple[int, ...]]:
-    """Run the graphs as a device does and compare with torch.
+    """Run the graphs as a device does and compare with the reference.
 
     Returns: the differences, the codec to use, and the shape of one z.
     """
     some = spread_rows(len(source.held_out.x), SAMPLES)
     logits, z = DeviceRun(folder, graphs)(source.held_out.x[some])
     labels = source.held_out.logits[some].argmax(axis=1)
-    codec, changes = choose_codec(z, source.net.suffix(source.depth), labels)
-    return compare(reference[some], logits, gate, changes), codec, z.shape[1:]
+    codec, changes = choose_codec(z, source.suffix, labels)
+    report = compare(source.exit_logits[some], logits, source.gate, changes)
+    return report, codec, z.shape[1:]
 
 
 def _write_manifest(manifest: BundleManifest, source: BundleSource, folder: Path) -> None:

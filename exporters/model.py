@@ -16,8 +16,15 @@ from edge_sdk.durable import make_folder, storage_error, sync_file, sync_folder
 from edge_sdk.errors import ManifestError
 from edge_sdk.manifest import ModelManifest, SegmentSpec, TensorSpec, check_bundle_name
 from edge_sdk.nets import Supernet
-from exporters.bundle import BundleSource, HeldOut, spread_rows, write_fp32, write_int8
-from exporters.errors import ExportError, ParityError
+from exporters.bundle import (
+    BundleSource,
+    HeldOut,
+    spread_rows,
+    torch_source,
+    write_fp32,
+    write_int8,
+)
+from exporters.errors import ExportError
 from exporters.graphs import DeviceGraphs, shared_exit, write_segments
 from exporters.measure import measure_cost
 from exporters.parity import SAMPLES, require_segments, run_torch
@@ -64,10 +71,7 @@ def export_model(
     """
     cuts = _check_depths(net, depths)
     _check_data(net, held_out_x, held_out_y, class_names)
-    _check_name(name, version)
-    target = out / name / str(version)
-    if target.exists():
-        raise _taken(target)
+    check_place(out, name, version)
     net = deepcopy(net).cpu().eval()
     held_out = HeldOut(held_out_x, held_out_y, run_torch(net, held_out_x)[0])
     calibration = None
@@ -75,19 +79,21 @@ def export_model(
         usable = held_out_x if calibration_x is None else calibration_x
         calibration = usable[spread_rows(len(usable), CALIBRATION_SAMPLES)]
 
-    make_folder(target.parent)
-    work = Path(mkdtemp(prefix=f".{version}-", dir=target.parent))
-    try:
+    def write(work: Path) -> ModelManifest:
         segments = _write_segments(net, cuts, held_out, work / "segments", progress)
         variants: list[str] = []
         for depth in cuts:
-            graphs = device(net, depth)
-            source = BundleSource(
-                f"{name}/{version}", net, depth, graphs, tuple(class_names), held_out
+            source = torch_source(
+                f"{name}/{version}",
+                net,
+                depth,
+                device(net, depth),
+                class_names=tuple(class_names),
+                held_out=held_out,
             )
-            variants += _write_bundles(source, work / "bundles", calibration, progress)
+            variants += write_bundles(source, work / "bundles", calibration, progress)
         progress("measuring what each stage costs")
-        manifest = ModelManifest(
+        return ModelManifest(
             name=name,
             version=str(version),
             backbone=net.name,
@@ -99,6 +105,39 @@ def export_model(
             variants=tuple(variants),
             cost=measure_cost(net, held_out_x).to_dict(),
         )
+
+    return write_tree(out, name, version, write, progress)
+
+
+def check_place(out: Path, name: str, version: int) -> None:
+    """Refuse a name or version that cannot be published, before anything takes time.
+
+    Raises: ExportError, also where that version exists already.
+    """
+    _check_name(name, version)
+    if (out / name / str(version)).exists():
+        raise _taken(out / name / str(version))
+
+
+def write_tree(
+    out: Path,
+    name: str,
+    version: int,
+    write: Callable[[Path], ModelManifest],
+    progress: Progress = lambda _: None,
+) -> ModelManifest:
+    """Make `{out}/{name}/{version}` in a hidden folder beside its place, and rename it at the end.
+
+    Args:
+        write: writes segments and bundles into an empty folder, and returns the manifest.
+        progress: called with one line at the end.
+    Raises: StorageError; ExportError where that version exists already; what `write` raises.
+    """
+    target = out / name / str(version)
+    make_folder(target.parent)
+    work = Path(mkdtemp(prefix=f".{version}-", dir=target.parent))
+    try:
+        manifest = write(work)
         (work / MODEL_NAME).write_bytes(manifest.to_json())
         _publish(work, target)
     except OSError as err:
@@ -126,19 +165,29 @@ def _write_segments(
         segments.append(segment)
         progress(f"segment {segment.file} of {len(cuts) + 1}")
     some = spread_rows(len(held_out.x), SAMPLES)
-    error = require_segments(folder, segments, net.prefix, held_out.x[some], held_out.logits[some])
+    x, logits = held_out.x[some], held_out.logits[some]
+    error = require_segments(
+        folder, segments, lambda depth, x: run_torch(net.prefix(depth), x)[0], x, logits
+    )
     progress(f"segments give torch's logits within {error:.1e}")
     return tuple(segments)
 
 
-def _write_bundles(
+def write_bundles(
     source: BundleSource, folder: Path, calibration: Array | None, progress: Progress
 ) -> list[str]:
+    """Write `d{depth}`, and `d{depth}-int8` where it answers alike and is faster, into `folder`.
+
+    Args:
+        calibration: raw inputs that set the int8 ranges; None leaves int8 out.
+    Returns: the variants that were written.
+    Raises: ParityError, ExportError.
+    """
     variant = f"d{source.depth}"
     (folder / variant).mkdir(parents=True)
     fp32 = write_fp32(source, folder / variant)
     progress(
-        f"{variant}: logits within {fp32.parity['max_logit_error']:.1e} of torch's,"
+        f"{variant}: logits within {fp32.parity['max_logit_error']:.1e} of the reference,"
         f" {fp32.parity['latency_us']:.0f} us a run, smashed data as {fp32.smashed.codec}"
     )
     if calibration is None:
@@ -148,7 +197,7 @@ def _write_bundles(
     reason = f"{quantised}: no faster than fp32"
     try:
         made = write_int8(source, fp32, folder / variant, folder / quantised, calibration)
-    except ParityError as err:
+    except ExportError as err:  # other answers, or a graph that cannot be quantised
         made, reason = None, str(err)
     if made is None:
         shutil.rmtree(folder / quantised)

@@ -120,15 +120,16 @@ def compare(
     )
 
 
-def require_fp32(report: ParityReport, what: str) -> None:
+def require_fp32(report: ParityReport, what: str, tolerance: float = LOGIT_TOLERANCE) -> None:
     """Check an fp32 graph against the rules.
 
     Raises: ParityError.
     """
-    if not report.max_logit_error <= LOGIT_TOLERANCE:  # NaN does not pass
+    if not report.max_logit_error <= tolerance:  # NaN does not pass
         raise ParityError(
-            f"{what}: expected logits within {LOGIT_TOLERANCE:g} of torch on {report.samples}"
-            f" samples, got {report.max_logit_error:.3g} ({report.label_changes} labels changed);"
+            f"{what}: expected logits within {tolerance:g} of the reference on"
+            f" {report.samples} samples, got {report.max_logit_error:.3g}"
+            f" ({report.label_changes} labels changed);"
             " the export changed the function, so it is not published"
         )
     counts = {"labels": report.label_changes, "sides of the gate": report.gate_changes}
@@ -169,7 +170,9 @@ def require_int8(report: ParityReport, codec: Codec, what: str) -> None:
 
 
 def choose_codec(
-    z: NDArray[np.float32], suffix: nn.Module, labels: NDArray[np.integer[Any]]
+    z: NDArray[np.float32],
+    suffix: Callable[[Array], NDArray[np.float32]],
+    labels: NDArray[np.integer[Any]],
 ) -> tuple[Codec, dict[str, int]]:
     """The cheapest codec that keeps the final labels.
 
@@ -182,7 +185,7 @@ def choose_codec(
     """
     changes: dict[str, int] = {}
     for codec in CHEAPEST_FIRST:
-        (logits,) = run_torch(suffix, np.stack([_through(sample, codec) for sample in z]))
+        logits = suffix(np.stack([_through(sample, codec) for sample in z]))
         changes[codec] = int((logits.argmax(axis=1) != labels).sum())
         if changes[codec] <= CHANGED_AT_MOST * len(z):
             break
@@ -192,23 +195,27 @@ def choose_codec(
 def require_segments(
     folder: Path,
     segments: Sequence[SegmentSpec],
-    prefix: Callable[[int], nn.Module],
+    prefix: Callable[[int, Array], Array],
     x: Array,
     reference: NDArray[np.float32],
+    *,
+    tolerance: float | None = None,
 ) -> float:
     """Run the segments from every entry to the end, and compare with torch.
 
     Args:
-        prefix: the super-network's prefix of a depth.
-        x: (n, ...) raw inputs. reference: (n, N) torch's logits for them.
+        prefix: z of raw inputs at a depth, by the reference.
+        x: (n, ...) raw inputs. reference: (n, N) the reference's logits for them.
+        tolerance: largest absolute difference of a logit; by default that of the rules above.
     Returns: the largest absolute difference of a logit.
     Raises: ParityError naming the entry.
     """
     sessions = [Session(folder / segment.file) for segment in segments]
-    tolerance = LOGIT_TOLERANCE * max(1.0, float(np.abs(reference).max()) / 10)
+    if tolerance is None:
+        tolerance = LOGIT_TOLERANCE * max(1.0, float(np.abs(reference).max()) / 10)
     worst = 0.0
     for first, segment in enumerate(segments):
-        given = x if segment.entry == 0 else run_torch(prefix(segment.entry), x)[0]
+        given = x if segment.entry == 0 else prefix(segment.entry, x)
         logits = _chain(sessions[first:], given)
         error = _largest_error(reference, logits)
         if not error <= tolerance:

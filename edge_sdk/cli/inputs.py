@@ -79,18 +79,21 @@ def _load_npy(file: Path) -> Array:
 def _load_image(file: Path, spec: TensorSpec) -> Array:
     from PIL import Image
 
-    if len(spec.shape) != 3 or spec.shape[0] not in (1, 3):
+    last = len(spec.shape) == 3 and spec.shape[0] not in (1, 3)  # channels behind the pixels
+    shape = (spec.shape[2], *spec.shape[:2]) if last else spec.shape
+    if len(shape) != 3 or shape[0] not in (1, 3):
         raise InputError(
             f"{file}: this bundle takes arrays of shape {spec.shape}, not images; use a .npy file"
         )
-    channels, height, width = spec.shape
+    channels, height, width = shape
     try:
         with Image.open(file) as image:
             converted = image.convert("L" if channels == 1 else "RGB")
             pixels = np.asarray(converted.resize((width, height), Image.Resampling.BILINEAR))
     except (*DAMAGED_IMAGE, Image.DecompressionBombError) as err:
         raise InputError(f"{file}: not a readable image ({_reason(err)})") from err
-    planes = pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+    rows = pixels[..., None] if channels == 1 else pixels
+    planes = rows if last else rows.transpose(2, 0, 1)
     return np.ascontiguousarray(planes).astype(spec.dtype)
 
 

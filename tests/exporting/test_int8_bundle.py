@@ -14,7 +14,7 @@ from edge_sdk.session import Session
 from edge_sdk.training.data.load import Dataset
 from exporters import bundle as bundle_module
 from exporters import model as model_module
-from exporters.bundle import BundleSource, HeldOut, write_fp32, write_int8
+from exporters.bundle import BundleSource, HeldOut, torch_source, write_fp32, write_int8
 from exporters.errors import ParityError
 from exporters.graphs import shared_exit
 from exporters.parity import run_torch
@@ -38,7 +38,9 @@ def fp32(cnn8: Supernet, fashion: Dataset, tmp_path_factory: pytest.TempPathFact
     x, y = fashion.x_test[:400], fashion.y_test[:400]
     held_out = HeldOut(x, y, run_torch(net, x)[0])
     graphs = shared_exit(net, DEPTH)
-    source = BundleSource("fashion/1", net, DEPTH, graphs, fashion.class_names, held_out)
+    source = torch_source(
+        "fashion/1", net, DEPTH, graphs, class_names=fashion.class_names, held_out=held_out
+    )
     folder = tmp_path_factory.mktemp("d4")
     return Fp32(source, folder, write_fp32(source, folder), fashion.x_train[:64])
 
@@ -59,7 +61,7 @@ def test_images_go_into_the_graph_as_they_are(fp32: Fp32) -> None:
     assert session.inputs == {"x": np.dtype(np.uint8)}
     x = fp32.source.held_out.x[:1]
     (logits,) = session.run(["logits"], {"x": x})
-    np.testing.assert_allclose(logits, run_torch(fp32.source.graphs.exit, x)[0], atol=1e-4)
+    np.testing.assert_allclose(logits, fp32.source.exit_logits[:1], atol=1e-4)
 
 
 def test_int8_bundle_is_a_bundle_of_its_own(fp32: Fp32, int8_folder: Path) -> None:
@@ -73,7 +75,7 @@ def test_int8_bundle_is_a_bundle_of_its_own(fp32: Fp32, int8_folder: Path) -> No
 
 def test_int8_answers_as_torch_does(fp32: Fp32, int8_folder: Path) -> None:
     x = fp32.source.held_out.x
-    expected = run_torch(fp32.source.graphs.exit, x)[0].argmax(axis=1)
+    expected = fp32.source.exit_logits.argmax(axis=1)
     session = Session(int8_folder / "exit.onnx")
     given = [session.run(["logits"], {"x": x[i : i + 1]})[0].argmax() for i in range(len(x))]
     changed = int((np.array(given) != expected).sum())
@@ -92,9 +94,11 @@ def test_int8_holds_integer_weights_in_a_quarter_of_the_space(
     assert ratio < 0.35  # the head's 92 kB of 1.6 MB stay float
 
 
-def test_head_of_the_int8_graph_stays_float_and_overridable(fp32: Fp32, int8_folder: Path) -> None:
+def test_head_of_the_int8_graph_stays_float_and_overridable(
+    cnn8: Supernet, fp32: Fp32, int8_folder: Path
+) -> None:
     manifest = BundleManifest.load(int8_folder)
-    own = fp32.source.net.exit_head(DEPTH).state_dict()
+    own = cnn8.exit_head(DEPTH).state_dict()
     session = Session(int8_folder / "exit.onnx")
     assert set(manifest.graphs["exit"].overridable) == {f"head.{name}" for name in own}
     assert set(session.overridable) == {f"head.{name}" for name in own}
@@ -128,7 +132,7 @@ def test_both_bundles_of_a_depth_are_published_side_by_side(
 ) -> None:
     monkeypatch.setattr(bundle_module, "median_latencies_us", lambda *_: [100.0, 50.0])
     said: list[str] = []
-    variants = model_module._write_bundles(fp32.source, tmp_path, fp32.calibration, said.append)
+    variants = model_module.write_bundles(fp32.source, tmp_path, fp32.calibration, said.append)
     assert variants == ["d4", "d4-int8"]
     assert sorted(path.name for path in tmp_path.iterdir()) == variants
     assert said[-1] == "d4-int8: 50 us a run, fp32 100"

@@ -21,6 +21,7 @@ from exporters.parity import (
     require_fp32,
     require_int8,
     require_segments,
+    run_torch,
 )
 
 
@@ -121,11 +122,15 @@ def test_damaged_segment_is_refused(tiny_tree: Any, copied: Path, file: str, wei
     net, x = tiny_tree.net.eval(), tiny_tree.data.x_test[:50]
     with torch.no_grad():
         reference = net(torch.from_numpy(x)).numpy()
+
+    def prefix(depth: int, x: Any) -> Any:
+        return run_torch(net.prefix(depth), x)[0]
+
     folder, segments = copied / "segments", tiny_tree.manifest.segments
-    assert require_segments(folder, segments, net.prefix, x, reference) < 1e-4
+    assert require_segments(folder, segments, prefix, x, reference) < 1e-4
     damage(folder / file, weight, by=0.05)
     with pytest.raises(ParityError, match="segments from 0"):
-        require_segments(folder, segments, net.prefix, x, reference)
+        require_segments(folder, segments, prefix, x, reference)
 
 
 def test_damaged_back_is_refused(tmp_path: Path) -> None:
@@ -173,7 +178,7 @@ class Compare(nn.Module):
 )
 def test_codec_is_the_cheapest_that_keeps_the_final_labels(apart: float, codec: str) -> None:
     z = np.array([[100.0, 50.0, 50.0 + apart]] * 4, np.float32)
-    chosen, changes = choose_codec(z, Compare(), np.ones(4, int))
+    chosen, changes = choose_codec(z, lambda z: run_torch(Compare(), z)[0], np.ones(4, int))
     assert chosen == codec
     assert changes[codec] == 0
     assert all(changes[tried] == 4 for tried in changes if tried != codec)

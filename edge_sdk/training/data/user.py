@@ -17,12 +17,27 @@ from edge_sdk.training.data.dataset import Dataset, Part, make_dataset
 def from_function(name: str, folder: Path | None) -> Dataset:
     """The data set that a user's function returns as x_train, y_train, x_test, y_test.
 
+    Raises: as `call_function`; InputError if the function returns something that is no data set.
+    """
+    result = call_function(name, folder)
+    if not isinstance(result, tuple | list) or len(result) != 4:
+        raise InputError(
+            f"data {name!r}: expected four arrays, x_train, y_train, x_test, y_test,"
+            f" got {type(result).__name__}"
+            + (f" of {len(result)}" if isinstance(result, tuple | list) else "")
+        )
+    x_train, y_train, x_test, y_test = (np.asarray(entry) for entry in result)
+    return make_dataset(name, Part(x_train, y_train), Part(x_test, y_test), source=f"data {name!r}")
+
+
+def call_function(name: str, folder: Path | None) -> object:
+    """What a user's `module:function` returns.
+
     The function is called without arguments. Its module is searched where Python searches, then in
     `folder` (the current one if None): an installed module wins, so a user's `server.py` hides
     nothing. Errors of the function itself reach the caller with their traceback.
 
-    Raises: ConfigurationError if there is no such module or function; InputError if it returns
-        something that is no data set.
+    Raises: ConfigurationError if there is no such module or function.
     """
     module_name, _, function_name = name.partition(":")
     place = folder if folder is not None else Path.cwd()
@@ -41,15 +56,8 @@ def from_function(name: str, folder: Path | None) -> Dataset:
                 f"data {name!r}: expected a function {function_name} in"
                 f" {getattr(module, '__file__', module_name)}, found none"
             )
-        result = function()
-    if not isinstance(result, tuple | list) or len(result) != 4:
-        raise InputError(
-            f"data {name!r}: expected four arrays, x_train, y_train, x_test, y_test,"
-            f" got {type(result).__name__}"
-            + (f" of {len(result)}" if isinstance(result, tuple | list) else "")
-        )
-    x_train, y_train, x_test, y_test = (np.asarray(entry) for entry in result)
-    return make_dataset(name, Part(x_train, y_train), Part(x_test, y_test), source=f"data {name!r}")
+        result: object = function()
+    return result
 
 
 @contextmanager

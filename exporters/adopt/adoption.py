@@ -1,0 +1,266 @@
+"""An ONNX classifier and samples -> an early-exit model that a server serves.
+
+cuts        found in the graph, offered by cost
+heads       trained on features of the training part, against the model's own answers
+thresholds  chosen on the held-out part
+figures     of the test part, which chose nothing
+tree        segments, bundles and costs, as any export writes them
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.manifest import GatePolicy, ModelManifest, TensorSpec
+from edge_sdk.training.data.samples import Part, Parts
+from exporters.adopt.classifier import PREFIX, Classifier, checked
+from exporters.adopt.graph.cuts import Cut, Offer, Plan, choose_cuts, find_cuts
+from exporters.adopt.heads import Extractor, Head, train_head
+from exporters.adopt.inputs import as_raw
+from exporters.adopt.operating import Figures, Judged, agreed_threshold, figures_at, require_finite
+from exporters.adopt.settings import Settings
+from exporters.adopt.tree import Exit, write_model
+from exporters.model import check_place
+
+Floats = NDArray[np.float32]
+Progress = Callable[[str], None]
+
+FEW_SAMPLES: Final = 500
+_SAID_EVERY_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class CutFigures:
+    """A published cut and what it gives on the test part.
+
+    Attributes:
+        z_bytes: of one offload in the codec that the export found. x_bytes: of one raw input.
+    """
+
+    cut: Cut
+    z_bytes: int
+    x_bytes: int
+    codec: str
+    threshold: float
+    figures: Figures
+
+    @property
+    def tensor(self) -> str:
+        """The cut's name in the user's file."""
+        return self.cut.tensor.removeprefix(PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What was made.
+
+    Attributes:
+        samples: how many of each part were used. labelled: whether accuracies are known.
+        seconds: from the first feature to the published tree.
+        head_seconds: of training one head, on average.
+        by_sample: whether the server runs the samples of a batch one after the other.
+    """
+
+    manifest: ModelManifest
+    path: Path
+    cuts: tuple[CutFigures, ...]
+    samples: dict[str, int]
+    labelled: bool
+    seconds: float
+    head_seconds: float
+    by_sample: bool
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Warnings:
+    """Lines that the user must see, also at the end."""
+
+    progress: Progress
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        self.lines.append(line)
+        self.progress(f"warning: {line}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """Logits of the whole model, and features of each cut, for one part."""
+
+    part: Part
+    logits: Floats
+    features: list[Floats]
+
+
+def adopt(
+    classifier: Classifier, parts: Parts, settings: Settings, progress: Progress = lambda _: None
+) -> Adoption:
+    """Make an early-exit model of a classifier and publish it.
+
+    Args:
+        parts: raw inputs of the classifier; with labels in the order of its classes, or without.
+    Raises: ExportError naming what stands in the way; ParityError where a graph does not give the
+        model's answers; StorageError.
+    """
+    started = time.perf_counter()
+    check_place(settings.out, settings.name, settings.version)
+    warnings = _Warnings(progress)
+    plan = find_cuts(classifier.graph)
+    x_bytes = _bytes_of(classifier.raw)
+    offer = choose_cuts(plan, x_bytes, settings.depths)
+    _tell_offer(plan, offer, x_bytes, progress)
+    total = len(parts.train) + len(parts.held_out) + len(parts.test)
+    if total < FEW_SAMPLES:
+        warnings.add(
+            f"{total} samples are few: the threshold and all figures are rough; give"
+            f" {FEW_SAMPLES} or more"
+        )
+    classifier = checked(classifier, as_raw(parts.train.x[:8], classifier.raw))
+    _tell_batches(classifier, progress)
+    train, held_out, test = _answers(classifier, parts, offer.cuts, settings, progress)
+    heads, head_seconds = _train_heads(train, offer.cuts, settings, progress)
+    exits = [
+        _exit(cut, place, head, held_out, settings)
+        for place, (cut, head) in enumerate(zip(offer.cuts, heads, strict=True))
+    ]
+    calibration = parts.train.x if settings.int8 == "auto" else None
+    manifest, codecs = write_model(
+        classifier,
+        plan,
+        exits,
+        settings,
+        held_out=(held_out.part, held_out.logits),
+        calibration=calibration,
+        progress=progress,
+    )
+    cuts = tuple(
+        _figures(each, test, place, settings.gate, sent_as=(codecs[each.cut.depth], x_bytes))
+        for place, each in enumerate(exits)
+    )
+    for each in cuts:
+        _warn(each, settings, warnings)
+    return Adoption(
+        manifest=manifest,
+        path=settings.out / settings.name / manifest.version,
+        cuts=cuts,
+        samples={
+            "train": len(parts.train),
+            "held_out": len(parts.held_out),
+            "test": len(parts.test),
+        },
+        labelled=parts.test.y is not None,
+        seconds=time.perf_counter() - started,
+        head_seconds=head_seconds,
+        by_sample=not classifier.batches,
+        warnings=tuple(warnings.lines),
+    )
+
+
+def _answers(
+    classifier: Classifier,
+    parts: Parts,
+    cuts: Sequence[Cut],
+    settings: Settings,
+    progress: Progress,
+) -> list[_Answers]:
+    extract = Extractor(
+        classifier.graph, cuts, batches=bool(classifier.batches), threads=settings.threads
+    )
+    total = len(parts.train) + len(parts.held_out) + len(parts.test)
+    done, said, found = 0, time.perf_counter(), []
+    progress(f"computing features of {total} samples at {len(cuts)} cuts")
+    for name, each in (("train", parts.train), ("held-out", parts.held_out), ("test", parts.test)):
+        batches = []
+        for start in range(0, len(each), extract.batch):
+            raw = as_raw(each.x[start : start + extract.batch], classifier.raw)
+            batches.append(extract(raw))
+            done += len(raw)
+            if time.perf_counter() - said > _SAID_EVERY_S:
+                said = time.perf_counter()
+                progress(f"features of {done} of {total} samples")
+        logits, *features = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+        require_finite(f"logits of the {name} part", logits)
+        found.append(_Answers(each, logits, features))
+    return found
+
+
+def _train_heads(
+    train: _Answers, cuts: Sequence[Cut], settings: Settings, progress: Progress
+) -> tuple[list[Head], float]:
+    started = time.perf_counter()
+    heads = []
+    for place, cut in enumerate(cuts):
+        features = train.features[place]
+        require_finite(f"features at depth {cut.depth}", features)
+        heads.append(train_head(features, train.logits, seed=settings.seed))
+        progress(f"depth {cut.depth}: exit head of {features.shape[1]} features trained")
+    return heads, (time.perf_counter() - started) / len(cuts)
+
+
+def _exit(cut: Cut, place: int, head: Head, held_out: _Answers, settings: Settings) -> Exit:
+    logits = head.logits(held_out.features[place])
+    judged = Judged(logits, held_out.logits, held_out.part.y)
+    threshold = agreed_threshold(settings.gate, judged, settings.agreement)
+    return Exit(cut, head, judged, threshold)
+
+
+def _figures(
+    each: Exit, test: _Answers, place: int, gate: GatePolicy, *, sent_as: tuple[str, int]
+) -> CutFigures:
+    codec, x_bytes = sent_as
+    judged = Judged(each.head.logits(test.features[place]), test.logits, test.part.y)
+    width = {"fp32": 4, "fp16": 2, "int8": 1}[codec]
+    return CutFigures(
+        cut=each.cut,
+        z_bytes=width * each.cut.values,
+        x_bytes=x_bytes,
+        codec=codec,
+        threshold=each.threshold,
+        figures=figures_at(gate, each.threshold, judged),
+    )
+
+
+def _bytes_of(raw: TensorSpec) -> int:
+    return int(np.prod(raw.shape)) * np.dtype(raw.dtype).itemsize
+
+
+def _tell_offer(plan: Plan, offer: Offer, x_bytes: int, progress: Progress) -> None:
+    depths = ", ".join(str(cut.depth) for cut in offer.cuts)
+    progress(f"{len(plan.cuts)} cuts in the graph; depths {depths} are published")
+    for cut in offer.dear:
+        if cut not in offer.cuts:
+            progress(
+                f"left out: depth {cut.depth}, z takes {cut.values} bytes or more, the input"
+                f" {x_bytes}; --depth {cut.depth} publishes it all the same"
+            )
+
+
+def _tell_batches(classifier: Classifier, progress: Progress) -> None:
+    if not classifier.batches:
+        progress(
+            "the graph mixes the samples of a batch, or takes one only: the server runs them one"
+            " by one"
+        )
+    elif classifier.graph.batch_fixed:
+        progress("fixed to batch 1, made batch-free: batches of 1, 2 and 32 give the same answers")
+
+
+def _warn(each: CutFigures, settings: Settings, warnings: _Warnings) -> None:
+    depth = each.cut.depth
+    if each.z_bytes > each.x_bytes:
+        warnings.add(
+            f"depth {depth}: an offload takes {each.z_bytes} bytes, the input itself {each.x_bytes}"
+        )
+    if each.figures.agreement is None:
+        warnings.add(
+            f"depth {depth}: no threshold keeps {settings.agreement:.1%} agreement, so nothing"
+            " exits; lower --agreement, cut deeper, or give more samples"
+        )

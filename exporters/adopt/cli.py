@@ -1,0 +1,271 @@
+"""`splitedge adopt`: an ONNX classifier of any framework -> an early-exit model for a fleet."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import orjson
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:  # torch takes seconds to import; --help shall not
+    from exporters.adopt.adoption import Adoption
+    from exporters.adopt.graph.preprocess import Preprocessing
+    from exporters.adopt.settings import Settings
+
+_EPILOG: Final = (
+    "Example: splitedge adopt model.onnx --data pictures --name things --out server/models"
+)
+_SEPARATOR: Final = re.compile(r"[,x\s]+")
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog=_EPILOG)
+def adopt(
+    model: Annotated[Path, typer.Argument(help="The classifier, an ONNX file.")],
+    *,
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="DATA",
+            help="Samples, no labels needed: a folder of pictures (flat, or a folder a class),"
+            " FILE.npz, digits, fashion-mnist=DIR, cifar-10=DIR, cifar-100=DIR, uci-har=DIR or"
+            " module:function.",
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="The model's name: a-z, 0-9 and '-'.")],
+    out: Annotated[Path, typer.Option(help="Folder of models; OUT/NAME/VERSION is written.")],
+    depth: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Publish the cut of this depth; may be given again.",
+            show_default="a handful, by cost",
+        ),
+    ] = None,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Report accuracy too; the data have labels.")
+    ] = False,
+    agreement: Annotated[
+        float,
+        typer.Option(help="How often exits answer as the whole model does, above 0 to 1."),
+    ] = 0.98,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")
+    ] = None,
+    input_type: Annotated[
+        Literal["uint8", "float32"] | None,
+        typer.Option("--input", help="Type of raw inputs.", show_default="the model's"),
+    ] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(
+            help="Taken from raw values, one number or one a channel: 123.7,116.3,103.5. Pixels"
+            " are 0..255.",
+        ),
+    ] = None,
+    std: Annotated[
+        str | None, typer.Option(help="What is left is divided by it: 58.4,57.1,57.4.")
+    ] = None,
+    layout: Annotated[
+        Literal["nchw", "nhwc"] | None,
+        typer.Option(help="Where raw pictures have channels.", show_default="the model's"),
+    ] = None,
+    resize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HxW",
+            help="Size of raw pictures; the graph brings them to the model's.",
+            show_default="the model's",
+        ),
+    ] = None,
+    preprocess: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="ONNX graph from raw inputs to the model's input."),
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(help="Shape of one sample, where the model leaves it open: 3,48,192."),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Which output holds the scores, if there are several.")
+    ] = None,
+    class_names: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Names of the answers, one a line, in order."),
+    ] = None,
+    gate: Annotated[
+        Literal["entropy", "margin"], typer.Option(help="What exits are judged by.")
+    ] = "entropy",
+    int8: Annotated[
+        Literal["auto", "never"],
+        typer.Option(help="auto: also publish int8 where it answers alike and runs faster."),
+    ] = "auto",
+    samples: Annotated[
+        int,
+        typer.Option(min=6, help="Samples for heads and thresholds, at most; drawn by the seed."),
+    ] = 20_000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split and of the heads.")] = 0,
+    version: Annotated[
+        int | None,
+        typer.Option(min=0, help="A version is never overwritten.", show_default="the next free"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Give an ONNX classifier early exits, from unlabelled samples, and publish it for a fleet.
+
+    Cuts are found in the graph. Exit heads learn what the model itself answers. The threshold is
+    chosen on held-out samples; all figures are of a test part that chose nothing.
+    """
+    from exporters.adopt.graph.preprocess import Preprocessing
+    from exporters.adopt.settings import Settings
+
+    preprocessing = Preprocessing(
+        input=input_type,
+        mean=_numbers("--mean", mean),
+        std=_numbers("--std", std),
+        layout=layout,
+        resize=_size(resize),
+        graph=preprocess,
+    )
+
+    def settings(names: tuple[str, ...], next_free: int) -> Settings:
+        return Settings(
+            name=name,
+            version=next_free if version is None else version,
+            out=out,
+            class_names=names,
+            depths=depth,
+            agreement=agreement,
+            gate=gate,
+            int8=int8,
+            seed=seed,
+            threads=os.cpu_count() or 1,
+        )
+
+    settings((), 1)  # options that do not fit are refused before anything takes time
+    made = _adopt(
+        model,
+        preprocessing,
+        settings,
+        data=data,
+        labels=labels,
+        most=samples,
+        seed=seed,
+        shape=None if shape is None else tuple(map(int, _numbers("--shape", shape))),
+        output=output,
+        class_names=class_names,
+    )
+    _tell(made, out, report, as_json=as_json)
+
+
+def _adopt(
+    model: Path,
+    preprocessing: Preprocessing,
+    settings: Any,
+    *,
+    data: str,
+    labels: bool,
+    most: int,
+    seed: int,
+    shape: tuple[int, ...] | None,
+    output: str | None,
+    class_names: Path | None,
+) -> Adoption:
+    console = Console(stderr=True)
+    with console.status("loading torch and onnxruntime") as status:
+        from edge_sdk.training.data.samples import read_samples, split_samples
+        from exporters.adopt import inputs
+        from exporters.adopt.adoption import adopt as make
+        from exporters.adopt.classifier import load_classifier
+        from exporters.adopt.graph.preprocess import picture_form
+        from exporters.model import check_place, next_version
+
+        def progress(line: str) -> None:
+            status.update(line)
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+        given = _read_names(class_names)
+        status.update(f"reading {model}")
+        classifier = load_classifier(model, preprocessing, shape=shape, output=output)
+        chosen = settings((), 1)
+        chosen = settings((), next_version(chosen.out, chosen.name))
+        check_place(chosen.out, chosen.name, chosen.version)
+        status.update(f"reading {data}")
+        raw = classifier.raw
+        read = read_samples(data, form=picture_form(raw.shape), most=2 * most)
+        names = inputs.names_of(classifier.classes, given, read)
+        read = inputs.with_labels(read, names, wanted=labels, named=given is not None)
+        parts = split_samples(inputs.fitted(read, raw), seed=seed, most=most)
+        skipped = f", {len(read.skipped)} skipped" if read.skipped else ""
+        progress(
+            f"{read.name}: {len(parts.train)} samples to train heads, {len(parts.held_out)}"
+            f" held out, {len(parts.test)} test{skipped}; raw input {raw.dtype} {raw.shape},"
+            f" {classifier.classes} classes"
+        )
+        return make(classifier, parts, settings(names, chosen.version), progress)
+
+
+def _tell(made: Adoption, out: Path, report: Path | None, *, as_json: bool) -> None:
+    from edge_sdk.durable import make_folder, write_atomic
+    from exporters.adopt.report import report_of, table_of
+
+    raw = orjson.dumps(report_of(made), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    if report is not None:
+        make_folder(report.parent)
+        write_atomic(report, raw)
+    if as_json:
+        typer.echo(raw.decode(), nl=False)
+        return
+    Console().print(table_of(made))
+    for line in made.warnings:
+        typer.echo(f"warning: {line}")
+    typer.echo(f"Next: {_next_command(out)}")
+
+
+def _next_command(out: Path) -> str:
+    """What serves the model: a server reads the folder `models` of its state."""
+    if out.resolve().name == "models":
+        return f"splitedge server run --state {out.parent}"
+    state = out / "server"
+    linked = f"mkdir -p {state} && ln -s {out.resolve()} {state}/models"
+    return f"{linked} && splitedge server run --state {state}"
+
+
+def _numbers(option: str, text: str | None) -> tuple[float, ...]:
+    from exporters.errors import ExportError
+
+    if text is None:
+        return ()
+    try:
+        return tuple(float(word) for word in _SEPARATOR.split(text.strip(" ()[]")) if word)
+    except ValueError as err:
+        raise ExportError(f"{option}: expected numbers with commas between, got {text!r}") from err
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    from exporters.errors import ExportError
+
+    if text is None:
+        return None
+    sizes = _numbers("--resize", text)
+    sizes = sizes * 2 if len(sizes) == 1 else sizes
+    if len(sizes) != 2 or not all(size >= 1 and size == int(size) for size in sizes):
+        raise ExportError(f"--resize: expected HEIGHTxWIDTH in pixels, 48x192 say, got {text!r}")
+    return int(sizes[0]), int(sizes[1])
+
+
+def _read_names(path: Path | None) -> tuple[str, ...] | None:
+    from exporters.errors import ExportError
+
+    if path is None:
+        return None
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as err:
+        raise ExportError(f"{path}: expected a text file, a class name a line ({err})") from err
+    return tuple(line.strip() for line in lines if line.strip())

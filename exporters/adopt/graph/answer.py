@@ -1,0 +1,129 @@
+"""The end of a classifier: the tensor of its logits, one value a class.
+
+Softmax, LogSoftmax      their input is the logits
+Sigmoid                  its input; classes are then taken as excluding one another
+(N, C, 1, 1)             flattened to (N, C)
+anything else            as it is; `from_probabilities` where its rows turn out to sum to 1
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper
+
+from exporters.adopt.graph.graph import Graph, Spec, attribute_of, shown, term_weight
+from exporters.errors import ExportError
+
+LOGITS: Final = "splitedge/logits"
+_PASSING: Final = ("Identity", "Flatten", "Reshape", "Squeeze", "Dropout", "Cast")
+_LEAST_PROBABILITY: Final = 1e-30
+
+
+def with_logits(graph: Graph, prefix: str) -> Graph:
+    """The graph with (batch, classes) float32 logits as its output.
+
+    Raises: ExportError where its output is no score a class, naming the tensor.
+    """
+    result = _shown_output(graph, prefix)
+    spec = graph.specs.get(graph.output)
+    if spec is None:
+        raise ExportError(
+            f"output {result}: has no fixed shape; a classifier's is (batch, classes)"
+        )
+    maker = _maker(graph, graph.output)
+    if spec.elem_type not in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
+        by = f", made by {shown(maker).replace(prefix, '')}" if maker is not None else ""
+        raise ExportError(
+            f"output {result}: expected scores as floats, one a class, got whole numbers{by};"
+            " export the model with its scores as output"
+        )
+    classes = math.prod(spec.shape[1:])
+    scores = [size for size in spec.shape[1:] if size != 1]
+    if spec.shape[:1] != (1,) or len(scores) > 1 or classes < 2:
+        raise ExportError(
+            f"output {result}: expected a classifier's, (batch, classes) with 2 classes or more,"
+            f" got shape {spec.shape}; adopt takes classifiers only"
+        )
+    scored = _before_softmax(graph)
+    nodes = [
+        helper.make_node("Flatten", [scored], [f"{LOGITS}/flat"], axis=1),
+        helper.make_node("Cast", [f"{LOGITS}/flat"], [LOGITS], to=TensorProto.FLOAT),
+    ]
+    return _ending(graph, nodes, classes)
+
+
+def classes_of(graph: Graph) -> int:
+    """How many classes a graph with logits tells apart."""
+    return graph.specs[graph.output].shape[1]
+
+
+def are_probabilities(outputs: NDArray[np.floating[Any]]) -> bool:
+    """Whether rows look like probabilities: no value below 0, each row with sum 1."""
+    sums = outputs.sum(axis=1)
+    return bool((outputs >= 0).all() and np.allclose(sums, 1.0, atol=1e-3))
+
+
+def from_probabilities(graph: Graph) -> Graph:
+    """The graph with the logarithm of its output: its nodes compute a softmax of their own."""
+    least = term_weight(f"{LOGITS}/least", np.array(_LEAST_PROBABILITY, np.float32))
+    nodes = [
+        helper.make_node("Max", [graph.output, least.name], [f"{LOGITS}/above"]),
+        helper.make_node("Log", [f"{LOGITS}/above"], [f"{LOGITS}/log"]),
+    ]
+    extended = _ending(graph, nodes, classes_of(graph))
+    return replace(extended, weights={**graph.weights, least.name: least})
+
+
+def _before_softmax(graph: Graph) -> str:
+    """The input of the softmax that ends the graph, else the output itself."""
+    name = graph.output
+    sizes = _sizes(graph, name)
+    while True:
+        maker = _maker(graph, name)
+        if maker is None:
+            return graph.output
+        if maker.op_type in ("Softmax", "LogSoftmax"):
+            return str(maker.input[0]) if _over_classes(graph, maker) else graph.output
+        if maker.op_type == "Sigmoid":
+            return str(maker.input[0])
+        if maker.op_type not in _PASSING or _sizes(graph, maker.input[0]) != sizes:
+            return graph.output
+        name = maker.input[0]
+
+
+def _over_classes(graph: Graph, node: NodeProto) -> bool:
+    """Whether a softmax normalises over the one axis that is longer than 1."""
+    shape = graph.specs[node.input[0]].shape
+    axis = attribute_of(node, "axis", 1 if graph.opset < 13 else -1) % len(shape)
+    # before version 13 everything from the axis on is one row
+    span: Sequence[int] = shape[axis:] if graph.opset < 13 else shape[axis : axis + 1]
+    return math.prod(span) == math.prod(shape)
+
+
+def _sizes(graph: Graph, name: str) -> list[int]:
+    spec = graph.specs.get(name)
+    return [] if spec is None else [size for size in spec.shape if size != 1]
+
+
+def _maker(graph: Graph, name: str) -> NodeProto | None:
+    return next((node for node in graph.nodes if name in node.output), None)
+
+
+def _ending(graph: Graph, nodes: Sequence[NodeProto], classes: int) -> Graph:
+    made = {name: Spec(TensorProto.FLOAT, (1, classes)) for node in nodes for name in node.output}
+    return replace(
+        graph,
+        nodes=(*graph.nodes, *nodes),
+        specs={**graph.specs, **made},
+        output=nodes[-1].output[0],
+    )
+
+
+def _shown_output(graph: Graph, prefix: str) -> str:
+    return repr(graph.output.removeprefix(prefix))

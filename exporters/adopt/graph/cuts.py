@@ -1,0 +1,245 @@
+"""Where a graph can be cut, what each cut costs, and which cuts are worth offering.
+
+Walk the nodes in order with the set of tensors that are made and needed later: where one is left
+alone, everything passes it, and the graph can be cut. Depth d is the d-th such tensor from the
+input on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from onnx import NodeProto, TensorProto, numpy_helper
+
+from exporters.adopt.graph.graph import Graph, attribute_of, uses
+from exporters.errors import ExportError
+
+# bounds of the share of the work that a device does; the best cut of each span is offered
+SPANS: Final = (0.0, 0.08, 0.2, 0.4, 0.65, 0.97)
+DEPTH_MAX: Final = 999  # of the names of bundles
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """What lies between neighbouring cuts, for one sample.
+
+    Attributes:
+        flops: operations. parameters: weights.
+        widest: values that one node reads and makes, at most. made: values that all of them make.
+    """
+
+    flops: int
+    parameters: int
+    widest: int
+    made: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A tensor that everything passes.
+
+    Attributes:
+        depth: 1 for the first from the input on.
+        tensor: its name in the graph. shape: of one sample.
+        device_share: share of the operations that lie before it.
+    """
+
+    depth: int
+    tensor: str
+    shape: tuple[int, ...]
+    device_share: float
+
+    @property
+    def values(self) -> int:
+        """How many values one sample has: bytes of z as int8."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All cuts of a graph and the work of its stages, one more than there are cuts."""
+
+    cuts: tuple[Cut, ...]
+    stages: tuple[StageWork, ...]
+
+    def at(self, depth: int) -> Cut:
+        """The cut of that depth.
+
+        Raises: ExportError naming the depths there are.
+        """
+        if not 1 <= depth <= len(self.cuts):
+            raise ExportError(
+                f"--depth {depth}: expected 1 to {len(self.cuts)}, the cuts of this graph:"
+                f" {_listed(self.cuts)}"
+            )
+        return self.cuts[depth - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The cuts to publish, and those that cost more to send than the input does."""
+
+    cuts: tuple[Cut, ...]
+    dear: tuple[Cut, ...]
+
+
+def find_cuts(graph: Graph) -> Plan:
+    """All cuts of a graph with logits.
+
+    Raises: ExportError where there is none, naming what is alive beside each other.
+    """
+    places = list(_single(graph))
+    if not places:
+        raise ExportError(
+            f"this graph cannot be cut: from {graph.input!r} to {graph.output!r} two or more"
+            f" tensors are always needed together, {_widest_pair(graph)} among them"
+        )
+    if len(places) > DEPTH_MAX:
+        raise ExportError(f"expected at most {DEPTH_MAX} cuts, got {len(places)}")
+    stages = _work(graph, places)
+    total = max(1, sum(stage.flops for stage in stages))
+    cuts, before = [], 0
+    for depth, (place, stage) in enumerate(zip(places, stages, strict=False), start=1):
+        before += stage.flops
+        name = place[1]
+        cuts.append(Cut(depth, name, graph.specs[name].sample, before / total))
+    return Plan(tuple(cuts), tuple(stages))
+
+
+def choose_cuts(plan: Plan, x_bytes: int, depths: Sequence[int] | None) -> Offer:
+    """The cuts to publish: those asked for, else the cheapest to send of each span of work.
+
+    Args:
+        x_bytes: of one raw input. A cut whose z as int8 takes more is left out where another
+            remains, unless it was asked for.
+    """
+    if depths:
+        return Offer(tuple(plan.at(depth) for depth in sorted(set(depths))), ())
+    spans = [
+        [cut for cut in plan.cuts if low < cut.device_share <= high]
+        for low, high in pairwise(SPANS)
+    ]
+    best = [min(span, key=_cheapest) for span in spans if span]
+    best = best or [min(plan.cuts, key=_cheapest)]
+    fair = [cut for cut in best if cut.values <= x_bytes]
+    kept = fair or [min(best, key=lambda cut: cut.values)]
+    return Offer(tuple(kept), tuple(cut for cut in best if cut.values > x_bytes))
+
+
+def _cheapest(cut: Cut) -> tuple[int, int, int]:
+    """Of several that cost the same the last, behind the activation; before it is flattened."""
+    return cut.values, -len(cut.shape), -cut.depth
+
+
+def _single(graph: Graph) -> Iterator[tuple[int, str]]:
+    """Place and name of each tensor that is alone alive behind a node."""
+    last = {name: place for place, node in enumerate(graph.nodes) for name in uses(node)}
+    last[graph.output] = len(graph.nodes)
+    alive = {graph.input}
+    for place, node in enumerate(graph.nodes):
+        alive |= {name for name in node.output if last.get(name, -1) > place} - graph.derived
+        alive = {name for name in alive if last.get(name, -1) > place}
+        if len(alive) != 1 or place < graph.preamble or not set(node.output) - graph.derived:
+            continue
+        (name,) = alive
+        if name in node.output and _can_travel(graph, name) and _work_follows(graph, place):
+            yield place, name
+
+
+def _can_travel(graph: Graph, name: str) -> bool:
+    spec = graph.specs.get(name)
+    return (
+        spec is not None
+        and spec.elem_type == TensorProto.FLOAT
+        and len(spec.shape) >= 2
+        and spec.shape[0] == 1
+        and all(size > 0 for size in spec.shape)
+        and len(spec.shape) <= 8
+    )
+
+
+def _work_follows(graph: Graph, place: int) -> bool:
+    """Whether a node with weights comes later: behind the last, z is the answer itself."""
+    return any(
+        name in graph.weights and len(graph.weights[name].dims) >= 2
+        for node in graph.nodes[place + 1 :]
+        for name in uses(node)
+    )
+
+
+def _widest_pair(graph: Graph) -> str:
+    outputs = [node.output[0] for node in graph.nodes[:2]]
+    return " and ".join(repr(name) for name in outputs)
+
+
+def _work(graph: Graph, places: Sequence[tuple[int, str]]) -> list[StageWork]:
+    stages, counted, start = [], set[str](), 0
+    for end in (*(place + 1 for place, _ in places), len(graph.nodes)):
+        nodes = graph.nodes[start:end]
+        own = {n for node in nodes for n in uses(node) if n in graph.weights} - counted
+        counted |= own
+        stages.append(
+            StageWork(
+                flops=sum(flops_of(graph, node) for node in nodes),
+                parameters=sum(_parameters(graph, name) for name in own),
+                widest=max((_held(graph, node) for node in nodes), default=0),
+                made=sum(_count(graph, name) for node in nodes for name in node.output),
+            )
+        )
+        start = end
+    return stages
+
+
+def flops_of(graph: Graph, node: NodeProto) -> int:
+    """Operations of one node for one sample, a multiply-add counts 2; 0 where no products are
+    summed (activations, pools).
+    """
+    out = _count(graph, node.output[0])
+    match node.op_type:
+        case "Conv" | "ConvTranspose":
+            weight = _shape(graph, node.input[1])
+            if node.op_type == "ConvTranspose":  # (in, out / group, *kernel), per input value
+                return 2 * _count(graph, node.input[0]) * math.prod(weight[1:])
+            return 2 * out * math.prod(weight[1:])
+        case "Gemm":
+            weight = _shape(graph, node.input[1])
+            inner = weight[1] if attribute_of(node, "transB", 0) else weight[0]
+            return 2 * out * inner
+        case "MatMul":
+            return 2 * out * (_shape(graph, node.input[0]) or (0,))[-1]
+        case "LSTM" | "GRU" | "RNN":
+            steps = (_shape(graph, node.input[0]) or (0,))[0]
+            return 2 * steps * sum(math.prod(_shape(graph, name)) for name in node.input[1:3])
+    return 0
+
+
+def _parameters(graph: Graph, name: str) -> int:
+    weight = graph.weights[name]
+    if weight.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
+        return math.prod(weight.dims)
+    return 0
+
+
+def _held(graph: Graph, node: NodeProto) -> int:
+    return sum(_count(graph, name) for name in {*uses(node), *node.output} if name in graph.specs)
+
+
+def _shape(graph: Graph, name: str) -> tuple[int, ...]:
+    if name in graph.weights:
+        return tuple(numpy_helper.to_array(graph.weights[name]).shape)
+    spec = graph.specs.get(name)
+    return () if spec is None else spec.shape
+
+
+def _count(graph: Graph, name: str) -> int:
+    spec = graph.specs.get(name)
+    return 0 if spec is None else math.prod(spec.shape)
+
+
+def _listed(cuts: Sequence[Cut]) -> str:
+    shown = [f"{cut.depth} {'x'.join(map(str, cut.shape))}" for cut in cuts[:12]]
+    return ", ".join(shown) + (" ..." if len(cuts) > 12 else "")

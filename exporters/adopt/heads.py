@@ -1,0 +1,239 @@
+"""Exit heads without labels: pooled features of a cut, and a linear layer that learns what the
+whole model answers.
+
+Features are z pooled to a grid of 3 x 3 (fewer where z is wide), computed by onnxruntime for all
+cuts in one run of the model. The layer is trained by soft cross-entropy against the model's own
+softmax, on standardised features; mean and deviation are folded into its weights afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper
+
+from exporters.adopt.graph.cuts import Cut
+from exporters.adopt.graph.graph import Addition, Graph, Spec, part, term_weight
+from exporters.adopt.graph.split import open_session
+
+Floats = NDArray[np.float32]
+
+FEATURES_MAX: Final = 2304  # 256 channels on a grid of 3 x 3
+GRID: Final = 3
+LOGITS: Final = "head/logits"
+WEIGHT: Final = "head.weight"
+BIAS: Final = "head.bias"
+_CHANNELS_FIRST: Final = (
+    "Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "BatchNormalization",
+)  # fmt: skip
+_CHANNELS_LAST: Final = ("MatMul", "Gemm", "LayerNormalization", "Einsum", "Transpose")
+_EPOCHS: Final = 30
+_STEPS: Final = (1000, 4000)
+_BATCH: Final = 128
+_RATE: Final = 1e-2
+_DECAY: Final = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The linear layer of an exit: logits = features @ weight.T + bias.
+
+    Attributes:
+        weight: (classes, features). bias: (classes,).
+    """
+
+    weight: Floats
+    bias: Floats
+
+    def logits(self, features: Floats) -> Floats:
+        """(n, features) to (n, classes)."""
+        return features @ self.weight.T + self.bias
+
+
+def pooling(graph: Graph, cut: Cut) -> tuple[Addition, str, int]:
+    """Nodes that pool z, the tensor (1, features) they end in, and the number of features."""
+    name = f"head{cut.depth}"
+    builder = _Pooling(name, graph.opset)
+    match len(cut.shape):
+        case 3:
+            tensor, shape = cut.tensor, cut.shape
+            if not _channels_first(graph, cut.tensor):
+                tensor = builder.transposed(tensor, (0, 3, 1, 2))
+                shape = (shape[2], *shape[:2])
+            tensor, features = builder.grid(tensor, shape)
+        case 2 if _channels_first(graph, cut.tensor):
+            tensor, features = builder.grid(cut.tensor, cut.shape)
+        case 2:
+            tensor, features = builder.tokens(cut.tensor, cut.shape)
+        case _:
+            tensor, features = cut.tensor, cut.values
+    tensor = builder.flat(tensor)
+    specs = {tensor: Spec(TensorProto.FLOAT, (1, features))}
+    return Addition(builder.nodes, builder.weights, specs), tensor, features
+
+
+def head_addition(graph: Graph, cut: Cut, head: Head) -> Addition:
+    """The pooling and the linear layer as nodes; they end in `LOGITS`."""
+    pooled, tensor, _ = pooling(graph, cut)
+    gemm = helper.make_node("Gemm", [tensor, WEIGHT, BIAS], [LOGITS], transB=1)
+    weights = [term_weight(WEIGHT, head.weight), term_weight(BIAS, head.bias)]
+    specs = {LOGITS: Spec(TensorProto.FLOAT, (1, len(head.bias)))}
+    return Addition([*pooled.nodes, gemm], [*pooled.weights, *weights], specs)
+
+
+class Extractor:
+    """One run of the whole model: its logits, and the pooled features of some cuts.
+
+    Args:
+        batches: whether the graph takes more than one sample at a time.
+    """
+
+    def __init__(self, graph: Graph, cuts: Sequence[Cut], *, batches: bool, threads: int) -> None:
+        nodes: list[NodeProto] = []
+        weights: list[TensorProto] = []
+        outputs = {"logits": graph.output}
+        specs: dict[str, Spec] = {}
+        for cut in cuts:
+            pooled, tensor, _ = pooling(graph, cut)
+            nodes += pooled.nodes
+            weights += pooled.weights
+            specs |= pooled.specs
+            outputs[f"features{cut.depth}"] = tensor
+        model = part(
+            graph,
+            ("x", graph.input),
+            outputs,
+            batch=None if batches else 1,
+            addition=Addition(nodes, weights, specs),
+        )
+        self._session = open_session(model, threads=threads)
+        self._names = list(outputs)
+        self.batch = 64 if batches else 1
+
+    def __call__(self, x: NDArray[Any]) -> list[Floats]:
+        """The logits of a batch and the features of each cut."""
+        outputs: list[Floats] = self._session.run(self._names, {"x": x})
+        return outputs
+
+
+def train_head(features: Floats, logits: Floats, *, seed: int) -> Head:
+    """A layer that answers as the model does.
+
+    Args:
+        features: (n, features). logits: (n, classes) of the whole model for the same samples.
+    """
+    with _one_thread():  # steps this small gain nothing from a second
+        return _train_head(features, logits, seed)
+
+
+def _train_head(features: Floats, logits: Floats, seed: int) -> Head:
+    mean = features.mean(axis=0)
+    deviation = features.std(axis=0)
+    # what hardly varies beside its own size says nothing but rounding noise
+    least = 1e-3 * np.maximum(np.abs(mean), deviation.max(initial=1e-12))
+    scale = np.where(deviation > least, deviation, np.inf)
+    standard = torch.from_numpy(((features - mean) / scale).astype(np.float32))
+    teacher = torch.softmax(torch.from_numpy(np.ascontiguousarray(logits)), dim=1)
+    generator = torch.Generator().manual_seed(seed)
+    layer = torch.nn.Linear(features.shape[1], logits.shape[1])
+    torch.nn.init.zeros_(layer.weight)
+    torch.nn.init.zeros_(layer.bias)
+    optimiser = torch.optim.AdamW(layer.parameters(), lr=_RATE, weight_decay=_DECAY)
+    batches = max(1, math.ceil(len(features) / _BATCH))
+    steps = min(max(_EPOCHS * batches, _STEPS[0]), _STEPS[1])
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, _RATE, total_steps=steps)
+    step = 0
+    while step < steps:
+        for rows in torch.split(torch.randperm(len(standard), generator=generator), _BATCH):
+            optimiser.zero_grad()
+            given = layer(standard[rows])
+            loss = torch.nn.functional.cross_entropy(given, teacher[rows])
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            optimiser.step()
+            schedule.step()
+            step += 1
+            if step == steps:
+                break
+    weight = layer.weight.detach().numpy() / scale
+    bias = layer.bias.detach().numpy() - weight @ mean
+    return Head(weight.astype(np.float32), bias.astype(np.float32))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _Pooling:
+    """Collects the nodes that pool one cut."""
+
+    def __init__(self, name: str, opset: int) -> None:
+        self._name = name
+        self._opset = opset
+        self.nodes: list[Any] = []
+        self.weights: list[TensorProto] = []
+
+    def transposed(self, tensor: str, order: Sequence[int]) -> str:
+        return self._add("Transpose", [tensor], "transposed", perm=list(order))
+
+    def grid(self, tensor: str, shape: Sequence[int]) -> tuple[str, int]:
+        """Average windows that cover every axis behind the channels."""
+        axes = len(shape) - 1
+        size = GRID
+        while size > 1 and shape[0] * size**axes > FEATURES_MAX:
+            size -= 1
+        cells = [min(size, length) for length in shape[1:]]
+        if cells == list(shape[1:]):
+            return tensor, math.prod(shape)
+        strides = [length // cell for length, cell in zip(shape[1:], cells, strict=True)]
+        kernel = [
+            length - (cell - 1) * stride
+            for length, cell, stride in zip(shape[1:], cells, strides, strict=True)
+        ]
+        pooled = self._add("AveragePool", [tensor], "pooled", kernel_shape=kernel, strides=strides)
+        return pooled, shape[0] * math.prod(cells)
+
+    def tokens(self, tensor: str, shape: Sequence[int]) -> tuple[str, int]:
+        """The first token and the mean of all."""
+        place = term_weight(f"{self._name}/first", np.array([0], np.int64))
+        self.weights.append(place)
+        first = self._add("Gather", [tensor, place.name], "token", axis=1)
+        swapped = self.transposed(tensor, (0, 2, 1))
+        mean = self._add("AveragePool", [swapped], "mean", kernel_shape=[shape[0]])
+        joined = [self.flat(first), self.flat(mean)]
+        return self._add("Concat", joined, "joined", axis=1), 2 * shape[1]
+
+    def flat(self, tensor: str) -> str:
+        return self._add("Flatten", [tensor], f"flat{len(self.nodes)}", axis=1)
+
+    def _add(self, kind: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
+        made = f"{self._name}/{name}"
+        self.nodes.append(helper.make_node(kind, inputs, [made], **attributes))
+        return made
+
+
+def _channels_first(graph: Graph, name: str) -> bool:
+    """Whether the axis behind the batch is that of channels: so it is around convolutions, while
+    products of matrices keep them last.
+    """
+    makers = {made: node for node in graph.nodes for made in node.output}
+    while name in makers:
+        node = makers[name]
+        if node.op_type in _CHANNELS_FIRST:
+            return True
+        if node.op_type in _CHANNELS_LAST:
+            return False
+        name = next((given for given in node.input if given in graph.specs), "")
+    return True

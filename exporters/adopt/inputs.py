@@ -1,0 +1,146 @@
+"""Samples as a model's raw input takes them, and labels in the order of its classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.manifest import TensorSpec
+from edge_sdk.training.data.samples import Part, Samples
+from exporters.adopt.graph.preprocess import layout_of
+from exporters.errors import ExportError
+
+Array = NDArray[Any]
+
+
+def fitted(samples: Samples, raw: TensorSpec) -> Samples:
+    """The samples in the shape of the raw input; their values and dtype stay.
+
+    Raises: ExportError where the shape does not fit, or a uint8 input gets other values.
+    """
+    parts = [
+        None if part is None else Part(_shaped(samples.name, part.x, raw), part.y)
+        for part in (samples.train, samples.test)
+    ]
+    train, test = parts
+    assert train is not None
+    return Samples(samples.name, train, test, samples.class_names, samples.skipped)
+
+
+def as_raw(x: Array, raw: TensorSpec) -> Array:
+    """A batch in the dtype of the raw input, in one block of memory."""
+    return np.ascontiguousarray(x, np.dtype(raw.dtype))
+
+
+def names_of(classes: int, given: Sequence[str] | None, samples: Samples) -> tuple[str, ...]:
+    """A name for each class: those given, those of the data where their number fits, or numbers.
+
+    Raises: ExportError where the number of given names is another.
+    """
+    if given is not None:
+        if len(given) != classes or len(set(given)) != classes:
+            raise ExportError(
+                f"class names: expected {classes} different ones, one a line in the order of the"
+                f" model's output, got {len(given)}"
+            )
+        return tuple(given)
+    if len(samples.class_names) == classes:
+        return samples.class_names
+    return tuple(map(str, range(classes)))
+
+
+def with_labels(
+    samples: Samples, class_names: Sequence[str], *, wanted: bool, named: bool
+) -> Samples:
+    """The samples with labels in the order of the model's classes; without any unless wanted.
+
+    Args:
+        named: whether the class names were given: labels are then matched by name.
+    Raises: ExportError where labels are wanted and there are none, or they do not fit.
+    """
+    if not wanted:
+        bare = None if samples.test is None else Part(samples.test.x, None)
+        return Samples(samples.name, Part(samples.train.x, None), bare, (), samples.skipped)
+    judged = samples.train if samples.test is None else samples.test
+    if judged.y is None:
+        raise ExportError(
+            f"--labels: expected labels of the test part, {samples.name} has none; leave out"
+            " --labels, or give data with a folder for each class or the array y_test"
+        )
+    places = _places(samples, class_names) if named else None
+    parts = [
+        None if part is None else Part(part.x, _moved(part.y, places, len(class_names), samples))
+        for part in (samples.train, samples.test)
+    ]
+    train, test = parts
+    assert train is not None
+    return Samples(samples.name, train, test, tuple(class_names), samples.skipped)
+
+
+def _places(samples: Samples, class_names: Sequence[str]) -> Array | None:
+    if not samples.class_names:
+        return None
+    strange = [name for name in samples.class_names if name not in class_names]
+    if strange:
+        if len(samples.class_names) == len(class_names):
+            return None  # other words for the same classes, in the same order
+        raise ExportError(
+            f"--labels: class {strange[0]!r} of {samples.name} is not among the class names; rename"
+            " the folder, or put the name into the file"
+        )
+    return np.array([list(class_names).index(name) for name in samples.class_names])
+
+
+def _moved(y: Array | None, places: Array | None, classes: int, samples: Samples) -> Array | None:
+    if y is None:
+        return None
+    if places is None and samples.class_names and len(samples.class_names) != classes:
+        raise ExportError(
+            f"--labels: {samples.name} has {len(samples.class_names)} classes, the model {classes};"
+            " name the model's classes with --class-names, and labels are matched by name"
+        )
+    if places is not None:
+        return places[y]
+    if y.max() >= classes:
+        raise ExportError(
+            f"--labels: expected labels 0 to {classes - 1}, the model's classes, got {y.max()} in"
+            f" {samples.name}"
+        )
+    return y
+
+
+def _shaped(name: str, x: Array, raw: TensorSpec) -> Array:
+    sample, wanted = x.shape[1:], raw.shape
+    if sample != wanted:
+        grey = [axis for axis in (0, len(wanted) - 1) if wanted[axis] == 1]
+        without = [axis for axis in grey if sample == wanted[:axis] + wanted[axis + 1 :]]
+        if without:
+            x = np.expand_dims(x, 1 + without[0])
+        elif len(sample) == 3 and layout_of(wanted) == "nhwc" and _turned(sample) == wanted:
+            x = x.transpose(0, 2, 3, 1)
+        elif len(sample) == 3 and layout_of(wanted) == "nchw" and sample == _turned(wanted):
+            x = x.transpose(0, 3, 1, 2)
+        else:
+            raise ExportError(
+                f"{name}: expected samples of shape {wanted}, the raw input, got {sample};"
+                " --resize HxW takes pictures of another size, --shape fixes open sizes"
+            )
+    if raw.dtype == "uint8" and x.dtype != np.uint8:
+        whole = all(
+            ((block >= 0) & (block <= 255) & (block == np.floor(block))).all()
+            for block in np.array_split(x, max(1, len(x) // 1000))
+        )
+        if not whole:
+            raise ExportError(
+                f"{name}: --input uint8: expected whole numbers 0 to 255, got others; use"
+                " --input float32"
+            )
+    return x
+
+
+def _turned(shape: Sequence[int]) -> tuple[int, ...]:
+    """(channels, height, width) as (height, width, channels)."""
+    return (shape[1], shape[2], shape[0])

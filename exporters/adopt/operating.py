@@ -1,0 +1,134 @@
+"""When an exit answers: the threshold that keeps an agreement, and what it gives elsewhere.
+
+The threshold is chosen on held-out samples; the figures that are reported are of the test part,
+which chose nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.gate.gate import uncertainties
+from edge_sdk.manifest import GatePoint, GatePolicy, GateSpec
+from exporters.curve import measure_gate, operating_curve
+from exporters.errors import ExportError
+
+Floats = NDArray[np.float32]
+Labels = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An exit beside the whole model on the same samples.
+
+    Attributes:
+        exit, whole: (n, classes) logits.
+        labels: (n,) true classes, or None.
+    """
+
+    exit: Floats
+    whole: Floats
+    labels: Labels | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a threshold gives on samples that did not choose it.
+
+    Attributes:
+        exit_rate: share of the samples that exit.
+        agreement: share of those whose label is the whole model's; None where none exits.
+        hybrid_agreement: share of all samples whose final label is the whole model's.
+        accuracy: of the exit head alone, on all samples. hybrid_accuracy: of the gated pair.
+            whole_accuracy: of the whole model. None without labels.
+    """
+
+    exit_rate: float
+    agreement: float | None
+    hybrid_agreement: float
+    accuracy: float | None = None
+    hybrid_accuracy: float | None = None
+    whole_accuracy: float | None = None
+
+
+def agreed_threshold(policy: GatePolicy, judged: Judged, agreement: float) -> float:
+    """The loosest threshold at which the exits agree with the whole model as often as asked.
+
+    It lies midway between two neighbouring samples; 0 where no threshold agrees often enough.
+    """
+    uncertainty = uncertainties(policy, judged.exit)
+    order = np.argsort(uncertainty, kind="stable")
+    ordered = uncertainty[order]
+    agrees = (judged.exit.argmax(axis=1) == judged.whole.argmax(axis=1))[order]
+    share = np.cumsum(agrees) / np.arange(1, len(agrees) + 1)
+    # no threshold parts two samples of one uncertainty
+    last = np.append(ordered[1:] > ordered[:-1], True)
+    good = np.flatnonzero(last & (share >= agreement - 1e-12))
+    if not len(good):
+        return 0.0
+    place = int(good[-1])
+    if place == len(ordered) - 1:
+        top = math.log(judged.exit.shape[1]) if policy == "entropy" else 1.0
+        return 1.001 * top
+    return float(ordered[place] + ordered[place + 1]) / 2
+
+
+def agreement_gate(policy: GatePolicy, judged: Judged, agreement: float) -> GateSpec:
+    """The gate of a bundle: the threshold that keeps the agreement, and the curve around it.
+
+    Accuracies of the curve are against the labels; without labels, against the whole model.
+    """
+    labels = judged.whole.argmax(axis=1) if judged.labels is None else judged.labels
+    spec = measure_gate(judged.exit, judged.whole, labels, policy=policy)
+    threshold = agreed_threshold(policy, judged, agreement)
+    own = operating_curve(
+        uncertainties(policy, judged.exit),
+        judged.exit.argmax(axis=1) == labels,
+        judged.whole.argmax(axis=1) == labels,
+        [threshold],
+    )
+    curve = sorted((*spec.curve, *own), key=lambda point: point.threshold)
+    return replace(spec, threshold=threshold, curve=_distinct(curve))
+
+
+def figures_at(policy: GatePolicy, threshold: float, judged: Judged) -> Figures:
+    """What a threshold gives on these samples."""
+    exits = uncertainties(policy, judged.exit) < threshold
+    own, whole = judged.exit.argmax(axis=1), judged.whole.argmax(axis=1)
+    final = np.where(exits, own, whole)
+    figures = Figures(
+        exit_rate=float(exits.mean()),
+        agreement=float((own == whole)[exits].mean()) if exits.any() else None,
+        hybrid_agreement=float((final == whole).mean()),
+    )
+    if judged.labels is None:
+        return figures
+    return replace(
+        figures,
+        accuracy=float((own == judged.labels).mean()),
+        hybrid_accuracy=float((final == judged.labels).mean()),
+        whole_accuracy=float((whole == judged.labels).mean()),
+    )
+
+
+def require_finite(name: str, values: Floats) -> None:
+    """Refuse logits or features that are not finite.
+
+    Raises: ExportError saying of how many samples.
+    """
+    bad = int((~np.isfinite(values).all(axis=1)).sum())
+    if bad:
+        raise ExportError(
+            f"{name}: expected finite values, got NaN or infinity for {bad} of {len(values)}"
+            " samples; check --mean, --std and the range of the data"
+        )
+
+
+def _distinct(curve: Sequence[GatePoint]) -> tuple[GatePoint, ...]:
+    return tuple({point.threshold: point for point in curve}.values())

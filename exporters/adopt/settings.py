@@ -1,0 +1,38 @@
+"""What an adoption is to make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from edge_sdk.manifest import GatePolicy
+from exporters.errors import ExportError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is to be made.
+
+    Attributes:
+        depths: the cuts to publish; None offers a handful by cost.
+        agreement: how often exits shall answer as the whole model does, in (0, 1].
+        gate: what exits are judged by.
+        threads: of onnxruntime while features are computed.
+    """
+
+    name: str
+    version: int
+    out: Path
+    class_names: tuple[str, ...]
+    depths: Sequence[int] | None = None
+    agreement: float = 0.98
+    gate: GatePolicy = "entropy"
+    int8: Literal["auto", "never"] = "auto"
+    seed: int = 0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.agreement <= 1:
+            raise ExportError(f"--agreement: expected above 0 to 1, got {self.agreement:g}")

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from edge_sdk.cli.inputs import read_samples
+from edge_sdk.errors import InputError
+from edge_sdk.manifest import TensorSpec
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    """2 rows of 3 pixels, red above blue."""
+    pixels = np.zeros((2, 3, 3), np.uint8)
+    pixels[0, :, 0] = 200
+    pixels[1, :, 2] = 100
+    Image.fromarray(pixels).save(tmp_path / "picture.png")
+    return tmp_path / "picture.png"
+
+
+def test_channels_are_where_the_bundle_has_them(picture: Path) -> None:
+    ((_, first),) = read_samples(picture, TensorSpec("float32", (3, 2, 3)))
+    ((_, last),) = read_samples(picture, TensorSpec("uint8", (2, 5, 3)))
+    assert first.dtype == np.float32
+    assert first[0].tolist() == [[200, 200, 200], [0, 0, 0]]
+    assert last.shape == (2, 5, 3)
+    assert last[0, 0].tolist() == [200, 0, 0]
+    assert last[1, 4].tolist() == [0, 0, 100]
+
+
+def test_grey_pictures_of_both_layouts(picture: Path) -> None:
+    ((_, first),) = read_samples(picture, TensorSpec("uint8", (1, 2, 3)))
+    ((_, last),) = read_samples(picture, TensorSpec("uint8", (2, 5, 1)))
+    assert first.shape == (1, 2, 3)
+    assert last.shape == (2, 5, 1)
+    assert first[0, 0, 0] == last[0, 0, 0]
+
+
+def test_bundle_that_takes_no_images(picture: Path) -> None:
+    with pytest.raises(InputError, match="takes arrays of shape"):
+        list(read_samples(picture, TensorSpec("float32", (9, 2, 4))))

@@ -1,0 +1,140 @@
+"""Small ONNX classifiers: trained ones by torch.onnx, odd ones node by node."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+from torch import nn
+
+from edge_sdk.training.data.load import Dataset
+
+Array = NDArray[Any]
+
+
+class Small(nn.Module):
+    """A user's own network: it normalises nothing and knows nothing of exits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        )  # fmt: skip
+        self.end = nn.Sequential(nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(self.body(x))  # type: ignore[no-any-return]
+
+
+def export(module: nn.Module, example: torch.Tensor, path: Path, *, batch: bool = True) -> Path:
+    """A module as a user's torch would write it."""
+    shapes = ({0: torch.export.Dim("b", min=1, max=256)},) if batch else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module.eval(),
+            (example,),
+            dynamo=True,
+            verbose=False,
+            input_names=["image"],
+            output_names=["scores"],
+            dynamic_shapes=shapes,
+        )
+    assert program is not None
+    program.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="session")
+def small(digits: Dataset) -> nn.Module:
+    """Trained on the digits for a second or two."""
+    torch.manual_seed(0)
+    net = Small().train()
+    x, y = torch.from_numpy(np.array(digits.x_train)), torch.from_numpy(np.array(digits.y_train))
+    optimiser = torch.optim.Adam(net.parameters(), 3e-3)
+    for _ in range(6):
+        for rows in torch.split(torch.randperm(len(y)), 64):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+    return net.eval()
+
+
+@pytest.fixture(scope="session")
+def small_onnx(small: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained network as a file with an open batch axis."""
+    return export(small, torch.zeros(2, 1, 8, 8), tmp_path_factory.mktemp("small") / "small.onnx")
+
+
+@pytest.fixture(scope="session")
+def unlabelled(digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits without any label."""
+    path = tmp_path_factory.mktemp("data") / "digits.npz"
+    np.savez(path, x_train=digits.x_train, x_test=digits.x_test)
+    return path
+
+
+def build(
+    nodes: Sequence[NodeProto],
+    path: Path,
+    *,
+    given: Sequence[int | str] = ("n", 1, 8, 8),
+    made: Sequence[int | str] = ("n", 10),
+    weights: dict[str, Array] | None = None,
+    opset: int = 17,
+    more_inputs: Sequence[Any] = (),
+    kinds: tuple[int, int] = (TensorProto.FLOAT, TensorProto.FLOAT),
+) -> Path:
+    """A graph from `x` to `y`, node by node."""
+    held = [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()]
+    graph = helper.make_graph(
+        list(nodes),
+        "user",
+        [helper.make_tensor_value_info("x", kinds[0], list(given)), *more_inputs],
+        [helper.make_tensor_value_info("y", kinds[1], list(made))],
+        held,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+def convolution(seed: int = 0) -> tuple[list[NodeProto], dict[str, Array]]:
+    """`x` (1, 8, 8) -> conv -> relu `h` (4, 8, 8) -> flat -> `scores` (10)."""
+    random = np.random.default_rng(seed)
+    weights = {
+        "w": random.normal(0, 0.4, (4, 1, 3, 3)).astype(np.float32),
+        "v": random.normal(0, 0.1, (256, 10)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["h"]),
+        helper.make_node("Flatten", ["h"], ["f"]),
+        helper.make_node("MatMul", ["f", "v"], ["scores"]),
+    ]
+    return nodes, weights
+
+
+@pytest.fixture
+def make_graph(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a graph into a file."""
+
+    def make(nodes: Sequence[NodeProto], name: str = "user.onnx", **more: Any) -> Path:
+        return build(nodes, tmp_path / name, **more)
+
+    return make
+
+
+@pytest.fixture(name="convolution")
+def _convolution() -> tuple[list[NodeProto], dict[str, Array]]:
+    return convolution()

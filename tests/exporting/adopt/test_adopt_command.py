@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import helper
+from PIL import Image
+from torch import nn
+from typer.testing import CliRunner, Result
+
+from edge_sdk import AgentSettings, EdgeAgent
+from edge_sdk.errors import SplitedgeError
+from edge_sdk.manifest import BundleManifest, ModelManifest
+from edge_sdk.training.data.load import Dataset
+from exporters.adopt.cli import app
+from profiles.cost import CostTable
+from server.backend.ladder import Entry, LadderEngine
+from tests.exporting.adopt.conftest import export
+
+Array = NDArray[Any]
+ROOT = Path(__file__).parents[3]
+
+
+def run(model: Path, data: object, out: Path, *more: str) -> Result:
+    words = [str(model), "--data", str(data), "--name", "digits", "--out", str(out), *more]
+    return CliRunner().invoke(app, words)
+
+
+def refused(model: Path, data: object, out: Path, *more: str) -> str:
+    result = run(model, data, out, *more)
+    assert isinstance(result.exception, SplitedgeError), result.output
+    assert not list(out.glob("digits/*"))
+    text = str(result.exception)
+    assert len(text.splitlines()) == 1
+    return text
+
+
+@pytest.fixture(scope="module")
+def adopted(
+    small_onnx: Path, unlabelled: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Result, dict[str, Any]]:
+    """The folder of the model, what the command said, and its report."""
+    out = tmp_path_factory.mktemp("models")
+    report = out / "report.json"
+    result = run(small_onnx, unlabelled, out, "--report", str(report))
+    assert result.exit_code == 0, result.output + str(result.exception)
+    return out / "digits" / "1", result, json.loads(report.read_bytes())
+
+
+def test_folder_is_that_of_any_export(adopted: Any) -> None:
+    folder, _, report = adopted
+    manifest = ModelManifest.load(folder)
+    depths = [cut["depth"] for cut in report["cuts"]]
+    assert list(manifest.cuts) == depths
+    assert (manifest.input.dtype, manifest.input.shape) == ("float32", (1, 8, 8))
+    assert {path.name for path in folder.iterdir()} == {"model.json", "segments", "bundles"}
+    assert {path.name for path in (folder / "bundles").iterdir()} == set(manifest.variants)
+    assert {f"d{depth}" for depth in depths} <= set(manifest.variants)
+    files = {path.name for path in (folder / "segments").iterdir()}
+    assert files == {segment.file for segment in manifest.segments}
+    cost = CostTable.from_dict(manifest.cost)
+    assert cost.depths == tuple(depths)
+    assert len(cost.stages) == manifest.stages
+    for variant in manifest.variants:
+        bundle = BundleManifest.load(folder / "bundles" / variant)
+        assert bundle.graphs["exit"].overridable == ("head.weight", "head.bias")
+        assert any(point.threshold == bundle.gate.threshold for point in bundle.gate.curve)
+
+
+def test_report_has_the_fixed_keys(adopted: Any) -> None:
+    _, _, report = adopted
+    assert report["model"] == "digits"
+    assert report["classes"] == 10
+    assert report["labelled"] is False
+    assert report["seconds"] > 0
+    for cut in report["cuts"]:
+        fixed = {
+            "depth", "tensor", "z_bytes", "x_bytes", "device_share", "exit_rate", "agreement",
+            "hybrid_agreement",
+        }  # fmt: skip
+        assert fixed <= set(cut)
+        assert not {"accuracy", "hybrid_accuracy", "whole_accuracy"} & set(cut)
+        assert cut["x_bytes"] == 256
+        assert 0 < cut["device_share"] < 1
+
+
+def test_figures_are_those_of_the_published_graphs_on_the_test_part(
+    adopted: Any, small_onnx: Path, digits: Dataset
+) -> None:
+    folder, _, report = adopted
+    whole = oracle(small_onnx, digits.x_test).argmax(axis=1)
+    for cut in report["cuts"]:
+        bundle = folder / "bundles" / f"d{cut['depth']}"
+        with EdgeAgent.from_bundle(bundle, AgentSettings(offload=False)) as agent:
+            answers = [agent.predict(x) for x in digits.x_test]
+        exits = np.array([each.uncertainty < each.threshold for each in answers])
+        same = np.array([each.label for each in answers]) == whole
+        assert exits.mean() == pytest.approx(cut["exit_rate"], abs=1 / len(exits))
+        assert same[exits].mean() == pytest.approx(cut["agreement"], abs=2 / exits.sum())
+        hybrid = 1 - (exits & ~same).mean()
+        assert hybrid == pytest.approx(cut["hybrid_agreement"], abs=2 / len(exits))
+
+
+def test_exits_answer_most_inputs_and_mostly_as_the_whole_model(adopted: Any) -> None:
+    _, _, report = adopted
+    assert report["cuts"][-1]["exit_rate"] > 0.5
+    assert all(cut["agreement"] > 0.95 for cut in report["cuts"])
+
+
+def test_served_answers_are_those_of_the_file(
+    adopted: Any, small_onnx: Path, digits: Dataset
+) -> None:
+    folder, _, _ = adopted
+    expected = oracle(small_onnx, digits.x_test[:33])
+    engine = LadderEngine(folder, ModelManifest.load(folder))
+    (logits,) = engine.run([Entry(0, digits.x_test[:33])])
+    np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_it_says_what_it_read_and_ends_with_the_next_command(adopted: Any) -> None:
+    _, result, _ = adopted
+    assert "1150 samples to train heads, 288 held out, 359 test" in result.stderr
+    assert "raw input float32 (1, 8, 8), 10 classes" in result.stderr
+    last = result.stdout.strip().splitlines()[-1]
+    assert last.startswith("Next: ")
+    assert "splitedge server run --state" in last
+
+
+def test_labels_add_accuracies(small_onnx: Path, tmp_path: Path) -> None:
+    options = ("--labels", "--json", "--depth", "3", "--int8", "never")
+    result = run(small_onnx, "digits", tmp_path / "models", *options)
+    assert result.exit_code == 0, str(result.exception)
+    report = json.loads(result.stdout)
+    (cut,) = report["cuts"]
+    assert report["labelled"]
+    assert report["path"].endswith("models/digits/1")
+    assert cut["whole_accuracy"] > 0.9
+    assert cut["hybrid_accuracy"] > cut["whole_accuracy"] - 0.03
+
+
+def test_depth_that_was_asked_for_is_published_though_z_is_larger(
+    small_onnx: Path, unlabelled: Path, tmp_path: Path
+) -> None:
+    result = run(small_onnx, unlabelled, tmp_path, "--depth", "1", "--int8", "never")
+    assert result.exit_code == 0, str(result.exception)
+    assert ModelManifest.load(tmp_path / "digits" / "1").cuts == (1,)
+    assert "warning: depth 1: an offload takes 512 bytes, the input itself 256" in result.stdout
+
+
+def test_versions_follow_and_are_never_overwritten(
+    small_onnx: Path, unlabelled: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "digits" / "4").mkdir(parents=True)
+    options = ("--depth", "7", "--int8", "never")
+    assert run(small_onnx, unlabelled, tmp_path, *options).exit_code == 0
+    assert (tmp_path / "digits" / "5" / "model.json").is_file()
+    again = run(small_onnx, unlabelled, tmp_path, *options, "--version", "5")
+    assert "exists already" in str(again.exception)
+
+
+def test_few_samples_warn_and_are_enough(small_onnx: Path, digits: Dataset, tmp_path: Path) -> None:
+    np.savez(tmp_path / "few.npz", x_train=digits.x_train[:48])
+    result = run(small_onnx, tmp_path / "few.npz", tmp_path, "--depth", "7", "--int8", "never")
+    assert result.exit_code == 0, str(result.exception)
+    assert "warning: 48 samples are few" in result.stdout
+
+
+class Tenths(nn.Module):
+    """Takes pixels from 0 to 1, as many frameworks do, where the digits go from 0 to 16."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.inner(16 * x)
+        return logits
+
+
+def test_folder_of_pictures_and_names_of_classes(
+    small: nn.Module, digits: Dataset, tmp_path: Path
+) -> None:
+    example = torch.zeros(1, 1, 8, 8)
+    model = export(Tenths(small), example, tmp_path / "tenths.onnx", batch=False)
+    for row in range(80):
+        folder = tmp_path / "pictures" / "abcdefghij"[digits.y_test[row]]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.round(digits.x_test[row, 0] * 255 / 16).astype(np.uint8)
+        larger = Image.fromarray(pixels).resize((24, 24), Image.Resampling.NEAREST)
+        larger.save(folder / f"{row}.png")
+    (tmp_path / "pictures" / "a" / "broken.png").write_text("no picture")
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join("abcdefghij") + "\n")
+    options = (
+        "--labels", "--class-names", str(names), "--input", "uint8", "--mean", "0", "--std", "255",
+        "--json", "--int8", "never",
+    )  # fmt: skip
+    result = run(model, tmp_path / "pictures", tmp_path / "models", *options)
+    assert result.exit_code == 0, str(result.exception)
+    assert "1 skipped" in result.stderr
+    assert "batch" in result.stderr
+    manifest = ModelManifest.load(tmp_path / "models" / "digits" / "1")
+    assert manifest.class_names == tuple("abcdefghij")
+    assert manifest.input.dtype == "uint8"
+    assert json.loads(result.stdout)["cuts"][0]["whole_accuracy"] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        ("UNLABELLED", ("--labels",), "--labels: expected labels"),
+        ("UNLABELLED", ("--agreement", "1.2"), "--agreement: expected above 0 to 1"),
+        ("UNLABELLED", ("--depth", "99"), "--depth 99: expected 1 to"),
+        ("UNLABELLED", ("--mean", "a,b", "--std", "1"), "--mean: expected numbers"),
+        ("UNLABELLED", ("--resize", "9by9"), "--resize: expected"),
+        ("UNLABELLED", ("--resize", "16x16"), "expected samples of shape (1, 16, 16)"),
+        ("UNLABELLED", ("--shape", "3,8,8"), "--shape 3,8,8"),
+        ("UNLABELLED", ("--class-names", "CLASSES"), "class names: expected 10 different"),
+        ("HALVES", ("--input", "uint8"), "--input uint8: expected whole numbers"),
+        ("nothing", (), "expected digits, fashion-mnist=DIR"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_one_line(
+    small_onnx: Path,
+    unlabelled: Path,
+    tmp_path: Path,
+    data: str,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    (tmp_path / "classes.txt").write_text("one\ntwo\n")
+    np.savez(tmp_path / "halves.npz", x_train=np.full((9, 1, 8, 8), 0.5))
+    data = {"UNLABELLED": str(unlabelled), "HALVES": str(tmp_path / "halves.npz")}.get(data, data)
+    words = [word.replace("CLASSES", str(tmp_path / "classes.txt")) for word in options]
+    assert message in refused(small_onnx, data, tmp_path / "models", *words)
+
+
+def test_values_that_are_not_finite_are_refused(
+    make_graph: Callable[..., Path],
+    convolution: tuple[list[Any], dict[str, Array]],
+    unlabelled: Path,
+    tmp_path: Path,
+) -> None:
+    nodes, weights = convolution
+    nodes.append(helper.make_node("Sqrt", ["scores"], ["y"]))
+    text = refused(make_graph(nodes, weights=weights), unlabelled, tmp_path / "models")
+    assert "NaN or infinity" in text
+
+
+def test_sample_by_sample_where_a_batch_changes_the_answers(
+    make_graph: Callable[..., Path],
+    convolution: tuple[list[Any], dict[str, Array]],
+    unlabelled: Path,
+    digits: Dataset,
+    tmp_path: Path,
+) -> None:
+    nodes, weights = convolution
+    nodes[1] = helper.make_node("Relu", ["c"], ["r"])
+    nodes.insert(2, helper.make_node("ReduceMean", ["r"], ["h"], axes=[0], keepdims=1))
+    nodes.append(helper.make_node("Identity", ["scores"], ["y"]))
+    model = make_graph(nodes, weights=weights, given=(1, 1, 8, 8), made=(1, 10))
+    result = run(model, unlabelled, tmp_path / "models", "--int8", "never", "--depth", "3")
+    assert result.exit_code == 0, str(result.exception)
+    assert "one by one" in " ".join(result.stderr.split())
+    folder = tmp_path / "models" / "digits" / "1"
+    (logits,) = LadderEngine(folder, ModelManifest.load(folder)).run([Entry(0, digits.x_test[:6])])
+    expected = np.concatenate([oracle(model, digits.x_test[i : i + 1]) for i in range(6)])
+    np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_no_file_tells_of_the_machine_it_was_made_on(adopted: Any) -> None:
+    folder, _, _ = adopted
+    for path in folder.rglob("*.onnx"):
+        raw = path.read_bytes()
+        assert str(ROOT).encode() not in raw
+        assert b"site-packages" not in raw
+        onnx.checker.check_model(onnx.load(path), full_check=True)
+
+
+def test_help_shows_an_example_without_loading_torch() -> None:
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner, Result\n"
+        "from exporters.adopt.cli import app\n"
+        "run = CliRunner().invoke(app, ['--help'])\n"
+        "assert run.exit_code == 0\n"
+        "assert 'splitedge adopt model.onnx --data pictures' in ' '.join(run.stdout.split())\n"
+        "assert not {'torch', 'onnx', 'onnxruntime'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60)
+
+
+def test_command_is_one_of_splitedge() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    commands = project["project"]["entry-points"]["splitedge.commands"]
+    assert commands["adopt"] == "exporters.adopt.cli:app"
+
+
+def oracle(path: Path, x: Array) -> Array:
+    """The file's answers, by onnxruntime."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    logits: Array = session.run(None, {session.get_inputs()[0].name: x})[0]
+    return logits

@@ -1,0 +1,259 @@
+"""Graphs in the forms that frameworks write them: the parts give what the whole file gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from torch import nn
+
+from exporters.adopt.classifier import Classifier, checked, load_classifier
+from exporters.adopt.graph.cuts import choose_cuts, find_cuts
+from exporters.adopt.graph.graph import part
+from exporters.adopt.graph.split import difference, open_session, segment_model
+from tests.exporting.adopt.conftest import export
+
+Array = NDArray[Any]
+Make = Callable[..., Path]
+Convolution = tuple[list[Any], dict[str, Any]]
+
+
+def inputs(classifier: Classifier, count: int = 8) -> Array:
+    random = np.random.default_rng(3)
+    return random.normal(size=(count, *classifier.raw.shape)).astype(np.float32)
+
+
+def whole(path: Path, x: Array) -> Array:
+    """The oracle: the file, one sample at a time."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    rows = [session.run(None, {name: x[i : i + 1]})[0] for i in range(len(x))]
+    return np.concatenate(rows).reshape(len(x), -1)
+
+
+def through_every_cut(classifier: Classifier, x: Array, *, by_sample: bool = False) -> list[Array]:
+    """The logits of prefix and suffix at each cut, the batch as a whole."""
+    graph = classifier.graph
+    found = []
+    for cut in find_cuts(graph).cuts:
+        first = open_session(segment_model(graph, None, cut, by_sample=by_sample))
+        rest = open_session(segment_model(graph, cut, None, by_sample=by_sample))
+        (z,) = first.run(None, {"x": x})
+        assert z.shape == (len(x), *cut.shape)
+        found += rest.run(None, {f"z{cut.depth}": z})
+    return found
+
+
+def softmax(logits: Array) -> Array:
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares: Array = weights / weights.sum(axis=1, keepdims=True)
+    return shares
+
+
+def test_trained_network_is_the_same_at_every_cut(small_onnx: Path) -> None:
+    classifier = load_classifier(small_onnx)
+    x = inputs(classifier, 32)
+    expected = whole(small_onnx, x)
+    found = through_every_cut(classifier, x)
+    assert len(found) >= 8
+    assert max(difference(expected, logits) for logits in found) <= 1e-4
+    assert checked(classifier, x).batches
+
+
+def test_batch_normalisation_is_folded(small_onnx: Path) -> None:
+    kinds = {node.op_type for node in load_classifier(small_onnx).graph.nodes}
+    assert "BatchNormalization" not in kinds
+
+
+def test_weights_among_the_inputs_are_weights(make_graph: Make, convolution: Convolution) -> None:
+    nodes, weights = convolution
+    nodes.append(helper.make_node("Identity", ["scores"], ["y"]))
+    listed = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape)
+        for name, value in weights.items()
+    ]
+    path = make_graph(nodes, weights=weights, more_inputs=listed)
+    classifier = load_classifier(path)
+    x = inputs(classifier)
+    assert all(
+        difference(whole(path, x), logits) <= 1e-4 for logits in through_every_cut(classifier, x)
+    )
+
+
+@pytest.mark.parametrize("opset", [9, 17])
+@pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax"])
+def test_softmax_gives_its_input_as_logits(
+    make_graph: Make, convolution: Convolution, kind: str, opset: int
+) -> None:
+    nodes, weights = convolution
+    nodes.append(helper.make_node(kind, ["scores"], ["y"], axis=1))
+    path = make_graph(nodes, weights=weights, opset=opset)
+    classifier = load_classifier(path)
+    x = inputs(classifier)
+    for logits in through_every_cut(checked(classifier, x), x):
+        given = softmax(logits) if kind == "Softmax" else np.log(softmax(logits))
+        assert difference(whole(path, x), given) <= 1e-4
+    assert np.abs(logits).max() > 1.5  # no probabilities
+
+
+def test_softmax_that_is_computed_step_by_step(make_graph: Make, convolution: Convolution) -> None:
+    nodes, weights = convolution
+    nodes += [
+        helper.make_node("Exp", ["scores"], ["e"]),
+        helper.make_node("ReduceSum", ["e"], ["s"], keepdims=1),
+        helper.make_node("Div", ["e", "s"], ["y"]),
+    ]
+    weights = {**weights, "axis": np.array([1], np.int64)}
+    nodes[-2].input.append("axis")
+    path = make_graph(nodes, weights=weights)
+    classifier = load_classifier(path)
+    x = inputs(classifier)
+    ready = checked(classifier, x)
+    for logits in through_every_cut(ready, x):
+        assert logits.min() < 0
+        assert difference(whole(path, x), softmax(logits)) <= 1e-4
+
+
+def test_trailing_axes_of_size_one(make_graph: Make) -> None:
+    random = np.random.default_rng(0)
+    weights = {
+        "w": random.normal(size=(4, 1, 3, 3)).astype(np.float32),
+        "v": random.normal(size=(10, 4, 1, 1)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("Relu", ["c"], ["h"]),
+        helper.make_node("Conv", ["h", "v"], ["m"]),
+        helper.make_node("GlobalAveragePool", ["m"], ["y"]),
+    ]
+    path = make_graph(nodes, weights=weights, made=("n", 10, 1, 1))
+    classifier = load_classifier(path)
+    assert classifier.classes == 10
+    x = inputs(classifier)
+    for logits in through_every_cut(classifier, x):
+        assert logits.shape == (8, 10)
+        assert difference(whole(path, x), logits) <= 1e-4
+
+
+def test_graph_of_one_sample_is_made_batch_free(make_graph: Make, convolution: Convolution) -> None:
+    nodes, weights = convolution
+    nodes[2] = helper.make_node("Reshape", ["h", "flat"], ["f"])
+    nodes.append(helper.make_node("Identity", ["scores"], ["y"]))
+    weights = {**weights, "flat": np.array([1, 256], np.int64)}
+    path = make_graph(nodes, weights=weights, given=(1, 1, 8, 8), made=(1, 10))
+    classifier = load_classifier(path)
+    x = inputs(classifier, 32)
+    ready = checked(classifier, x)
+    assert ready.batches
+    for logits in through_every_cut(ready, x):
+        assert difference(whole(path, x), logits) <= 1e-4
+
+
+def test_graph_that_mixes_samples_is_served_one_by_one(
+    make_graph: Make, convolution: Convolution
+) -> None:
+    nodes, weights = convolution
+    # a mean over the batch axis: of one sample it is that sample
+    nodes[1] = helper.make_node("Relu", ["c"], ["r"])
+    nodes.insert(2, helper.make_node("ReduceMean", ["r"], ["h"], axes=[0], keepdims=1))
+    nodes.append(helper.make_node("Identity", ["scores"], ["y"]))
+    path = make_graph(nodes, weights=weights, given=(1, 1, 8, 8), made=(1, 10))
+    classifier = load_classifier(path)
+    x = inputs(classifier, 5)
+    assert not checked(classifier, x).batches
+    for logits in through_every_cut(classifier, x, by_sample=True):
+        assert difference(whole(path, x), logits) <= 1e-4
+
+
+class Attention(nn.Module):
+    """A small vision transformer: sizes of the batch are computed in its graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, 16, 2, stride=2)
+        self.token = nn.Parameter(torch.randn(1, 1, 16))
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+        self.blocks = nn.ModuleList([layer])
+        self.end = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(x.shape[0], -1, -1), tokens], dim=1)
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.end(tokens[:, 0])  # type: ignore[no-any-return]
+
+
+def test_sizes_that_follow_the_batch_are_worked_out_at_each_cut(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path = export(Attention(), torch.zeros(3, 1, 8, 8), tmp_path / "vit.onnx")
+    classifier = load_classifier(path)
+    x = inputs(classifier, 7)
+    ready = checked(classifier, x)
+    assert ready.batches
+    found = through_every_cut(ready, x)
+    assert len(found) >= 8
+    assert max(difference(whole(path, x), logits) for logits in found) <= 1e-4
+
+
+def test_names_with_slashes_and_colons(make_graph: Make, convolution: Convolution) -> None:
+    nodes, weights = convolution
+    renamed = {"c": "tower/conv:0", "h": "tower/relu:0", "f": "z3", "scores": "logits"}
+    for node in nodes:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    nodes.append(helper.make_node("Identity", ["logits"], ["y"]))
+    path = make_graph(nodes, weights=weights)
+    classifier = load_classifier(path)
+    x = inputs(classifier)
+    assert [cut.tensor for cut in find_cuts(classifier.graph).cuts] == [
+        "net/tower/conv:0",
+        "net/tower/relu:0",
+        "net/z3",
+    ]
+    for logits in through_every_cut(classifier, x):
+        assert difference(whole(path, x), logits) <= 1e-4
+
+
+def test_depths_are_those_of_the_graph_and_offers_are_cheap(small_onnx: Path) -> None:
+    plan = find_cuts(load_classifier(small_onnx).graph)
+    assert [cut.depth for cut in plan.cuts] == list(range(1, len(plan.cuts) + 1))
+    assert len(plan.stages) == len(plan.cuts) + 1
+    shares = [cut.device_share for cut in plan.cuts]
+    assert shares == sorted(shares)
+    offer = choose_cuts(plan, 64 * 4, None)
+    # x takes 256 bytes; behind the first pool z is 8 x 4 x 4 = 128 values
+    assert all(cut.values <= 256 for cut in offer.cuts)
+    asked = choose_cuts(plan, 64 * 4, [1])
+    assert asked.cuts[0].values == 8 * 8 * 8 > 256
+
+
+def test_operations_are_counted_by_hand(small_onnx: Path) -> None:
+    stages = find_cuts(load_classifier(small_onnx).graph).stages
+    convolutions = 2 * (8 * 9 * 64 + 16 * 8 * 9 * 16 + 32 * 16 * 9 * 16)
+    assert sum(stage.flops for stage in stages) == convolutions + 2 * (128 * 64 + 64 * 10)
+    weights = 8 * 9 + 8 + 16 * 72 + 16 + 32 * 144 + 32 + 128 * 64 + 64 + 640 + 10
+    assert sum(stage.parameters for stage in stages) == weights
+
+
+def test_part_that_needs_more_is_refused(make_graph: Make, small_onnx: Path) -> None:
+    graph = load_classifier(small_onnx).graph
+    cuts = find_cuts(graph).cuts
+    with pytest.raises(Exception, match="it needs also"):
+        part(graph, ("z", cuts[-1].tensor), {"early": cuts[0].tensor}, batch=1)
+
+
+def test_onnx_finds_the_parts_sound(small_onnx: Path) -> None:
+    graph = load_classifier(small_onnx).graph
+    for cut in find_cuts(graph).cuts:
+        for by_sample in (False, True):
+            model = segment_model(graph, cut, None, by_sample=by_sample)
+            onnx.checker.check_model(model, full_check=True)

@@ -1,0 +1,166 @@
+"""Graphs that cannot be adopted: the sentence names the tensor or node that stands in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from exporters.adopt.classifier import load_classifier
+from exporters.adopt.graph.cuts import find_cuts
+from exporters.errors import ExportError
+
+Make = Callable[..., Path]
+Convolution = tuple[list[Any], dict[str, Any]]
+
+
+def refusal(path: Path, **more: Any) -> str:
+    with pytest.raises(ExportError) as caught:
+        find_cuts(load_classifier(path, **more).graph)
+    text = str(caught.value)
+    assert len(text.splitlines()) == 1
+    return text
+
+
+def test_file_that_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "notes.onnx"
+    assert "expected an ONNX file there" in refusal(path)
+    path.write_bytes(b"\x00\x01 no model \xff" * 9)
+    assert "expected an ONNX model" in refusal(path)
+    path.write_bytes(b"")
+    assert "without any node" in refusal(path)
+
+
+def test_graph_with_two_inputs(make_graph: Make, convolution: Convolution) -> None:
+    nodes, weights = convolution
+    mask = helper.make_tensor_value_info("mask", TensorProto.FLOAT, ["n", 10])
+    last = helper.make_node("Mul", ["scores", "mask"], ["y"])
+    path = make_graph([*nodes, last], weights=weights, more_inputs=[mask])
+    text = refusal(path)
+    assert "expected one input, got 2" in text
+    assert "'x', 'mask'" in text
+
+
+def test_input_of_words(make_graph: Make) -> None:
+    table = np.zeros((30, 10), np.float32)
+    nodes = [
+        helper.make_node("Gather", ["table", "x"], ["e"]),
+        helper.make_node("ReduceMean", ["e"], ["y"], axes=[1], keepdims=0),
+    ]
+    kinds = (TensorProto.INT64, TensorProto.FLOAT)
+    path = make_graph(nodes, weights={"table": table}, given=("n", 7), kinds=kinds)
+    assert "input 'x': expected float or uint8, got int64" in refusal(path)
+
+
+def test_batch_that_is_fixed_to_eight(make_graph: Make, convolution: Convolution) -> None:
+    nodes, weights = convolution
+    nodes.append(helper.make_node("Identity", ["scores"], ["y"]))
+    path = make_graph(nodes, weights=weights, given=(8, 1, 8, 8), made=(8, 10))
+    assert "expected a batch axis of size 1 or open" in refusal(path)
+
+
+def test_sizes_that_are_open_ask_for_a_shape(make_graph: Make) -> None:
+    weights = {"w": np.ones((4, 1, 3, 3), np.float32), "v": np.ones((4, 10), np.float32)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("GlobalAveragePool", ["c"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("MatMul", ["f", "v"], ["y"]),
+    ]
+    path = make_graph(nodes, weights=weights, given=("n", 1, "height", "width"))
+    assert "give those of one sample, --shape" in refusal(path)
+    assert "--shape 3,8,8" in refusal(path, shape=(3, 8, 8))
+    assert load_classifier(path, shape=(1, 8, 12)).raw.shape == (1, 8, 12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "message"),
+    [
+        ("map", ("n", 4, 8, 8), "expected a classifier's"),
+        ("number", ("n", 1), "2 classes or more"),
+        ("label", ("n", 1), "expected scores as floats"),
+    ],
+)
+def test_what_is_no_classifier(
+    make_graph: Make, convolution: Convolution, kind: str, made: tuple[Any, ...], message: str
+) -> None:
+    nodes, weights = convolution
+    ends = {
+        "map": helper.make_node("Sigmoid", ["h"], ["y"]),
+        "number": helper.make_node("ReduceMean", ["scores"], ["y"], axes=[1]),
+        "label": helper.make_node("ArgMax", ["scores"], ["y"], axis=1),
+    }
+    used = nodes[:2] if kind == "map" else nodes
+    kinds = (TensorProto.FLOAT, TensorProto.INT64 if kind == "label" else TensorProto.FLOAT)
+    text = refusal(make_graph([*used, ends[kind]], weights=weights, made=made, kinds=kinds))
+    assert "output 'y'" in text
+    assert message in text
+
+
+def test_shape_that_depends_on_the_data(make_graph: Make, convolution: Convolution) -> None:
+    nodes, weights = convolution
+    more = [
+        helper.make_node("NonZero", ["scores"], ["places"], name="find"),
+        helper.make_node("Cast", ["places"], ["y"], to=TensorProto.FLOAT),
+    ]
+    text = refusal(make_graph([*nodes, *more], weights=weights))
+    assert "'find' (NonZero, makes 'places')" in text
+    assert "depends on the data" in text
+
+
+def test_shape_that_is_computed_from_the_data(make_graph: Make, convolution: Convolution) -> None:
+    nodes, weights = convolution
+    weights = {**weights, "one": np.array([1], np.int64), "start": np.array([0], np.int64)}
+    more = [
+        helper.make_node("ReduceMax", ["scores"], ["top"], keepdims=0),
+        helper.make_node("Cast", ["top"], ["whole"], to=TensorProto.INT64),
+        helper.make_node("Reshape", ["whole", "one"], ["until"]),
+        helper.make_node("Slice", ["scores", "start", "until", "one"], ["y"]),
+    ]
+    text = refusal(make_graph([*nodes, *more], weights=weights))
+    assert "(Slice, makes 'y')" in text
+    assert "tensor 'until'" in text
+
+
+def test_graph_that_is_never_narrow(make_graph: Make) -> None:
+    w = np.ones((4, 1, 3, 3), np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["x"], ["b"]),
+        helper.make_node("Mul", ["a", "b"], ["c"]),
+        helper.make_node("ReduceMean", ["c"], ["y"], axes=[2, 3], keepdims=0),
+    ]
+    text = refusal(make_graph(nodes, weights={"w": w}, made=("n", 4)))
+    assert "cannot be cut" in text
+    assert "together" in text
+
+
+def test_output_that_does_not_depend_on_the_input(make_graph: Make) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["unused"]),
+        helper.make_node("Identity", ["w"], ["y"]),
+    ]
+    path = make_graph(nodes, weights={"w": np.ones((1, 10), np.float32)}, made=(1, 10))
+    assert "does not depend on" in refusal(path)
+
+
+def test_several_outputs_need_a_name(make_graph: Make, convolution: Convolution) -> None:
+    nodes, weights = convolution
+    path = make_graph([*nodes, helper.make_node("Softmax", ["scores"], ["y"])], weights=weights)
+    model = onnx.load(path)
+    more = helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", 10])
+    model.graph.output.append(more)
+    onnx.save(model, path)
+    assert "name it with --output" in refusal(path)
+    assert "expected one of 'y', 'scores'" in refusal(path, output="nothing")
+    assert load_classifier(path, output="scores").classes == 10
+
+
+def test_operator_that_nobody_knows(make_graph: Make) -> None:
+    path = make_graph([helper.make_node("Sparkle", ["x"], ["y"])])
+    assert "onnxruntime refuses it" in refusal(path)

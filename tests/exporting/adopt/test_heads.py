@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_sdk.training.data.load import Dataset
+from exporters.adopt.classifier import load_classifier
+from exporters.adopt.graph.cuts import find_cuts
+from exporters.adopt.graph.split import device_model, open_session
+from exporters.adopt.heads import (
+    LOGITS,
+    Extractor,
+    Head,
+    head_addition,
+    train_head,
+)
+from exporters.adopt.operating import Judged, agreed_threshold, agreement_gate, figures_at
+
+
+def test_head_learns_what_the_model_answers_without_labels() -> None:
+    random = np.random.default_rng(0)
+    features = (5 + 3 * random.normal(size=(600, 12))).astype(np.float32)
+    teacher = (features @ random.normal(size=(12, 4))).astype(np.float32)
+    head = train_head(features, teacher, seed=0)
+    agrees = head.logits(features).argmax(axis=1) == teacher.argmax(axis=1)
+    assert agrees.mean() > 0.97
+
+
+def test_same_seed_gives_the_same_head() -> None:
+    random = np.random.default_rng(0)
+    features = random.normal(size=(200, 5)).astype(np.float32)
+    teacher = random.normal(size=(200, 3)).astype(np.float32)
+    first, again = (train_head(features, teacher, seed=7) for _ in range(2))
+    np.testing.assert_array_equal(first.weight, again.weight)
+
+
+def test_feature_that_never_changes_is_left_out() -> None:
+    random = np.random.default_rng(0)
+    features = np.concatenate([random.normal(size=(200, 3)), np.full((200, 1), 9.0)], axis=1)
+    teacher = random.normal(size=(200, 2)).astype(np.float32)
+    head = train_head(features.astype(np.float32), teacher, seed=0)
+    np.testing.assert_array_equal(head.weight[:, 3], 0)
+
+
+def test_pooled_features_are_windows_that_cover_all(small_onnx: object, digits: Dataset) -> None:
+    graph = load_classifier(small_onnx).graph  # type: ignore[arg-type]  # a fixture's path
+    cuts = [cut for cut in find_cuts(graph).cuts if cut.shape == (8, 8, 8)]
+    x = digits.x_test[:5]
+    extract = Extractor(graph, cuts, batches=True, threads=1)
+    logits, features, *_ = extract(x)
+    assert logits.shape == (5, 10)
+    # 8 values in 3 windows: stride 2, so each is 4 wide
+    head = Head(np.eye(72, dtype=np.float32)[:10], np.zeros(10, np.float32))
+    model = device_model(graph, cuts[0], head_addition(graph, cuts[0], head), LOGITS)
+    given, z = open_session(model).run(["logits", "z"], {"x": x[:1]})
+    expected = [
+        z[0, channel, 2 * row : 2 * row + 4, 2 * column : 2 * column + 4].mean()
+        for channel in range(8)
+        for row in range(3)
+        for column in range(3)
+    ]
+    np.testing.assert_allclose(features[0], expected, atol=1e-5)
+    np.testing.assert_allclose(given[0], expected[:10], atol=1e-5)
+
+
+def logits_of(confidence: list[float], label: int = 0) -> np.ndarray:
+    rows = np.zeros((len(confidence), 3), np.float32)
+    rows[:, label] = confidence
+    return rows
+
+
+def test_threshold_is_the_loosest_that_keeps_the_agreement() -> None:
+    # from sure to unsure; the third and the last answer otherwise than the whole model
+    exits = logits_of([9, 8, 7, 6, 5, 4, 3, 2, 1, 0.5])
+    whole = logits_of([1.0] * 10)
+    whole[[2, 9]] = [0, 1, 0]
+    judged = Judged(exits, whole, None)
+    at = {share: figures_at("entropy", agreed_threshold("entropy", judged, share), judged)
+          for share in (0.5, 0.8, 0.85, 0.9)}  # fmt: skip
+    assert at[0.5].exit_rate == 1.0
+    assert at[0.8].exit_rate == 1.0  # 8 of 10
+    assert at[0.85].exit_rate == 0.9  # 8 of 9
+    assert at[0.9].exit_rate == pytest.approx(0.2)  # 2 of 2; 3 of 4 ... 8 of 9 are less
+    assert at[0.85].agreement == pytest.approx(8 / 9)
+    assert at[0.85].hybrid_agreement == pytest.approx(0.9)
+
+
+def test_nothing_exits_where_no_threshold_agrees() -> None:
+    exits, whole = logits_of([5, 4, 3]), logits_of([1, 1, 1], label=1)
+    judged = Judged(exits, whole, None)
+    assert agreed_threshold("margin", judged, 0.5) == 0
+    figures = figures_at("margin", 0.0, judged)
+    assert (figures.exit_rate, figures.agreement, figures.hybrid_agreement) == (0, None, 1)
+
+
+def test_curve_holds_the_chosen_threshold_and_is_against_labels_where_there_are_some() -> None:
+    exits, whole = logits_of([5, 4, 3, 2]), logits_of([1, 1, 1, 1])
+    labels = np.array([0, 0, 1, 1])
+    gate = agreement_gate("entropy", Judged(exits, whole, labels), 1.0)
+    (point,) = [each for each in gate.curve if each.threshold == gate.threshold]
+    assert (point.exit_rate, point.exit_accuracy, point.accuracy) == (1, 0.5, 0.5)
+    bare = agreement_gate("entropy", Judged(exits, whole, None), 1.0)
+    assert [each.exit_accuracy for each in bare.curve if each.threshold == bare.threshold] == [1]
