@@ -118,7 +118,7 @@ class BufferedLoop:
                 ages[ended.name] = number - ended.then.number
         stale = {name: rounds for name, rounds in ages.items() if rounds}
         result = close_round(context, now, asked, self._buffer, stale)
-        self._staleness.keep(workers.rounds(number + 1 - self._staleness.limit))
+        self._staleness.keep(workers.needed_rounds(number + 1 - self._staleness.limit))
         if clock_s is None or workers.clock_s is None:
             return result
         return replace(result, simulated_s=workers.clock_s - clock_s)
@@ -165,7 +165,7 @@ class BufferedLoop:
         return train
 
     def _take_in(self, now: RoundUnderWay, ended: Ended) -> bool:
-        """Take in a client's round that is over; whether its result counts."""
+        """Take in the result of a client's round; whether it counts."""
         name, then = ended.name, ended.then
         now.add(then)
         if ended.found or then.refused:

@@ -46,7 +46,7 @@ class Staleness:
 
     @property
     def rounds(self) -> Collection[int]:
-        """The rounds whose first weights are kept."""
+        """The rounds with first weights that are kept."""
         return self._sent.keys()
 
     def sent(self, number: int) -> Weights | None:

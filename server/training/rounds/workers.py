@@ -37,7 +37,7 @@ class Ended:
     found: Mapping[str, Contribution]
 
 
-# a client and the round whose weights it begins with, to its work, which runs the client's round
+# a client and the round that it begins in, to its work, which runs the client's round
 WorkOf = Callable[[str, int], Callable[[], Ended]]
 
 
@@ -53,7 +53,7 @@ class Workers(Protocol):
 
     @property
     def at_work(self) -> Collection[str]:
-        """The clients that have begun and not ended."""
+        """Clients that have begun a round and not ended it."""
 
     def bind(self, work_of: WorkOf) -> None:
         """Take the loop's function that makes a client's work; called once, before all others."""
@@ -70,8 +70,8 @@ class Workers(Protocol):
     def settle(self, name: str, number: int) -> None:
         """Expect nothing more of a client's round: its result came, or was refused."""
 
-    def rounds(self, oldest: int) -> set[int]:
-        """The rounds whose weights are still needed.
+    def needed_rounds(self, oldest: int) -> set[int]:
+        """Forget results that can count no more; the rounds with first weights still needed.
 
         Args:
             oldest: the earliest round of which a result can still count.
@@ -81,20 +81,20 @@ class Workers(Protocol):
         """Wait for the clients at work to end."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The clients that may still bring a result, as JSON for a checkpoint."""
+        """State of the clients that may still bring a result, as JSON for a checkpoint."""
 
     def load_state_dict(self, fields: Mapping[str, Any], rounds: Collection[int]) -> None:
         """Take up what `state_dict` gave.
 
         Args:
-            rounds: those whose weights the checkpoint has.
+            rounds: those with their first weights in the checkpoint.
         Raises: FrameError for other fields, or those of other clients or rounds.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A client at work: the round whose weights it began with, when it ends by the clock."""
+    """A client at work: the round that it began in, and its end by the clock."""
 
     round: int
     ends_s: float
@@ -104,7 +104,7 @@ class SimulatedWorkers:
     """Clients in this process that take simulated time.
 
     Args:
-        seconds: what a client's round takes, by client.
+        seconds: length of a client's round, by client.
     """
 
     def __init__(self, seconds: Mapping[str, float]) -> None:
@@ -133,7 +133,7 @@ class SimulatedWorkers:
     def settle(self, name: str, number: int) -> None:
         pass  # a simulated client brings its result when it ends, or none
 
-    def rounds(self, oldest: int) -> set[int]:  # noqa: ARG002 - its round is run later
+    def needed_rounds(self, oldest: int) -> set[int]:  # noqa: ARG002 - all rounds are run yet
         return {begun.round for begun in self._begun.values()}
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class ThreadedWorkers:
     def settle(self, name: str, number: int) -> None:
         self._expected.discard((name, number))
 
-    def rounds(self, oldest: int) -> set[int]:
+    def needed_rounds(self, oldest: int) -> set[int]:
         self._expected = {(name, r) for name, r in self._expected if r >= oldest}
         return {r for _, r in self._expected}
 
