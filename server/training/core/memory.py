@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class MemoryPart(MutableMapping[str, Tensor]):
-    """The tensors of a memory whose names begin with `KIND/`, by the rest of their names.
+    """The tensors of a memory with names `KIND/...`, by the rest of the name.
 
     Reads and writes go to the memory itself. The order is that of the names, so that a resumed run
     meets the tensors as one that was never stopped.

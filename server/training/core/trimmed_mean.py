@@ -69,7 +69,7 @@ def change_ratios(contributions: Contributions, start: Weights) -> Ratios:
 
 
 def clipped_clients(ratios: Ratios, clip_factor: float) -> dict[str, str]:
-    """The clients whose change is clipped, and by how much they stand out."""
+    """The clients with a clipped change, and by how much they stand out."""
     found = {}
     for client, of_client in ratios.items():
         stage, worst = max(of_client.items(), key=lambda entry: entry[1], default=("", 0.0))

@@ -24,7 +24,7 @@ from server.training.core.server_state import ServerState, Suffix
 from server.training.methods.formulas.contrastive import Gradients, added
 from server.training.methods.steps import Attempt, ClientBatch, ClientBatches, Pairs, neck_of
 
-# by host, the client whose copy trains on the batch: the rows it takes of each client's features
+# by host, the client that lends its copy to the batch: the rows taken of each client's features
 HostBatches = Mapping[str, Mapping[str, Tensor]]
 Draws = Callable[[str], np.random.Generator]
 

@@ -1,11 +1,11 @@
 """The round loop: every method, in simulation and with real devices.
 
-All participants of a round begin together, from the same weights. Methods whose clients do not meet
-in a server step may be run in cohorts, so that memory does not grow with the participants: a
+All participants of a round begin together, from the same weights. Where clients do not meet in a
+server step, rounds may be run in cohorts, so that memory does not grow with the participants: a
 cohort's contributions wait on the disk until the last cohort has been heard.
 
-A client whose reply is not sound is out for the rest of the round and named in the result. That
-reply is not used; a server with one model for all may have stepped on earlier, sound batches.
+A client with an unsound reply is out for the rest of the round and named in the result. That reply
+is not used; a server with one model for all may have stepped on earlier, sound batches.
 
 Rounds without a common beginning: server.training.rounds.buffered.
 """

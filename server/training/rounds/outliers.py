@@ -132,7 +132,7 @@ def _look(state: ServerState, seen: _Seen, client: str, batch: ClientBatch) -> N
 
 
 def _too_large(seen: _Seen, most: float) -> dict[str, str]:
-    """The known clients whose features are too large at their cut."""
+    """Known clients with features that are too large at their cut."""
     _, sizes = _stacked(seen.sizes)
     median = torch.where(sizes > 0, sizes, torch.nan).nanmedian(0).values
     clients, sent = _stacked(seen.sent)
@@ -145,7 +145,7 @@ def _too_large(seen: _Seen, most: float) -> dict[str, str]:
 
 
 def _contradicted(seen: _Seen) -> dict[str, str]:
-    """The known clients whose labels the server contradicts."""
+    """Known clients with labels that the server contradicts."""
     clients, labels = _stacked(seen.labels)
     if not clients:
         return {}  # they stay on the clients

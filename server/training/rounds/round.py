@@ -46,8 +46,8 @@ class RoundSettings:
         availability: share of rounds in which the server supervises; in the others clients train
             by themselves and the server only merges.
         cohort: clients that advance together; None for all participants.
-        quorum: share of the participants whose updates must come for the round to count; below it
-            the server's weights stay as they were before the round.
+        quorum: share of the participants that must send a sound update for the round to count;
+            below it the server's weights stay as they were before the round.
         step_deadline_s, round_deadline_s: seconds that a client may take for one message.
         steps_deadline_s: seconds that all steps of a round may take together; a client with
             batches left then ends without them. None for any time in a simulation,

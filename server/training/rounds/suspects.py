@@ -46,7 +46,7 @@ class Suspects:
             now.suspect(name, f"stood out in round {number}, of which its update is")
 
     def state_dict(self) -> dict[str, Any]:
-        """The outliers whose late updates may still come, as JSON for a checkpoint."""
+        """Outliers with late updates that may still come, as JSON for a checkpoint."""
         return {"outlying": sorted(self._outlying)} if self._outlying else {}
 
     def load_state_dict(self, fields: Mapping[str, Any]) -> None:

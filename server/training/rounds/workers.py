@@ -1,4 +1,4 @@
-"""Where clients work whose rounds have no common beginning (server.training.rounds.buffered).
+"""Workers of buffered rounds (server.training.rounds.buffered): a clock, or threads.
 
 SimulatedWorkers   by a clock that jumps from one client's end to the next; a client's whole round
                    is run at its end

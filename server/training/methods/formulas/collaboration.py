@@ -32,7 +32,7 @@ def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
 
 
 def biased_clients(shares: Mapping[str, Tensor], overall: Tensor) -> list[str]:
-    """Clients whose divergence from P_g lies above the largest gap in the sorted ones.    Eq. 11
+    """Clients with a divergence from P_g above the largest gap in the sorted ones.    Eq. 11
 
     Args:
         shares: P_k of every client there is a record of. overall: P_g.
