@@ -48,7 +48,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the check of one graph found.
+    """Result of the check of one graph.
 
     Attributes:
         cuts, offered: how many there are, and how many of them adopt offers.

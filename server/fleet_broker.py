@@ -55,7 +55,7 @@ class FleetBroker:
 
     @property
     def address(self) -> BrokerAddress:
-        """Where this server reaches the broker."""
+        """Address at which this server reaches the broker."""
         if isinstance(self._settings.broker, BrokerAddress):
             return self._settings.broker
         port = self._settings.broker.port if self._child is None else self._child.port
@@ -63,7 +63,7 @@ class FleetBroker:
 
     @property
     def public_url(self) -> str:
-        """Where devices reach the broker."""
+        """Address at which devices reach the broker."""
         return self._settings.mqtt_public or self.address.url
 
     @property

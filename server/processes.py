@@ -91,7 +91,7 @@ class ChildProcess:
             raise self.error(failure)
 
     def error(self, failure: str) -> LinkError:
-        """What went wrong, the last line of the log, and where to read on."""
+        """The failure in words, the last line of the log, and the place to read on."""
         if self._log is None:
             return LinkError(f"{self._name} {failure}; its output above says why")
         lines = self._log.read_text(errors="replace").strip().splitlines() or ["no output"]
@@ -99,7 +99,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     def stop(self) -> None:

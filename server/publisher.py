@@ -87,7 +87,7 @@ class ModelPublisher:
         self._told()
 
     def _follow_active(self) -> None:
-        """Have the store serve the versions that the registry notes as active."""
+        """Make the store serve the versions that the registry notes as active."""
         active = {
             record.name: record.version for record in self._registry.models() if record.active
         }

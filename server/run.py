@@ -25,7 +25,7 @@ ADDRESSES_NAME: Final = "addresses.json"
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a server listens and what it tells its devices, kept for its next start.
+    """Addresses at which a server listens and that it tells its devices, kept for its next start.
 
     Attributes:
         mqtt_public: the broker's URL as devices reach it, or None.

@@ -59,7 +59,7 @@ class CutFigures:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """What was made.
+    """Result of an adoption.
 
     Attributes:
         samples: how many of each part were used. labelled: whether accuracies are known.

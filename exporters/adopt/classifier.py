@@ -58,7 +58,7 @@ class Classifier:
 
     @property
     def classes(self) -> int:
-        """How many classes it tells apart."""
+        """Number of classes."""
         return classes_of(self.graph)
 
 

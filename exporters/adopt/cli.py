@@ -228,7 +228,7 @@ def _tell(made: Adoption, out: Path, report: Path | None, *, as_json: bool) -> N
 
 
 def _next_command(out: Path) -> str:
-    """What serves the model: a server reads the folder `models` of its state."""
+    """The command that serves the model: a server reads the folder `models` of its state."""
     if out.resolve().name == "models":
         return f"splitedge server run --state {out.parent}"
     state = out / "server"

@@ -1,4 +1,4 @@
-"""What an adopted model costs: operations and memory counted from the graph, time measured."""
+"""Costs of an adopted model: operations and memory counted from the graph, time measured."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a threshold gives on samples that did not choose it.
+    """Figures of a threshold on samples that did not choose it.
 
     Attributes:
         exit_rate: share of the samples that exit.
@@ -98,7 +98,7 @@ def agreement_gate(policy: GatePolicy, judged: Judged, agreement: float) -> Gate
 
 
 def figures_at(policy: GatePolicy, threshold: float, judged: Judged) -> Figures:
-    """What a threshold gives on these samples."""
+    """Figures of a threshold on these samples."""
     exits = uncertainties(policy, judged.exit) < threshold
     own, whole = judged.exit.argmax(axis=1), judged.whole.argmax(axis=1)
     final = np.where(exits, own, whole)

@@ -1,4 +1,4 @@
-"""What an adoption gave, as JSON for scripts and as a table for people."""
+"""Report of an adoption, as JSON for scripts and as a table for people."""
 
 from __future__ import annotations
 

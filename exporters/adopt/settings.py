@@ -1,4 +1,4 @@
-"""What an adoption is to make."""
+"""Settings of an adoption."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exporters.errors import ExportError
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is to be made.
+    """Settings of one adoption.
 
     Attributes:
         depths: the cuts to publish; None offers a handful by cost.

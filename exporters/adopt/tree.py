@@ -201,7 +201,7 @@ def _source(
 
 
 def _notes(each: Exit, settings: Settings) -> dict[str, Any]:
-    """What the held-out part says at the bundle's threshold, for the manifest."""
+    """Figures of the held-out part at the bundle's threshold, for the manifest."""
     figures = figures_at(settings.gate, each.threshold, each.judged)
     return {
         "samples": len(each.judged.exit),

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListenSettings:
-    """Where the child listens, and its limits.
+    """The child's address and its limits.
 
     Attributes:
         port: 0 takes a free one, which restarts keep.

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AcceptorLimits:
-    """What the embedded broker takes from its clients. Sizes in bytes, times in seconds.
+    """Limits of the embedded broker on its clients. Sizes in bytes, times in seconds.
 
     Attributes:
         payload_bytes: longest message.

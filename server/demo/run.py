@@ -66,7 +66,7 @@ class DemoSetup:
 
     @property
     def recipe(self) -> Path:
-        """How the devices train."""
+        """Path of the recipe that the devices train by."""
         return Path(__file__).with_name(f"{self.dataset}.toml")
 
 
@@ -204,7 +204,7 @@ def _export(
 
 
 def _fetch(folder: Path) -> None:
-    """Have a device fetch its bundle, as soon as the server has published it.
+    """Let a device fetch its bundle, as soon as the server has published it.
 
     Raises: NoBundleError if that takes too long; LinkError or another saying why it failed.
     """

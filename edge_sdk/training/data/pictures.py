@@ -28,7 +28,7 @@ _DAMAGED: Final = (OSError, ValueError, SyntaxError, EOFError, Image.Decompressi
 
 @dataclass(frozen=True, slots=True)
 class PictureForm:
-    """What every picture is brought to: (channels, height, width), 1 channel grey or 3 RGB."""
+    """Form that every picture is brought to: (channels, height, width), 1 channel grey or 3 RGB."""
 
     channels: int
     height: int

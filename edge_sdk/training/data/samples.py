@@ -59,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What a word of the grammar named.
+    """Samples that a word of the grammar names.
 
     Attributes:
         train: all samples, or the training part. test: the data's own test part.

@@ -31,7 +31,7 @@ def from_function(name: str, folder: Path | None) -> Dataset:
 
 
 def call_function(name: str, folder: Path | None) -> object:
-    """What a user's `module:function` returns.
+    """Result of a user's `module:function`.
 
     The function is called without arguments. Its module is searched where Python searches, then in
     `folder` (the current one if None): an installed module wins, so a user's `server.py` hides

@@ -59,7 +59,7 @@ def with_logits(graph: Graph, prefix: str) -> Graph:
 
 
 def classes_of(graph: Graph) -> int:
-    """How many classes a graph with logits tells apart."""
+    """Number of classes of a graph with logits."""
     return graph.specs[graph.output].shape[1]
 
 

@@ -1,4 +1,4 @@
-"""Where a graph can be cut, what each cut costs, and which cuts are worth offering.
+"""Cuts of a graph: their places, their costs, and those worth offering.
 
 Walk the nodes in order with the set of tensors that are made and needed later: where one is left
 alone, everything passes it, and the graph can be cut. Depth d is the d-th such tensor from the
@@ -25,7 +25,7 @@ DEPTH_MAX: Final = 999  # of the names of bundles
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """What lies between neighbouring cuts, for one sample.
+    """Part of a graph between neighbouring cuts, for one sample.
 
     Attributes:
         flops: operations. parameters: weights.
@@ -55,7 +55,7 @@ class Cut:
 
     @property
     def values(self) -> int:
-        """How many values one sample has: bytes of z as int8."""
+        """Number of values of one sample: bytes of z as int8."""
         return math.prod(self.shape)
 
 
@@ -131,7 +131,7 @@ def choose_cuts(plan: Plan, x_bytes: int, depths: Sequence[int] | None) -> Offer
 
 
 def _cheapest(cut: Cut) -> tuple[int, int, int]:
-    """Of several that cost the same the last, behind the activation; before it is flattened."""
+    """The last of several cuts of equal cost: behind the activation, before it is flattened."""
     return cut.values, -len(cut.shape), -cut.depth
 
 

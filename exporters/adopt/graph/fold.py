@@ -1,4 +1,4 @@
-"""What onnxruntime does for reading a graph: folding constants, and running it on zeros."""
+"""Use of onnxruntime to read a graph: it folds constants, and runs the graph on zeros."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def part(
     batch: int | None,
     addition: Addition | None = None,
 ) -> onnx.ModelProto:
-    """What lies between one tensor and others, as a model of its own.
+    """Part of a graph between one tensor and others, as a model of its own.
 
     Args:
         given: public name of the part's input and the tensor of the graph that it stands for.

@@ -189,7 +189,7 @@ def _refuse_data_dependent(nodes: Sequence[NodeProto], data: Collection[str], pr
 def _terms(
     model: onnx.ModelProto, heavy: Mapping[str, TensorProto], wanted: Sequence[str], *, fixed: bool
 ) -> dict[str, BatchTerm]:
-    """What these tensors are at batch sizes 1, 2 and 3, as straight lines, where they are such;
+    """Values of these tensors at batch sizes 1, 2 and 3, as straight lines, where they are such;
     constants where the graph runs at batch 1 only.
     """
     if not wanted:

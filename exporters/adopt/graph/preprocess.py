@@ -1,4 +1,4 @@
-"""What happens to a raw input before the model: folded into the graph, so that it travels.
+"""Preprocessing of a raw input, folded into the graph, so that it travels with the model.
 
     x ── Cast ── (channels first) ── Resize ── (x - mean) / std ── (the model's layout) ── model
 
@@ -32,7 +32,7 @@ _RESIZE_OPSET: Final = 11
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """What raw inputs are, and how they become the model's input.
+    """Form of raw inputs, and the way to the model's input.
 
     Attributes:
         input: dtype of x; that of the model by default.
@@ -98,7 +98,7 @@ def raw_input(graph: Graph) -> TensorSpec:
 
 
 def layout_of(shape: Sequence[int]) -> Layout | None:
-    """Where a picture has its channels: the axis of size 1 or 3; None where neither end has it."""
+    """Axis of a picture's channels, of size 1 or 3; None if neither end has that size."""
     if len(shape) != 3:
         return None
     if shape[0] in CHANNELS:

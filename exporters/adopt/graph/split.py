@@ -44,7 +44,7 @@ def device_model(graph: Graph, cut: Cut, head: Addition, logits: str) -> onnx.Mo
 def segment_model(
     graph: Graph, entry: Cut | None, end: Cut | None, *, by_sample: bool
 ) -> onnx.ModelProto:
-    """What lies between two cuts, or the input and the logits, for any batch.
+    """Part of a graph between two cuts, or from the input or to the logits, for any batch.
 
     Args:
         by_sample: run the samples of a batch one after the other.

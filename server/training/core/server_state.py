@@ -172,7 +172,7 @@ class ServerState:
             snapshot.restore()
 
     def copy_for(self, client: str, depth: int) -> Suffix:
-        """This client's own copy of the suffix, made when first asked for in a round."""
+        """Copy of the suffix for one client, made when first asked for in a round."""
         if client not in self.copies:
             module = copy_module(self.trunk.suffix(depth))
             if client in self.copy_sources:

@@ -44,7 +44,7 @@ class Contribution:
         return name in self.own or name in self.copy
 
     def tensor(self, name: str) -> Tensor:
-        """That tensor after the round."""
+        """The tensor after the round."""
         return self.own[name] if name in self.own else self.copy[name]
 
     def part(self, name: str, first: int, last: int) -> Tensor:

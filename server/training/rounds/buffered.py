@@ -93,7 +93,7 @@ class BufferedLoop:
     def run_round(
         self, number: int, seed: int, late: Mapping[str, Update] | None = None
     ) -> RoundResult:
-        """Have every client at work, wait until K results are there, and merge them.
+        """Put every client to work, wait for K results, and merge them.
 
         Fewer are merged where no client is left at work, if they are a quorum of K.
 
