@@ -1,7 +1,7 @@
 """Rounds without a common beginning: the server merges as soon as K results are there (FedBuff).
 
-Every client trains at its own pace from the weights that were there as it began, so a slow one
-holds no other up. A result that began s merges ago counts by its change, discounted
+Every client trains at its own pace from the weights of the merge before it began, so a slow client
+delays no other. A result that began s merges ago counts by its discounted change
 (server.training.rounds.staleness); beyond `staleness_max` it is refused by name.
 
 FedBuff (Nguyen et al., AISTATS 2022, Alg. 1) with FedAsync's discount, which FedBuff takes over
@@ -11,9 +11,9 @@ Differs: FedBuff hands a finished client work at once; here a client begins agai
 merge, whatever became of its result. So a merge holds at most one result of a client, and K of n
 clients always come. The changes are averaged by the method's weights, not by 1/K.
 
-A server with one model for all steps it as it is when a client's features come; copies are made of
-the weights that their client began with. Where clients work is a seam, by a simulated clock or in
-threads: server.training.rounds.workers.
+A server with one model for all steps it as it is when a client's features come. Copies are made of
+the weights that their client began with. Clients work by a simulated clock or in threads, behind
+one seam: server.training.rounds.workers.
 """
 
 from __future__ import annotations
