@@ -51,10 +51,10 @@ class DeviceGraphs:
 
     Attributes:
         exit: raw input (1, ...) to (logits, z), or to logits alone where there is a `prefix`.
-        prefix: raw input to z, for a method whose exit has an extractor of its own.
+        prefix: raw input to z, for a method with an extractor in its exit.
         back: the reply's features to logits, for a U-shaped method.
         features: shape of one sample of those features; with `back` only.
-        personal: names of the submodules of `exit` whose parameters are overridable.
+        personal: names of the submodules of `exit` with overridable parameters.
         gate: uncertainty measure that the exit's gate uses.
         run: id of the training run that the weights come from; empty if unknown.
     """

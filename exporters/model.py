@@ -64,7 +64,7 @@ def export_model(
         calibration_x: raw samples that set the int8 ranges; by default 128 of the held-out ones.
         depths: the depths to publish; by default every cut of the network.
         int8: `auto` adds `d{depth}-int8` where its answers agree and it was measured to be faster.
-        device: makes the graphs of a bundle, for methods whose device runs more than one.
+        device: makes the graphs of a bundle; some methods run more than one on the device.
         progress: called with one line about each finished step.
     Raises: ExportError for data or a target that does not fit; ParityError, its subclass, if a
         graph does not reproduce the network; StorageError.

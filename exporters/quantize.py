@@ -62,7 +62,7 @@ def quantize(
                     weight_type=QuantType.QInt8,
                     nodes_to_exclude=floats,
                 )
-        except Exception as err:  # the quantiser raises whatever numpy, onnx and itself raise
+        except Exception as err:  # the quantiser raises errors of numpy, onnx and its own
             raise ExportError(f"{source.name}: cannot be quantised ({err})") from err
         model = onnx.load(quantised)
     strip(model)

@@ -27,7 +27,7 @@ CHECKPOINT: Final = "net/"  # prefix of the network's weights in a training's ch
 def load_weights(net: Supernet, path: Path) -> tuple[int, ...]:
     """Set the network's weights; exit heads that the file lacks stay unchanged.
 
-    Returns: the depths whose exit heads the file has, ascending.
+    Returns: the depths of the exit heads in the file, ascending.
     Raises: ExportError if the file belongs to another network, or has no exit head at all.
     """
     if not path.is_file():
@@ -96,7 +96,7 @@ def read_origin(path: Path) -> WeightsOrigin:
 def check_depths(
     path: Path, net: Supernet, trained: tuple[int, ...], wanted: Sequence[int]
 ) -> None:
-    """Refuse a wanted depth whose exit head was not trained.
+    """Refuse a wanted depth without a trained exit head.
 
     A depth at which the network cannot be cut is left to `export_model`.
 

@@ -59,7 +59,7 @@ def run(
         Path | None,
         typer.Option(
             envvar="SPLITEDGE_MQTT_PASSWORD_FILE",
-            help="File whose only line is the password of the user in --mqtt.",
+            help="File with one line, the password of the user in --mqtt.",
         ),
     ] = None,
     mqtt_public: Annotated[

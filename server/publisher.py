@@ -17,10 +17,10 @@ Version = tuple[str, int]
 
 
 class ModelPublisher:
-    """Publishes every model of the store whose bundles can be signed.
+    """Signs and publishes the bundles of every model in the store.
 
-    A model whose bundles cannot be signed is served to clients that name its version, and to all
-    clients if there is no other. It is tried again when its files change.
+    If that fails, the model is still served to clients that name its version, and to all clients if
+    there is no other model. It is tried again when its files change.
 
     Args:
         published: called after each model that devices can fetch from then on.

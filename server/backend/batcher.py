@@ -1,7 +1,7 @@
 """Batches without waiting: queries that arrive while the engine is busy are the next batch.
 
 An idle engine starts at once on a single query. The queue is bounded in queries and in bytes. When
-it is full, a query is refused at once; a query whose deadline passes in the queue is not computed.
+it is full, a query is refused at once. A query is not computed if its deadline has passed.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class ModelStore:
     """Loads every model of a folder.
 
     `activate` says which version of a name is active; otherwise the highest version is. A version
-    whose folder is deleted is no longer served.
+    is no longer served once its folder is deleted.
     """
 
     def __init__(self, folder: Path, *, threads: int = 1) -> None:
@@ -50,7 +50,7 @@ class ModelStore:
         """Bring the store in line with the disk; a broken model is logged, and stops nothing.
 
         Args:
-            again: also try broken models whose files have not changed.
+            again: also try broken models with unchanged files.
         """
         with self._loading:
             folders = {

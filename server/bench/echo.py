@@ -42,11 +42,11 @@ def _no_delay(_client: Client, _userdata: object, sock: Any) -> None:
 
 def main() -> None:
     """Echo until stdin closes."""
-    port, user, password, heard, said = sys.argv[1:6]
-    client = connect(int(port), user, password, heard)
+    port, user, password, source, target = sys.argv[1:6]
+    client = connect(int(port), user, password, source)
 
     def back(_client: Client, _userdata: object, message: MQTTMessage) -> None:
-        client.publish(said, message.payload, qos=1)
+        client.publish(target, message.payload, qos=1)
 
     client.on_message = back
     sys.stdout.write("ready\n")

@@ -28,12 +28,12 @@ class Row:
 
 
 def at_most(name: str, value: float, unit: str, limit: float, reference: float) -> Row:
-    """A row whose goal is a `value` of at most `limit`."""
+    """A row with a goal: `value` is at most `limit`."""
     return Row(name, round(value, 4), unit, limit, value <= limit, round(reference, 4))
 
 
 def at_least(name: str, value: float, unit: str, limit: float, reference: float) -> Row:
-    """A row whose goal is a `value` of at least `limit`."""
+    """A row with a goal: `value` is at least `limit`."""
     return Row(name, round(value, 4), unit, limit, value >= limit, round(reference, 4))
 
 

@@ -158,7 +158,7 @@ class ClientConnection:
         logger.log(level, "client=%s may not %s %.200r", self.client_id, what, topic)
 
     def cut(self, why: str) -> None:
-        """Close the socket now, whatever is still to be sent."""
+        """Close the socket now, with bytes still unsent, and log the reason."""
         if not self._writer.transport.is_closing():
             logger.info("client=%s cut: %s", self.client_id, why)
         self.abort()

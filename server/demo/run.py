@@ -174,7 +174,7 @@ def _prepare(state: Path) -> None:
 def _export(
     setup: DemoSetup, trained: Trained, shares: Shares, state: Path, progress: Progress
 ) -> None:
-    """Publish the depths whose exit heads were trained."""
+    """Publish the depths with trained exit heads."""
     with progress("loading torch"):
         import torch  # noqa: PLC0415 - takes seconds, so it gets a title
 

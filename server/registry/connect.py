@@ -2,8 +2,8 @@
 
 SQLite keeps committed data through a kill or a power cut (WAL, synchronous FULL) and checks foreign
 keys. A transaction takes the write lock at its begin: if it read first and took the lock later, it
-would fail at once after a write by another, whatever the timeout. We send BEGIN, not the driver, so
-that a migration is one transaction too.
+would fail at once after a write by another, without waiting for the timeout. BEGIN is sent by us,
+not by the driver, so that a migration is one transaction too.
 """
 
 from __future__ import annotations

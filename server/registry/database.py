@@ -167,7 +167,7 @@ class Registry:
     def undo_enrolment(self, device: Device, token: str) -> None:
         """Undo `redeem_token`: the token works again, and the device is deleted.
 
-        Only for a device whose credential was not handed out.
+        Use it only if the credential was not handed out.
         """
         now = self._clock()
         used = and_(tokens.c.token_sha256 == secret_sha256(token), tokens.c.used_by == device.id)

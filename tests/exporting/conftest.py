@@ -22,7 +22,7 @@ class Tree:
     data: Dataset
     folder: Path
     manifest: ModelManifest
-    said: list[str]
+    lines: list[str]
 
     def bundle(self, variant: str) -> BundleManifest:
         return BundleManifest.load(self.folder / "bundles" / variant)
@@ -60,7 +60,7 @@ def cnn8(fashion: Dataset) -> Supernet:
 def tiny_tree(tiny: Supernet, digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Tree:
     """`tiny` at two of its four cuts, fp32."""
     out = tmp_path_factory.mktemp("models")
-    said: list[str] = []
+    lines: list[str] = []
     manifest = export_model(
         tiny,
         digits.x_test,
@@ -71,9 +71,9 @@ def tiny_tree(tiny: Supernet, digits: Dataset, tmp_path_factory: pytest.TempPath
         class_names=digits.class_names,
         depths=(2, 4),
         int8="never",
-        progress=said.append,
+        progress=lines.append,
     )
-    return Tree(tiny, digits, out / "digits" / "1", manifest, said)
+    return Tree(tiny, digits, out / "digits" / "1", manifest, lines)
 
 
 def trained(name: str, data: Dataset, *, samples: int, epochs: int) -> Supernet:

@@ -122,7 +122,7 @@ def test_an_unsound_scale_from_a_peer_is_refused(parameters: dict[str, Any]) -> 
         codecs.decode(np.zeros(3, np.uint8), parameters)
 
 
-def test_decoded_values_are_finite_whatever_a_peer_sends() -> None:
+def test_decoded_values_are_finite_for_any_bytes_of_a_peer() -> None:
     back = codecs.decode(np.full(3, 255, np.uint8), {"scale": 1e36, "zero_point": 0})
     assert np.isfinite(back).all()
 

@@ -73,7 +73,7 @@ def test_other_head_weights_give_other_logits(tiny_tree: Any) -> None:
 
 @pytest.fixture(scope="module")
 def two_graphs(tiny: Supernet, digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle whose exit is a model of its own, beside the prefix."""
+    """A bundle with an exit model of its own, and the prefix."""
 
     def device(net: Supernet, depth: int) -> DeviceGraphs:
         with torch.random.fork_rng(devices=[]):

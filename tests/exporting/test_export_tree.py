@@ -144,9 +144,9 @@ def test_every_graph_is_sound_and_holds_its_weights_itself(tiny_tree: Any) -> No
 
 
 def test_progress_tells_of_every_part(tiny_tree: Any) -> None:
-    said = "\n".join(tiny_tree.said)
+    told = "\n".join(tiny_tree.lines)
     for part in ("0-2.onnx", "4-end.onnx", "d2: ", "d4: ", "published"):
-        assert part in said
+        assert part in told
 
 
 def test_same_network_gives_the_same_files(tiny_tree: Any, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_same_network_gives_the_same_files(tiny_tree: Any, tmp_path: Path) -> No
         assert (again / name).read_bytes() == (tiny_tree.folder / name).read_bytes(), name
     first, second = tiny_tree.bundle("d4"), BundleManifest.load(again / "bundles" / "d4")
     for parity in (first.parity, second.parity):
-        parity.pop("latency_us")  # measured anew
+        parity.pop("latency_us")  # measured again
     assert second == first
 
 

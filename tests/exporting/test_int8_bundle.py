@@ -131,8 +131,8 @@ def test_both_bundles_of_a_depth_are_published_side_by_side(
     fp32: Fp32, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle_module, "median_latencies_us", lambda *_: [100.0, 50.0])
-    said: list[str] = []
-    variants = model_module.write_bundles(fp32.source, tmp_path, fp32.calibration, said.append)
+    lines: list[str] = []
+    variants = model_module.write_bundles(fp32.source, tmp_path, fp32.calibration, lines.append)
     assert variants == ["d4", "d4-int8"]
     assert sorted(path.name for path in tmp_path.iterdir()) == variants
-    assert said[-1] == "d4-int8: 50 us a run, fp32 100"
+    assert lines[-1] == "d4-int8: 50 us a run, fp32 100"

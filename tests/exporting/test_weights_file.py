@@ -1,4 +1,4 @@
-"""Which weights are exported, and what is said of those that are not."""
+"""The weights that are exported, and the errors for those that are not."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_network_gets_what_is_there(tiny: Supernet, tmp_path: Path) -> None:
 
 def test_weights_without_an_exit_head_are_refused(tiny: Supernet, tmp_path: Path) -> None:
     path = saved(tmp_path, with_exits(tiny))
-    with pytest.raises(ExportError, match=r"no trained exit head.*share_exits = true"):
+    with pytest.raises(ExportError, match=r"expected a trained exit head.*share_exits = true"):
         load_weights(build("tiny"), path)
 
 

@@ -59,12 +59,12 @@ class Exported:
 
     @property
     def folder(self) -> Path:
-        """Of version 1."""
+        """Folder of version 1."""
         return self.root / "digits" / "1"
 
     @property
     def manifest(self) -> ModelManifest:
-        """Of version 1."""
+        """Manifest of version 1."""
         return ModelManifest.load(self.folder)
 
     def install(self, models: Path, *, version: int = 1) -> Path:
@@ -146,7 +146,7 @@ class Device:
         self.link.wait_connected(10)
 
     def topic(self, kind: Kind) -> str:
-        """Of this device."""
+        """Topic of that kind of this device."""
         return str(Topic("default", self._name, kind))
 
     def send(self, payload: bytes) -> None:
@@ -194,7 +194,7 @@ def device() -> Iterator[Callable[..., Device]]:
 
 @pytest.fixture(scope="session")
 def mosquitto() -> Iterator[BrokerAddress]:
-    """A real Mosquitto that lets everybody in. Where it is not installed, the tests fail."""
+    """A real Mosquitto without logins. The tests fail if it is not installed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -240,13 +240,13 @@ class ServerRun:
         timer.start()
         words = self.process.stdout.readline().split()
         timer.cancel()
-        assert "(API)," in words, self.said
+        assert "(API)," in words, self.stderr
         self.http = words[words.index("(API),") - 1]
         self.mqtt = BrokerAddress.parse(words[words.index("(broker),") - 1])
         return self
 
     @property
-    def said(self) -> str:
+    def stderr(self) -> str:
         """Its standard error."""
         return self._log.read_text()
 

@@ -101,7 +101,7 @@ def test_every_promised_command_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("server", "run", "--http", "here"), "--http: expected HOST:PORT, got 'here'"),
         (("server", "run", "--mqtt", "here"), "--mqtt: expected embedded"),
@@ -123,9 +123,9 @@ def test_every_promised_command_is_there() -> None:
     ],
 )
 def test_mistakes_are_told_in_one_line(
-    words: tuple[str, ...], said: str, tmp_path: Path, splitedge: Splitedge
+    words: tuple[str, ...], message: str, tmp_path: Path, splitedge: Splitedge
 ) -> None:
-    assert said in splitedge(*words, "--state", tmp_path / "server").refusal
+    assert message in splitedge(*words, "--state", tmp_path / "server").refusal
 
 
 @pytest.mark.parametrize("words", [("export",), ("server", "revoke"), ("demo", "--dataset", "x")])
@@ -307,6 +307,6 @@ def test_listener_in_the_clear_off_loopback_must_be_asked_for(
 ) -> None:
     config = ("server", "broker-config", "--out", tmp_path / "mosquitto", "--host", "0.0.0.0")
     assert "--insecure" in splitedge(*config).refusal
-    said = json.loads(splitedge(*config, "--insecure", "--json").out)
-    # nobody can connect to "anywhere": the reader puts a name there
-    assert "mqtt://backend@HOST:1883" in said["server"]
+    shown = json.loads(splitedge(*config, "--insecure", "--json").out)
+    # 0.0.0.0 is no address to connect to: the reader puts a name there
+    assert "mqtt://backend@HOST:1883" in shown["server"]

@@ -135,7 +135,7 @@ def test_demo_on_digits_and_what_it_leaves(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--dataset", "fashion-mnist"), "with --data DIR"),
         (
@@ -148,13 +148,13 @@ def test_demo_on_digits_and_what_it_leaves(
 )
 def test_mistake_is_told_before_anything_is_touched(
     words: tuple[str, ...],
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert said in refused(("demo", *words), monkeypatch, capsys)
+    assert message in refused(("demo", *words), monkeypatch, capsys)
     assert not list(tmp_path.iterdir())
 
 
@@ -168,8 +168,8 @@ def test_foreign_state_is_left_alone(
     kept = tmp_path / "thesis.txt"
     kept.write_text("years of work")
     state = tmp_path if kind == "folder" else kept
-    said = refused(("demo", "--state", str(state)), monkeypatch, capsys)
-    assert f"{state}: not empty and not made by a demo" in said
+    refusal = refused(("demo", "--state", str(state)), monkeypatch, capsys)
+    assert f"{state}: not empty and not made by a demo" in refusal
     assert [path.read_text() for path in tmp_path.iterdir()] == ["years of work"]
 
 

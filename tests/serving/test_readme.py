@@ -78,19 +78,19 @@ def place(
     http, mqtt = (f"127.0.0.1:{port}" for port in _free_ports(2))
     (folder / "server").mkdir()
     Addresses(http, f"embedded:{mqtt}").save(folder / "server")  # as if it had run there before
-    with (folder / "said").open("w") as said:
+    with (folder / "log").open("w") as log:
         shell = subprocess.Popen(
             ["bash", "-euc", snippet("server")],
             cwd=folder,
             env=environment(),
-            stdout=said,
-            stderr=said,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
         )
     try:
-        assert shell.wait(120) == 0, (folder / "said").read_text()
-        _wait_ready(f"http://{http}", folder / "said")
-        (token,) = TOKEN.findall((folder / "said").read_text())
+        assert shell.wait(120) == 0, (folder / "log").read_text()
+        _wait_ready(f"http://{http}", folder / "log")
+        (token,) = TOKEN.findall((folder / "log").read_text())
         yield Place(folder, f"http://{http}", token)
     finally:
         os.killpg(shell.pid, signal.SIGKILL)  # the server that the shell left in the background
@@ -112,13 +112,13 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def _wait_ready(http: str, said: Path) -> None:
+def _wait_ready(http: str, log: Path) -> None:
     def ready() -> bool:
         with contextlib.suppress(urllib3.exceptions.HTTPError):
             return urllib3.request("GET", f"{http}/v2/health/ready", retries=False).status == 200
         return False
 
-    wait_until(ready, said.read_text, 60)
+    wait_until(ready, log.read_text, 60)
 
 
 def test_curl_is_answered_with_the_digit_that_is_drawn(place: Place) -> None:
@@ -131,10 +131,10 @@ def test_curl_is_answered_with_the_digit_that_is_drawn(place: Place) -> None:
 
 def test_device_enrols_and_classifies_that_digit(place: Place) -> None:
     enroll = snippet("enroll")
-    said = place.shell(
+    output = place.shell(
         enroll.replace("http://SERVER:8000", place.http).replace("TOKEN", place.token)
     )
-    assert "digits/1/" in said
+    assert "digits/1/" in output
     drawn = re.search(r'"data": \[(.*?)\]', snippet("curl"), re.DOTALL)
     assert drawn is not None
     pixels = np.array([float(value) for value in drawn[1].split(",")], np.float32)
@@ -171,8 +171,8 @@ def test_two_machines_are_joined_under_a_certificate(place: Place) -> None:
         assert server.stdout is not None
         assert f"https://127.0.0.1:{http}" in server.stdout.readline()
         token = place.shell("splitedge server token create --state ./tls-server").strip()
-        said = place.shell(enroll.replace("TOKEN", token))
-        assert "enrolled as" in said
+        output = place.shell(enroll.replace("TOKEN", token))
+        assert "enrolled as" in output
     finally:
         server.terminate()
         server.wait(20)

@@ -40,7 +40,7 @@ FREE = ("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0")
 def error_line(server: ServerRun) -> str:
     """The one line that a server which does not start must say; its exit status is 1."""
     assert server.end(signal.SIGCONT) == 1  # SIGCONT: let it end by itself
-    (line,) = [line for line in server.said.splitlines() if " INFO " not in line]
+    (line,) = [line for line in server.stderr.splitlines() if " INFO " not in line]
     assert line.startswith("error: "), line
     return line
 
@@ -80,7 +80,7 @@ def test_restart_keeps_ports_models_and_devices_and_sigterm_leaves_nothing(
     assert server.end(signal.SIGTERM) in (0, -signal.SIGTERM)
     assert time.monotonic() - began < 5
     assert gone(family)
-    assert server.said == "" or "Traceback" not in server.said
+    assert server.stderr == "" or "Traceback" not in server.stderr
 
     again = run_server(state, ()).wait_ready()
     assert (again.http, again.mqtt) == (http, mqtt)
@@ -96,7 +96,7 @@ def test_restart_keeps_ports_models_and_devices_and_sigterm_leaves_nothing(
     pi.link.wait_connected(10)
     assert pi.ask(Query("probe", None, None, None)).problem is None
     assert killed.end(signal.SIGINT) in (0, 130, -signal.SIGINT)
-    assert "Traceback" not in killed.said
+    assert "Traceback" not in killed.stderr
 
 
 def test_a_taken_port_is_one_clear_line(
@@ -179,9 +179,9 @@ def test_a_broker_that_is_away_is_one_line(
     url = f"mqtt://127.0.0.1:{free_port}"
     server = run_server(tmp_path / "state", ("--http", "127.0.0.1:0", "--mqtt", url))
     server.process.wait(30)
-    assert f"no broker at {url}" in server.said.splitlines()[-1]
+    assert f"no broker at {url}" in server.stderr.splitlines()[-1]
     assert server.process.returncode == 1
-    assert "Traceback" not in server.said
+    assert "Traceback" not in server.stderr
 
 
 def test_a_broker_that_crashes_is_started_again(
@@ -239,7 +239,7 @@ def test_sigterm_while_queries_run_ends_it_all_the_same(
         thread.join(15)
     assert set(statuses) <= {200, 429, 503}
     assert 200 in statuses
-    assert "Traceback" not in server.said
+    assert "Traceback" not in server.stderr
 
 
 def _token(state: Path) -> str:
@@ -253,7 +253,7 @@ def _token(state: Path) -> str:
 def test_a_certificate_for_another_name_serves_devices_and_the_server_itself(
     run_server: Callable[..., ServerRun], tmp_path: Path
 ) -> None:
-    """As an authority issues it: for the name that devices use, in a file with its chain."""
+    """A certificate of an authority, for the name that devices use, in a file with its chain."""
     authority, leaf, key = _certificates(tmp_path, "edge")
     _, another, _ = _certificates(tmp_path, "another")
     tls = ("--tls-cert", str(leaf), "--tls-key", str(key))
@@ -282,7 +282,7 @@ def test_a_certificate_for_another_name_serves_devices_and_the_server_itself(
         link.start()
         wait_until(lambda: any(end in link.last_error for end in ends), lambda: link.last_error)  # noqa: B023 - called within this turn
         link.stop()
-        # whom it trusts it asks, and is refused by
+        # a broker that it trusts gets the wrong password, and refuses it
         assert ("Not authorized" in link.last_error) is reached, link.last_error
 
 

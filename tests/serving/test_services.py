@@ -246,8 +246,8 @@ def test_bundles_that_cannot_be_signed_are_tried_again(
     wait_turns(services, monkeypatch)
     assert services.models.get("digits", "2").folder == target
     assert services.models.get("digits").manifest.version == "1"  # what devices have, too
-    said = [record for record in caplog.records if "not published" in record.getMessage()]
-    assert len(said) == 1
+    logged = [record for record in caplog.records if "not published" in record.getMessage()]
+    assert len(logged) == 1
     assert not any(model.version == 2 for model in services.registry.models())
 
     kept.rename(target / "bundles" / "d2" / "exit.onnx")
@@ -331,7 +331,7 @@ def test_a_device_revoked_here_is_cut_at_once(
 def test_a_disk_that_fails_for_models_keeps_nobody_in(
     services: Services, device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each duty of the housekeeper has its turn, whatever happened to the one before."""
+    """Each duty of the housekeeper has its turn, even if the one before failed."""
     one = device(broker_of(services), "pi-1", enrol(services, "pi-1"))
     before = services.registry.device("pi-1").last_seen
     tried: list[bool] = []
@@ -417,7 +417,7 @@ def test_enrolled_over_http_and_let_in_at_the_broker(
             assert client.get(bad, headers=login).status_code == 404
 
 
-# a Mosquitto of one's own, whose devices outlive this server
+# your own Mosquitto, which keeps its devices when this server stops
 
 
 @contextlib.contextmanager
@@ -554,9 +554,9 @@ def test_a_broker_that_devices_cannot_reach_is_warned_of_once(
     )
     services.start()
     services.stop()
-    said = [line for line in caplog.messages if "cannot reach the broker" in line]
-    assert len(said) == warned
-    assert all("--mqtt-public" in line and services.broker.address.url in line for line in said)
+    logged = [line for line in caplog.messages if "cannot reach the broker" in line]
+    assert len(logged) == warned
+    assert all("--mqtt-public" in line and services.broker.address.url in line for line in logged)
     assert services.broker_address()["url"] == (public or services.broker.address.url)
 
 

@@ -94,7 +94,7 @@ def engine(shared_engine: GatedEngine) -> Iterator[GatedEngine]:
 
 @pytest.fixture
 def start(engine: GatedEngine) -> Iterator[Callable[..., Batcher]]:
-    """Starts batchers and stops them, whatever the gate was left at."""
+    """Starts batchers and stops them, with the gate open or closed."""
     started: list[Batcher] = []
 
     def make(**options: int) -> Batcher:
@@ -136,7 +136,7 @@ def test_a_lone_query_starts_at_once(
     assert sorted(queued)[25] < sorted(direct)[25] + 0.003
 
 
-def test_a_quick_model_runs_where_its_query_arrives_if_nobody_waits(
+def test_a_quick_model_runs_where_its_query_arrives_if_the_queue_is_empty(
     start: Callable[..., Batcher],
     engine: GatedEngine,
     exported: Exported,
@@ -145,7 +145,7 @@ def test_a_quick_model_runs_where_its_query_arrives_if_nobody_waits(
     monkeypatch.setattr(server.backend.batcher, "HANDOVER_S", 10.0)  # quick on any machine
     batcher, x = start(), sample(exported, 0)
     here = threading.current_thread().name
-    first = Asked(batcher, engine, x, may_run_here=True)  # how quick it is, nobody knows yet
+    first = Asked(batcher, engine, x, may_run_here=True)  # its speed is not known yet
     assert first.answer.shape == (1, 10)
     # the answer is out before the engine's thread has noted the time it took
     wait_until(lambda: not batcher._busy, "the engine's thread stays busy")

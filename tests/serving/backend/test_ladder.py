@@ -1,4 +1,4 @@
-"""The ladder engine against torch: whatever enters where, each query gets its own answer."""
+"""The ladder engine against torch: at any mix of depths, each query gets its own answer."""
 
 from __future__ import annotations
 

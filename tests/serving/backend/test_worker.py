@@ -365,7 +365,7 @@ FRAMES = st.binary(max_size=200) | st.builds(framed, HEADER, st.binary(max_size=
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(payloads=st.lists(FRAMES, min_size=3, max_size=6))
-def test_whatever_is_sent_the_next_good_query_is_answered(
+def test_after_any_bytes_the_next_good_query_is_answered(
     pi: Device, exported: Exported, payloads: list[bytes]
 ) -> None:
     """Each frame gets one reply; hundreds of them leave nothing behind."""

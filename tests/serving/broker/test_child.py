@@ -71,7 +71,7 @@ def test_small_enough_for_one_command_to_run_everything(child: BrokerChild) -> N
     assert psutil.Process(child.pid).memory_info().rss < 50e6  # 30 MB here
 
 
-def test_crash_is_mended_on_the_same_port_with_the_same_principals(child: BrokerChild) -> None:
+def test_crashed_broker_restarts_with_the_same_port_and_principals(child: BrokerChild) -> None:
     port, pid = child.port, child.pid
     assert pid is not None
     link = link_to(child)

@@ -57,14 +57,14 @@ def backend(child: BrokerChild) -> Iterator[MqttLink]:
 
 @pytest.fixture
 def hasty() -> Iterator[int]:
-    """The port of a broker in this process, whose patience is short."""
+    """The port of a broker in this process, with short time limits."""
     with in_thread(AcceptorLimits(connect_s=0.3, stall_s=1.0, outbound_bytes=32_000_000)) as port:
         yield port
 
 
 @pytest.fixture
 def hasty_tls() -> Iterator[int]:
-    """The same, with TLS; the context has no certificate, for nobody gets that far."""
+    """The same with TLS; the context has no certificate, because no handshake gets that far."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with in_thread(AcceptorLimits(connect_s=0.3), tls) as port:
         yield port
@@ -191,7 +191,7 @@ def memory_mb(child: BrokerChild) -> float:
     return resident / 1e6
 
 
-def test_a_thousand_silent_sockets_are_closed_and_hinder_nobody(
+def test_a_thousand_silent_sockets_are_closed_and_hinder_no_device(
     child: BrokerChild, backend: MqttLink
 ) -> None:
     before = memory_mb(child)

@@ -111,7 +111,7 @@ def mosquitto(folder: Path) -> Iterator[World]:
 
 
 class Client:
-    """A socket after CONNECT; `code` is what CONNACK said, None when there was none."""
+    """A socket after CONNECT; `code` is that of its CONNACK, None without one."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Client:
     ) -> list[tuple[str, bytes]]:
         """Topics and payloads, acknowledged, up to the last of so many payloads `last`.
 
-        What others said before this client subscribed counts only if `retained`.
+        Messages sent before this client subscribed count only if `retained`.
         """
         heard = []
         while times:
@@ -377,7 +377,7 @@ def test_forged_will_is_never_delivered(
         assert victim.heard_until(b"end", retained=True) == []
 
 
-def test_what_a_device_said_last_comes_before_its_will(
+def test_last_message_of_a_device_comes_before_its_will(
     connect: Callable[..., Client], backend: Client
 ) -> None:
     topic = topic_of(DEVICES[3], "status")
@@ -475,7 +475,7 @@ def test_revoked_device_is_cut_and_stays_out(world: World, connect: Callable[...
     assert connect("d98").code == NOT_AUTHORISED
     world.remove("d98")  # again is fine
 
-    world.add("d98", "another secret")  # found, and enrolled anew
+    world.add("d98", "another secret")  # found, and enrolled again
     assert connect("d98").code == NOT_AUTHORISED
     assert connect("d98", password="another secret").code == 0
     world.remove("d98")

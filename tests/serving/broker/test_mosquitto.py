@@ -36,7 +36,7 @@ def test_password_is_hashed_as_the_plugin_hashes_it(tmp_path: Path) -> None:
     assert base64.b64decode(backend["password"]) == expected
 
 
-def test_nobody_may_do_what_no_role_says(tmp_path: Path) -> None:
+def test_what_no_role_allows_is_refused_to_all(tmp_path: Path) -> None:
     write_config(tmp_path, credential="secret")
     access = json.loads((tmp_path / "dynamic-security.json").read_text())["defaultACLAccess"]
     assert access == {
@@ -100,7 +100,7 @@ def test_plugin_is_found_in_the_first_place_that_has_it(
     assert find_plugin() == plugin
 
 
-def test_broker_that_is_away_is_said(free_port: int) -> None:
+def test_broker_that_is_away_is_reported(free_port: int) -> None:
     address = BrokerAddress("127.0.0.1", free_port)
     admin = MosquittoAdmin(address, credential="secret", timeout_s=0.3)
     with pytest.raises(LinkError, match=str(free_port)):

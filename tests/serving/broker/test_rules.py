@@ -26,7 +26,7 @@ PRINCIPALS = {"pi-1": DEVICE, "backend": BACKEND, "backend-7": DEVICE}
         ("pi-1", "pi-1", b"secret", DEVICE),
         ("backend", "backend", b"secret", BACKEND),
         ("backend-x1", "backend", b"secret", BACKEND),
-        ("backend-7", "backend", b"secret", None),  # that is somebody else's name
+        ("backend-7", "backend", b"secret", None),  # the name of another principal
         ("backendx", "backend", b"secret", None),
         ("pi-1-x", "pi-1", b"secret", None),  # only a backend may have a suffix
         ("pi-2", "pi-1", b"secret", None),

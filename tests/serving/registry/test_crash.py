@@ -1,4 +1,4 @@
-"""A server killed while it writes loses nothing that it said was done.
+"""A server killed while it writes loses nothing that it reported as done.
 
 A child enrols devices in a loop and says so after each commit; it is killed at random moments. The
 short form of 15 kills runs here; SPLITEDGE_REGISTRY_KILLS asks for more.
@@ -44,7 +44,7 @@ def test_nothing_committed_is_lost_to_kill_9(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/registry.db"
     seed = random.randrange(2**32)
     moments = random.Random(seed)
-    said: dict[str, int] = {}
+    committed: dict[str, int] = {}
     fork_server = subprocess.Popen(
         [sys.executable, "-P", "-c", FORK_SERVER, url],
         stdin=subprocess.PIPE,
@@ -62,23 +62,23 @@ def test_nothing_committed_is_lost_to_kill_9(tmp_path: Path) -> None:
         while (line := fork_server.stdout.readline()) != "dead\n":
             if line.startswith("done"):
                 _, device, number = line.split()
-                said[device] = int(number)
+                committed[device] = int(number)
         timer.join()
-        _check(url, said, f"seed {seed}, kill {kill}")
+        _check(url, committed, f"seed {seed}, kill {kill}")
     fork_server.stdin.close()
     fork_server.stdout.close()
     assert fork_server.wait() == 0
-    assert said
+    assert committed
 
 
-def _check(url: str, said: dict[str, int], where: str) -> None:
-    """The database opens, holds all that was said, and holds no enrolment by halves."""
+def _check(url: str, committed: dict[str, int], where: str) -> None:
+    """The database opens, holds every committed enrolment, and no half of one."""
     registry = Registry.open(url)
     devices = {device.id: device for device in registry.devices()}
     used = [token.used_by for token in registry.tokens() if token.used_at is not None]
     registry.close()
-    lost = said.keys() - devices.keys()
+    lost = committed.keys() - devices.keys()
     assert not lost, where
-    for device, number in said.items():
+    for device, number in committed.items():
         assert devices[device].bundle == f"cnn/{number}/d1", where
     assert sorted(map(str, used)) == sorted(devices), where

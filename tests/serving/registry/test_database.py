@@ -158,7 +158,7 @@ def test_a_taken_name_gets_the_first_free_suffix(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("name", ["backend", "operator", "server"])
-def test_a_name_that_means_somebody_else_is_never_a_device(registry: Registry, name: str) -> None:
+def test_a_reserved_name_is_never_a_device(registry: Registry, name: str) -> None:
     assert enrol(registry, name)[0] == f"{name}-2"
 
 
@@ -299,9 +299,7 @@ def test_one_version_of_a_model_is_active(registry: Registry) -> None:
     assert found == [("cnn", 1, False), ("cnn", 2, True), ("vit", 1, True)]
 
 
-def test_a_version_is_published_once_however_often_it_is_said(
-    registry: Registry, clock: Clock
-) -> None:
+def test_a_version_is_published_once_in_repeated_calls(registry: Registry, clock: Clock) -> None:
     registry.publish_model("cnn", 1)
     registry.activate_model("cnn", 1)
     clock.now += 5
@@ -400,7 +398,7 @@ def test_a_secret_matches_its_own_hash_only() -> None:
         max_size=3,
     ),
 )
-def test_whatever_is_enrolled_reads_back_or_is_refused(
+def test_any_profile_reads_back_or_is_refused(
     registry: Registry, name: str | None, profile: dict[str, Any]
 ) -> None:
     try:

@@ -109,7 +109,7 @@ class Site:
     def infer_binary(
         self, name: str, array: Array, parameters: Mapping[str, Any] | None = None, **more: Any
     ) -> Answer:
-        """One binary input; `more` goes beside it in the JSON."""
+        """One binary input; `more` is added to its JSON."""
         text, raw = binary(name, array, parameters, **more)
         return self.call("POST", INFER, text + raw, {LENGTH: str(len(text))})
 
@@ -454,13 +454,13 @@ def test_a_body_that_says_it_is_too_long_is_refused_unread(
     with socket.create_connection(("127.0.0.1", site.port), 10) as peer:
         length = f"Content-Length: {limit + 1}\r\n\r\n"
         peer.sendall(f"POST {INFER} HTTP/1.1\r\nHost: h\r\n{header}{length}".encode())
-        said = b""
-        while b"error" not in said:  # although not one byte of the body was sent
+        received = b""
+        while b"error" not in received:  # although not one byte of the body was sent
             part = peer.recv(65536)
-            assert part, said
-            said += part
-    assert said.startswith(b"HTTP/1.1 413 ")
-    assert f"at most {limit} bytes".encode() in said
+            assert part, received
+            received += part
+    assert received.startswith(b"HTTP/1.1 413 ")
+    assert f"at most {limit} bytes".encode() in received
 
 
 def test_a_body_without_an_end_is_refused_at_the_limit(site: Site) -> None:
@@ -471,16 +471,16 @@ def test_a_body_without_an_end_is_refused_at_the_limit(site: Site) -> None:
             f"POST {INFER} HTTP/1.1\r\nHost: h\r\n{LENGTH}: 99\r\n"
             "Transfer-Encoding: chunked\r\n\r\n".encode()
         )
-        said = b""
-        while not said and sent < 200_000_000:
+        received = b""
+        while not received and sent < 200_000_000:
             readable, writable, _ = select.select([peer], [peer], [], 20)
             assert readable or writable
             if readable:
-                said = peer.recv(65536)
+                received = peer.recv(65536)
                 break
             with contextlib.suppress(OSError):  # refused meanwhile: the answer can still be read
                 sent += peer.send(chunk[sent % len(chunk) :], socket.MSG_DONTWAIT)
-    assert said.startswith(b"HTTP/1.1 413 ")
+    assert received.startswith(b"HTTP/1.1 413 ")
     assert 16_000_000 < sent < 40_000_000  # the limit, and what the sockets hold
 
 
@@ -595,7 +595,7 @@ def test_a_deadline_that_passed_is_504(
     assert site.infer(request | {"parameters": {"deadline_ms": 60_000}}).status == 200
 
 
-def test_a_client_that_leaves_harms_nobody(
+def test_a_client_that_leaves_harms_no_other(
     site: Site, exported: Exported, busy: threading.Event
 ) -> None:
     text, raw = binary("x", exported.x[:1])
@@ -609,7 +609,7 @@ def test_a_client_that_leaves_harms_nobody(
     assert site.infer_binary("x", exported.x[:1]).status == 200
 
 
-# whatever else may come
+# hostile input
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
