@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from edge_sdk.durable import make_folder
 from edge_sdk.errors import ConfigurationError
 
 BUSY_TIMEOUT_MS: Final = 10_000
+WAL_RETRY_S: Final = 0.01
 READS: Final = "registry_reads"  # execution option of connections that will not write
 
 _EXPECTED: Final = "expected sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
@@ -64,13 +66,29 @@ def sqlite_file(url: URL) -> Path | None:
 
 def _on_connect(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
     connection.isolation_level = None  # the driver begins no transaction of its own
-    for pragma in (
-        f"busy_timeout={BUSY_TIMEOUT_MS}",
-        "journal_mode=WAL",
-        "synchronous=FULL",
-        "foreign_keys=ON",
-    ):
+    connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+    _use_wal(connection)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch to the write-ahead log.
+
+    SQLite does not apply its busy timeout here: of two programs that open a new database at once,
+    one is refused immediately.
+    """
+    give_up = time.monotonic() + BUSY_TIMEOUT_MS / 1e3
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as err:
+            primary_code = err.sqlite_errorcode & 0xFF  # the rest tells kinds of it apart
+            if primary_code != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                raise
+            time.sleep(WAL_RETRY_S)
+        else:
+            return
 
 
 def _on_begin(connection: Connection) -> None:
