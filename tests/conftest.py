@@ -1,6 +1,6 @@
 """Shared by every test folder: the real data if present, a free port, hypothesis profiles.
 
---hypothesis-profile=faults     ten times as many generated examples, for `make faults`
+--hypothesis-profile=faults     ten times as many generated examples, for `make faults-training`
 """
 
 from __future__ import annotations

@@ -47,11 +47,6 @@ class LadderEngine:
         self._rung_at = {segment.entry: at for at, segment in enumerate(manifest.segments)}
         self.output = self._rungs[-1].output
 
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Depths at which a query may enter."""
-        return tuple(self._rung_at)
-
     def check(self, entry: Entry) -> None:
         """Check that `entry` can be run.
 

@@ -69,11 +69,6 @@ class BrokerChild:
         self._watcher = threading.Thread(target=self._watch, name="broker-child", daemon=True)
 
     @property
-    def host(self) -> str:
-        """Address on which it listens."""
-        return self._settings.host
-
-    @property
     def port(self) -> int:
         """Port on which it listens; known once started."""
         return self._port
