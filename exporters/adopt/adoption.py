@@ -2,7 +2,7 @@
 
 cuts        found in the graph, offered by cost
 heads       trained on features of the training part, against the model's own answers
-thresholds  chosen on the held-out part
+thresholds  chosen on the held-out part; where that is small, by folds of train and held-out
 figures     of the test part, which chose nothing
 tree        segments, bundles and costs, as any export writes them
 """
@@ -22,7 +22,7 @@ from edge_sdk.manifest import GatePolicy, ModelManifest, TensorSpec
 from edge_sdk.training.data.samples import Part, Parts
 from exporters.adopt.classifier import PREFIX, Classifier, checked
 from exporters.adopt.graph.cuts import Cut, Offer, Plan, choose_cuts, find_cuts
-from exporters.adopt.heads import Extractor, Head, train_head
+from exporters.adopt.heads import Extractor, Head, crossed_logits, train_head
 from exporters.adopt.inputs import as_raw
 from exporters.adopt.operating import Figures, Judged, agreed_threshold, figures_at, require_finite
 from exporters.adopt.settings import Settings
@@ -33,6 +33,9 @@ Floats = NDArray[np.float32]
 Progress = Callable[[str], None]
 
 FEW_SAMPLES: Final = 500
+# With 48 held-out samples, exits of a text classifier agreed in 84 % of cases in place of the 98 %
+# that was asked for; by five folds of 240 in 94 to 100 %.
+CROSSED_BELOW: Final = 200
 _SAID_EVERY_S: Final = 5.0
 
 
@@ -66,6 +69,7 @@ class Adoption:
         seconds: from the first feature to the published tree.
         head_seconds: of training one head, on average.
         by_sample: whether the server runs the samples of a batch one after the other.
+        crossed: whether train and held-out part chose the thresholds together, by five folds.
     """
 
     manifest: ModelManifest
@@ -76,6 +80,7 @@ class Adoption:
     seconds: float
     head_seconds: float
     by_sample: bool
+    crossed: bool
     warnings: tuple[str, ...] = ()
 
 
@@ -128,7 +133,7 @@ def adopt(
     train, held_out, test = _answers(classifier, parts, offer.cuts, settings, progress)
     heads, head_seconds = _train_heads(train, offer.cuts, settings, progress)
     exits = [
-        _exit(cut, place, head, held_out, settings)
+        _exit(cut, head, (train, held_out), place, settings)
         for place, (cut, head) in enumerate(zip(offer.cuts, heads, strict=True))
     ]
     calibration = parts.train.x if settings.int8 == "auto" else None
@@ -160,6 +165,7 @@ def adopt(
         seconds=time.perf_counter() - started,
         head_seconds=head_seconds,
         by_sample=not classifier.batches,
+        crossed=len(parts.held_out) < CROSSED_BELOW,
         warnings=tuple(warnings.lines),
     )
 
@@ -205,11 +211,29 @@ def _train_heads(
     return heads, (time.perf_counter() - started) / len(cuts)
 
 
-def _exit(cut: Cut, place: int, head: Head, held_out: _Answers, settings: Settings) -> Exit:
+def _exit(
+    cut: Cut, head: Head, seen: tuple[_Answers, _Answers], place: int, settings: Settings
+) -> Exit:
+    """The exit with its threshold.
+
+    Args:
+        seen: train and held-out part. Where the second is small, luck would choose the threshold:
+            then both choose it, by heads that did not learn from the sample at hand.
+    """
+    train, held_out = seen
     logits = head.logits(held_out.features[place])
     judged = Judged(logits, held_out.logits, held_out.part.y)
+    if len(held_out.part) < CROSSED_BELOW:
+        features = np.concatenate([train.features[place], held_out.features[place]])
+        whole = np.concatenate([train.logits, held_out.logits])
+        labels = [each.part.y for each in seen if each.part.y is not None]
+        judged = Judged(
+            crossed_logits(features, whole, seed=settings.seed),
+            whole,
+            np.concatenate(labels) if len(labels) == len(seen) else None,
+        )
     threshold = agreed_threshold(settings.gate, judged, settings.agreement)
-    return Exit(cut, head, judged, threshold)
+    return Exit(cut, head, judged, threshold, logits)
 
 
 def _figures(

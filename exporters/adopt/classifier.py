@@ -23,6 +23,7 @@ from exporters.adopt.graph.loading import load_graph, with_open_reshapes
 from exporters.adopt.graph.preprocess import Preprocessing, raw_input, with_preprocessing
 from exporters.adopt.graph.reading import read_fixed
 from exporters.adopt.graph.split import open_session, require_same, takes_batches
+from exporters.adopt.operating import require_finite
 
 Array = NDArray[Any]
 
@@ -93,6 +94,7 @@ def checked(classifier: Classifier, x: Array) -> Classifier:
     graph = classifier.graph
     session = open_session(part(graph, ("x", graph.input), {"logits": graph.output}, batch=1))
     outputs = [session.run(None, {"x": x[row : row + 1]})[0] for row in range(min(8, len(x)))]
+    require_finite(f"logits of the first {len(outputs)} samples", np.concatenate(outputs))
     if are_probabilities(np.concatenate(outputs)):
         graph = from_probabilities(graph)
     require_same(graph, classifier.model_input, classifier.open_file(), x)

@@ -34,6 +34,7 @@ _CHANNELS_FIRST: Final = (
     "Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "BatchNormalization",
 )  # fmt: skip
 _CHANNELS_LAST: Final = ("MatMul", "Gemm", "LayerNormalization", "Einsum", "Transpose")
+_FOLDS: Final = 5
 _EPOCHS: Final = 30
 _STEPS: Final = (1000, 4000)
 _BATCH: Final = 128
@@ -164,6 +165,23 @@ def _train_head(features: Floats, logits: Floats, seed: int) -> Head:
     weight = layer.weight.detach().numpy() / scale
     bias = layer.bias.detach().numpy() - weight @ mean
     return Head(weight.astype(np.float32), bias.astype(np.float32))
+
+
+def crossed_logits(features: Floats, logits: Floats, *, seed: int) -> Floats:
+    """Answers of heads to samples that they did not learn from: each of five parts of the samples
+    is judged by a head that learnt from the other four.
+
+    Args:
+        features: (n, features). logits: (n, classes) of the whole model for the same samples.
+    Returns: (n, classes).
+    """
+    fold = np.random.default_rng([seed, _FOLDS]).permutation(len(features)) % _FOLDS
+    answers = np.empty_like(logits)
+    for left_out in range(_FOLDS):
+        learnt = fold != left_out
+        head = train_head(features[learnt], logits[learnt], seed=seed)
+        answers[~learnt] = head.logits(features[~learnt])
+    return answers
 
 
 @contextmanager

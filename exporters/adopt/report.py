@@ -27,7 +27,7 @@ def report_of(adoption: Adoption) -> dict[str, Any]:
         "labelled": adoption.labelled,
         "samples": adoption.samples,
         "figures_of": "test",
-        "threshold_chosen_on": "held_out",
+        "threshold_chosen_on": "folds of train and held_out" if adoption.crossed else "held_out",
         "by_sample": adoption.by_sample,
         "warnings": list(adoption.warnings),
         "cuts": [_row(each) for each in adoption.cuts],

@@ -51,14 +51,16 @@ class Exit:
     """A cut to publish.
 
     Attributes:
-        head: trained. judged: it and the whole model on the held-out part.
-        threshold: that the held-out part chose.
+        head: trained.
+        judged: exit and whole model on the samples that chose the threshold.
+        logits: of the head for the held-out part.
     """
 
     cut: Cut
     head: Head
     judged: Judged
     threshold: float
+    logits: Floats
 
 
 def write_model(
@@ -183,7 +185,7 @@ def _source(
         inputs = {"x": classifier.raw}
         return {"exit": GraphSpec("exit.onnx", "fp32", inputs, outputs, (WEIGHT, BIAS))}
 
-    exit_logits = each.judged.exit[rows]
+    exit_logits = each.logits[rows]
     gate = agreement_gate(settings.gate, each.judged, settings.agreement)
     return BundleSource(
         model=f"{settings.name}/{settings.version}",
@@ -196,12 +198,12 @@ def _source(
         write=write,
         suffix=_suffix(classifier, cut),
         tolerance=_tolerance(exit_logits),
-        notes={"held_out": _notes(each, settings)},
+        notes={"threshold": _notes(each, settings)},
     )
 
 
 def _notes(each: Exit, settings: Settings) -> dict[str, Any]:
-    """Figures of the held-out part at the bundle's threshold, for the manifest."""
+    """Figures at the bundle's threshold, of the samples that chose it, for the manifest."""
     figures = figures_at(settings.gate, each.threshold, each.judged)
     return {
         "samples": len(each.judged.exit),

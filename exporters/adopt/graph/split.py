@@ -134,7 +134,11 @@ def close(expected: Array, got: Array) -> bool:
 
 
 def difference(expected: Array, got: Array) -> float:
-    """The largest absolute difference, as a share of the largest expected value (at least 1e-6)."""
+    """The largest absolute difference, as a share of the largest expected value (at least 1e-6);
+    infinity where a value is not finite.
+    """
+    if not np.isfinite(expected).all() or not np.isfinite(got).all():
+        return float("inf")
     size = max(float(np.abs(expected).max(initial=0.0)), 1e-6)
     gap = np.abs(expected.astype(np.float64) - got).max(initial=0.0)
     return float(gap) / size

@@ -11,6 +11,7 @@ from exporters.adopt.heads import (
     LOGITS,
     Extractor,
     Head,
+    crossed_logits,
     head_addition,
     train_head,
 )
@@ -32,6 +33,18 @@ def test_same_seed_gives_the_same_head() -> None:
     teacher = random.normal(size=(200, 3)).astype(np.float32)
     first, again = (train_head(features, teacher, seed=7) for _ in range(2))
     np.testing.assert_array_equal(first.weight, again.weight)
+
+
+def test_crossed_answers_come_from_heads_that_did_not_see_the_sample() -> None:
+    # more features than samples and answers by chance: a head can only remember what it saw
+    random = np.random.default_rng(0)
+    features = random.normal(size=(60, 100)).astype(np.float32)
+    teacher = 9 * np.eye(2, dtype=np.float32)[random.integers(0, 2, 60)]
+    seen = train_head(features, teacher, seed=0).logits(features)
+    crossed = crossed_logits(features, teacher, seed=0)
+    assert (seen.argmax(axis=1) == teacher.argmax(axis=1)).mean() == 1
+    # 60 tosses of a coin: 3.9 standard deviations
+    assert abs((crossed.argmax(axis=1) == teacher.argmax(axis=1)).mean() - 0.5) < 0.25
 
 
 def test_feature_that_never_changes_is_left_out() -> None:
