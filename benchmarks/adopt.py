@@ -123,7 +123,7 @@ def _blocks(report: dict[str, Any], about: dict[str, Any], agreement: float) -> 
         "# Adopting cnn6 on Fashion-MNIST without labels",
         (
             f"{made_by(about)} onnx {about['onnx']}, onnxruntime {about['onnxruntime']}. Load"
-            f" {about['load'][0]}: other jobs ran beside it."
+            f" {about['load'][0]}: other jobs ran at the same time."
         ),
         (
             f"The model learnt from {IMAGES} labelled images and knows of no exits. Heads learnt"

@@ -75,7 +75,7 @@ class BundleSource:
         run: run of the training that the weights come from; empty where that is not known.
         back: the last layer of a U-shaped method, in torch.
         tolerance: largest absolute difference of a logit from the reference.
-        notes: what the manifest says of the measurement beside its parity.
+        notes: what the manifest says of the measurement in addition to its parity.
     """
 
     model: str

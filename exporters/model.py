@@ -126,7 +126,7 @@ def write_tree(
     write: Callable[[Path], ModelManifest],
     progress: Progress = lambda _: None,
 ) -> ModelManifest:
-    """Make `{out}/{name}/{version}` in a hidden folder beside its place, and rename it at the end.
+    """Make `{out}/{name}/{version}` in a hidden folder next to its place, and rename it at the end.
 
     Args:
         write: writes segments and bundles into an empty folder, and returns the manifest.

@@ -36,7 +36,7 @@ FEW_SAMPLES: Final = 500
 # With 48 held-out samples, exits of a text classifier agreed in 84 % of cases in place of the 98 %
 # that was asked for; by five folds of 240 in 94 to 100 %.
 CROSSED_BELOW: Final = 200
-_SAID_EVERY_S: Final = 5.0
+PROGRESS_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +181,16 @@ def _answers(
         classifier.graph, cuts, batches=bool(classifier.batches), threads=settings.threads
     )
     total = len(parts.train) + len(parts.held_out) + len(parts.test)
-    done, said, found = 0, time.perf_counter(), []
-    progress(f"computing features of {total} samples at {len(cuts)} cuts")
+    done, reported, found = 0, time.perf_counter(), []
+    progress(f"computing features of {total} samples; cuts: {len(cuts)}")
     for name, each in (("train", parts.train), ("held-out", parts.held_out), ("test", parts.test)):
         batches = []
         for start in range(0, len(each), extract.batch):
             raw = as_raw(each.x[start : start + extract.batch], classifier.raw)
             batches.append(extract(raw))
             done += len(raw)
-            if time.perf_counter() - said > _SAID_EVERY_S:
-                said = time.perf_counter()
+            if time.perf_counter() - reported > PROGRESS_EVERY_S:
+                reported = time.perf_counter()
                 progress(f"features of {done} of {total} samples")
         logits, *features = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
         require_finite(f"logits of the {name} part", logits)

@@ -137,7 +137,7 @@ def train_head(features: Floats, logits: Floats, *, seed: int) -> Head:
 def _train_head(features: Floats, logits: Floats, seed: int) -> Head:
     mean = features.mean(axis=0)
     deviation = features.std(axis=0)
-    # what hardly varies beside its own size says nothing but rounding noise
+    # a feature that hardly varies compared with its size carries only rounding noise
     least = 1e-3 * np.maximum(np.abs(mean), deviation.max(initial=1e-12))
     scale = np.where(deviation > least, deviation, np.inf)
     standard = torch.from_numpy(((features - mean) / scale).astype(np.float32))

@@ -25,7 +25,7 @@ Labels = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An exit beside the whole model on the same samples.
+    """An exit and the whole model on the same samples.
 
     Attributes:
         exit, whole: (n, classes) logits.

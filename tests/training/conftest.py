@@ -236,7 +236,7 @@ class Command:
                     return line
         finally:
             timer.cancel()
-        raise AssertionError(f"{word!r} was not said; {self.log.read_text()[-2000:]}")
+        raise AssertionError(f"{word!r} was not printed; {self.log.read_text()[-2000:]}")
 
     def rest(self) -> str:
         """What else it says to its end."""
@@ -244,10 +244,10 @@ class Command:
         assert out is not None
         timer = threading.Timer(START_S, self.process.kill)
         timer.start()
-        said = out.read()
+        printed = out.read()
         timer.cancel()
         self.process.wait(10)
-        return said
+        return printed
 
     def end(self) -> None:
         """Kill it where it still runs."""

@@ -90,7 +90,7 @@ class Offer:
 def find_cuts(graph: Graph) -> Plan:
     """All cuts of a graph with logits.
 
-    Raises: ExportError where there is none, naming what is alive beside each other.
+    Raises: ExportError where there is none; it names the tensors that are needed side by side.
     """
     places = list(_single(graph))
     if not places:

@@ -90,7 +90,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """Nodes and weights that a part gets beside its own, an exit head say.
+    """Nodes and weights that a part gets in addition to its own, for example an exit head.
 
     Attributes:
         specs: of the tensors that are outputs.

@@ -156,7 +156,7 @@ def _freeze(
     _refuse_data_dependent(nodes, data, prefix)
     fixed = not info.type.tensor_type.shape.dim[0].dim_param
     terms = _terms(model, heavy, sorted(shaped), fixed=fixed)
-    # what grows with the batch (a class token for each sample) is made anew in each part
+    # what grows with the batch (a class token for each sample) is made again in each part
     growing = [node for node in shaping if not set(node.output) <= terms.keys()]
     derived |= {made for node in growing for made in node.output}
     nodes = growing + nodes

@@ -47,7 +47,7 @@ MAX_SIZE_RATIO: Final = 2.0
 # minimum the labels are not known.
 LABEL_WINDOW: Final = 64
 MIN_SAMPLES: Final = 16
-# Clients that have a class, below which it cannot be said which of them labels it right.
+# Clients that have a class, below which the server cannot tell which of them labels it right.
 MIN_CLIENTS: Final = 3
 # Share of the others' labels that the server has to meet before any client is compared with them.
 MIN_AGREEMENT: Final = 0.5

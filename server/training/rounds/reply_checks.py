@@ -106,7 +106,7 @@ def _coding_fault(values: torch.Tensor, ranges: torch.Tensor | None, size: int) 
     if values.dtype not in CODED:
         return f"expected float32, float16 or uint8, got {values.dtype}"
     if values.dtype != torch.uint8:
-        return None if ranges is None else f"expected no ranges beside {values.dtype}"
+        return None if ranges is None else f"expected no ranges for {values.dtype}"
     if ranges is None or ranges.shape != (size, 2) or ranges.dtype != torch.float32:
         return f"expected a scale and a zero point for {size} samples"
     return None if bool(torch.isfinite(ranges).all()) else "expected a finite scale and zero point"

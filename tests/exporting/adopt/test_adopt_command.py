@@ -50,7 +50,7 @@ def refused(model: Path, data: object, out: Path, *more: str) -> str:
 def adopted(
     small_onnx: Path, unlabelled: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Result, dict[str, Any]]:
-    """The folder of the model, what the command said, and its report."""
+    """The folder of the model, what the command printed, and its report."""
     out = tmp_path_factory.mktemp("models")
     report = out / "report.json"
     result = run(small_onnx, unlabelled, out, "--report", str(report))

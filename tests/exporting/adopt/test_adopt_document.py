@@ -98,19 +98,19 @@ def place(
     for probe in probes:
         probe.close()
     Addresses(http, f"embedded:{mqtt}").save(folder / "server")  # as if it had run there before
-    with (folder / "said").open("w") as said:
+    with (folder / "printed").open("w") as printed:
         started = subprocess.Popen(
             ["bash", "-euc", snippet("serve")],
             cwd=folder,
             env=environment(),
-            stdout=said,
-            stderr=said,
+            stdout=printed,
+            stderr=printed,
             start_new_session=True,
         )
     try:
-        assert started.wait(120) == 0, (folder / "said").read_text()
-        wait_until(lambda: _ready(f"http://{http}"), (folder / "said").read_text, 60)
-        (token,) = TOKEN.findall((folder / "said").read_text())
+        assert started.wait(120) == 0, (folder / "printed").read_text()
+        wait_until(lambda: _ready(f"http://{http}"), (folder / "printed").read_text, 60)
+        (token,) = TOKEN.findall((folder / "printed").read_text())
         yield Place(folder, f"http://{http}", token, adopted)
     finally:
         os.killpg(started.pid, signal.SIGKILL)
@@ -125,9 +125,9 @@ def _ready(http: str) -> bool:
 
 def test_file_and_pictures_become_an_answering_device(place: Place, digits: Dataset) -> None:
     assert "Next: splitedge server run --state server" in place.adopted
-    said = place.shell(snippet("device").replace("TOKEN", place.token))
-    assert "things/1/" in said
-    assert re.search(r"\b(device|server)\b", said.partition("new.png")[2])
+    printed = place.shell(snippet("device").replace("TOKEN", place.token))
+    assert "things/1/" in printed
+    assert re.search(r"\b(device|server)\b", printed.partition("new.png")[2])
     file = onnxruntime.InferenceSession(
         str(place.folder / "model.onnx"), providers=["CPUExecutionProvider"]
     )

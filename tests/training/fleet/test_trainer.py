@@ -95,9 +95,9 @@ def test_training_ends_though_one_device_is_killed_and_one_frozen(
     agents["pi-2"].process.send_signal(signal.SIGSTOP)
     trainer.until("round 4:")
     agents["pi-2"].process.send_signal(signal.SIGCONT)
-    said = trainer.rest()
+    printed = trainer.rest()
     assert trainer.process.returncode == 0, trainer.log.read_text()
-    assert "5 rounds with 4 devices" in said
+    assert "5 rounds with 4 devices" in printed
 
     report = orjson.loads((tmp_path / "report.json").read_bytes())
     rows = report["rounds"]
