@@ -33,7 +33,7 @@ class Small(nn.Module):
         self.end = nn.Sequential(nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.end(self.body(x))  # type: ignore[no-any-return]
+        return self.end(self.body(x))  # type: ignore[no-any-return]  # torch types modules as Any
 
 
 def export(module: nn.Module, example: torch.Tensor, path: Path, *, batch: bool = True) -> Path:
@@ -65,7 +65,7 @@ def small(digits: Dataset) -> nn.Module:
     for _ in range(6):
         for rows in torch.split(torch.randperm(len(y)), 64):
             optimiser.zero_grad()
-            nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+            nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]  # untyped in torch
             optimiser.step()
     return net.eval()
 
