@@ -241,13 +241,18 @@ class Offloader:
             pending.complete(NoReply(reason))
 
     def _note(self, event: Callable[[], None]) -> None:
-        """Report an event to the availability, log a change, and wake the watcher to probe."""
+        """Report an event to the availability, and log a change.
+
+        The watcher wakes and probes at once when the server goes away. Further events of a server
+        that is away leave the watcher's pause as it is: an answer to a probe must not bring the
+        next probe.
+        """
         with self._wake:
             before = self.presence
             event()
             after = self.presence
             why = self.why_away
-            if after is Presence.AWAY:
+            if after is Presence.AWAY and before is not Presence.AWAY:
                 self._wake.notify_all()
         if after is before:
             return

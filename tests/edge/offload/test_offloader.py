@@ -296,6 +296,20 @@ def test_a_server_that_answers_probes_but_no_query_goes_on_longer_probation(
     assert time.monotonic() - away_at < 0.4  # one answer ends probation
 
 
+def test_probation_probes_at_the_interval_and_not_at_the_pace_of_the_answers(
+    server: Scripted, offloader: Open
+) -> None:
+    server.on_query = lambda query: None
+    device = offloader()
+    for _ in range(4):
+        wait_until_present(device)
+        assert isinstance(ask(device, 0.05), NoReply)
+    before, away_at = len(server.probes), time.monotonic()
+    wait_until_present(device)  # after a probation of 0.8 s
+    intervals = (time.monotonic() - away_at) / (0.75 * 0.1)  # jitter shortens one by a quarter
+    assert len(server.probes) - before <= intervals + 2  # one at once, one under way
+
+
 def test_a_round_trip_longer_than_the_probe_interval_is_no_absence(
     broker: BrokerChild, server: Scripted, offloader: Open, make_proxy: Callable[[int], FaultProxy]
 ) -> None:
