@@ -157,7 +157,14 @@ def train(
         stack.callback(trainer.end_rounds)
         say(f"splitedge train: {http.url}, waiting for {first} devices")
         trainer.gather(first)
-        record_rounds(folder, run, rows, trainer.rounds(rows), on_round)
+        record_rounds(
+            folder,
+            run,
+            rows,
+            trainer.rounds(rows),
+            on_round,
+            on_saved=trainer.drop_merged_updates,
+        )
         trainer.end_rounds()
         scored = trainer.score(len(rows))
         mailbox.end(END_S)
@@ -244,7 +251,10 @@ class _Trainer:
         for number in range(len(rows) + 1, self._run.recipe.train.rounds + 1):
             rows.append(self._round(number))
             yield rows[-1]
-            self._late.prune(self._mailbox.kept)  # a checkpoint holds what was merged
+
+    def drop_merged_updates(self) -> None:
+        """Remove the files of late updates that the last checkpoint holds as merged."""
+        self._late.prune(self._mailbox.kept)
 
     def end_rounds(self) -> None:
         """Stop waiting for devices at work, and forget which messages they have missed."""

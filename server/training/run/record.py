@@ -22,7 +22,13 @@ OnRound = Callable[[Row], None]
 
 
 def record_rounds(
-    folder: Path, run: Run, rows: list[Row], rounds: Iterable[Row], on_round: OnRound
+    folder: Path,
+    run: Run,
+    rows: list[Row],
+    rounds: Iterable[Row],
+    on_round: OnRound,
+    *,
+    on_saved: Callable[[], None] | None = None,
 ) -> None:
     """Run the rounds that are left; save and log each before the next begins.
 
@@ -30,6 +36,8 @@ def record_rounds(
         rows: the report's rounds so far; `rounds` appends to them.
         rounds: runs one round at each iteration and yields its row.
         on_round: called with each row, those of `rows` first.
+        on_saved: called as soon as a round's checkpoint is written, before anything else that may
+            fail: a file whose content the checkpoint now holds can go.
     Raises: StorageError.
     """
     log = folder / LOG
@@ -40,6 +48,8 @@ def record_rounds(
     for row in rounds:
         with run.loop.paused():
             save_checkpoint(folder, run, rows)
+        if on_saved is not None:
+            on_saved()
         with log.open("ab") as file:
             file.write(line_of(row))
         on_round(row)
