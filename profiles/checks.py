@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral, Real
 from typing import Any, Final
 
 
@@ -58,7 +59,7 @@ def number(
     high = math.inf if most is None else most
 
     def accepts(value: Any) -> bool:
-        if not (is_number(value) or (infinite and isinstance(value, float))):
+        if not (is_number(value) or (infinite and _is_real(value))):
             return False
         beyond = (above is not None and value <= above) or (below is not None and value >= below)
         return low <= value <= high and not beyond
@@ -87,15 +88,19 @@ def optional(check: Check) -> Check:
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is an int and no bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Whether a value is an int, numpy's included, and no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def is_number(value: object) -> bool:
-    """Whether a value is an int or a float, finite and no bool."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def is_number(value: Any) -> bool:
+    """Whether a value is an int or a float, numpy's included, finite and no bool."""
+    if not _is_real(value):
         return False
-    return abs(value) <= sys.float_info.max  # math.isfinite raises on a huge int
+    return bool(abs(value) <= sys.float_info.max)  # math.isfinite raises on a huge int
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _bounds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from profiles.checks import Check, flag, number, one_of, optional, share, text, whole
@@ -35,3 +36,16 @@ def test_a_check_accepts_what_its_words_say(
     assert words in check.expected
     assert [value for value in good if not check.accepts(value)] == []
     assert [value for value in bad if check.accepts(value)] == []
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), np.int64(1)])
+def test_numpy_scalars_are_numbers(value: object) -> None:
+    assert number(least=0, most=1).accepts(value)
+    assert not number(least=2).accepts(value)
+
+
+def test_numpy_scalars_are_whole_only_without_a_fraction() -> None:
+    assert whole(1, 4).accepts(np.int64(2))
+    assert not whole(1, 4).accepts(np.float32(2.0))
+    assert not whole(0, 1).accepts(np.bool_(True))
+    assert not number().accepts(np.float32("nan"))

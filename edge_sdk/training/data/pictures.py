@@ -50,14 +50,6 @@ class Pictures:
     damaged: tuple[Path, ...]
 
 
-def has_pictures(folder: Path) -> bool:
-    """Whether a folder holds pictures in one of the three layouts."""
-    return bool(_files(folder)) or any(
-        _files(inner) or any(_files(deeper) for deeper in _folders(inner))
-        for inner in _folders(folder)
-    )
-
-
 def read_pictures(
     folder: Path, form: PictureForm, *, most: int | None = None
 ) -> tuple[Pictures, Pictures | None, tuple[str, ...]]:
