@@ -7,7 +7,6 @@ Each floor raises its own error: profiles.fields here, edge_sdk.checks above.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
@@ -96,7 +95,10 @@ def is_number(value: Any) -> bool:
     """Whether a value is an int or a float, numpy's included, finite and no bool."""
     if not _is_real(value):
         return False
-    return bool(abs(value) <= sys.float_info.max)  # math.isfinite raises on a huge int
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that no float can hold
+        return False
 
 
 def _is_real(value: object) -> bool:

@@ -83,8 +83,10 @@ def run(
             help="Rule of depths: budget or supersfl; default: as last time, else budget."
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Most queries run at once.")] = 32,
-    queue: Annotated[int, typer.Option(help="Most queries that wait; others are refused.")] = 256,
+    batch: Annotated[int, typer.Option(help="Largest batch of queries.")] = 32,
+    queue: Annotated[
+        int, typer.Option(help="Largest number of waiting queries; more are refused.")
+    ] = 256,
     threads: Annotated[int, typer.Option(help="Compute threads; 0 means half the cores.")] = 0,
     tls_cert: Annotated[
         Path | None, typer.Option(help="PEM certificate for HTTPS and MQTTS.")
@@ -192,7 +194,9 @@ def revoke(device: str, state: State = STATE_DEFAULT) -> None:
 def broker_config(
     out: Annotated[Path, typer.Option(help="Folder for the configuration and Mosquitto's data.")],
     host: Annotated[str, typer.Option(help="Address on which Mosquitto listens.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="Its port.")] = 1883,
+    port: Annotated[
+        int, typer.Option(min=1, max=65_535, help="Port on which Mosquitto listens.")
+    ] = 1883,
     cert: Annotated[Path | None, typer.Option(help="PEM certificate for MQTTS.")] = None,
     key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
     password_file: Annotated[

@@ -197,10 +197,12 @@ def predict(
         typer.Argument(help=".npy arrays (one sample or several), or images (pixels 0..255)."),
     ],
     state: State = STATE_DEFAULT,
-    deadline: Annotated[float, typer.Option(help="Seconds that an offload may take.")] = 1.0,
+    deadline: Annotated[float, typer.Option(help="Seconds to wait for the server.")] = 1.0,
     threshold: Annotated[
         float | None,
-        typer.Option(help="Exit below this uncertainty; default: the bundle's threshold."),
+        typer.Option(
+            help="Answer on the device if the uncertainty is below this; default: the bundle's."
+        ),
     ] = None,
     local: Annotated[bool, typer.Option("--local", help="Never ask the server.")] = False,
     personal: Personal = None,

@@ -64,22 +64,22 @@ def adopt(
     mean: Annotated[
         str | None,
         typer.Option(
-            help="Taken from raw values, one number or one a channel: 123.7,116.3,103.5. Pixels"
-            " are 0..255.",
+            help="Mean, subtracted from raw inputs: one number, or one for each channel:"
+            " 123.7,116.3,103.5. Pixels are 0..255.",
         ),
     ] = None,
     std: Annotated[
-        str | None, typer.Option(help="What is left is divided by it: 58.4,57.1,57.4.")
+        str | None, typer.Option(help="Standard deviation; inputs less the mean are divided by it.")
     ] = None,
     layout: Annotated[
         Literal["nchw", "nhwc"] | None,
-        typer.Option(help="Where raw pictures have channels.", show_default="the model's"),
+        typer.Option(help="Position of the channels in raw inputs.", show_default="the model's"),
     ] = None,
     resize: Annotated[
         str | None,
         typer.Option(
             metavar="HxW",
-            help="Size of raw pictures; the graph brings them to the model's.",
+            help="Size of raw pictures; the graph resizes them to the model's size.",
             show_default="the model's",
         ),
     ] = None,
@@ -92,27 +92,31 @@ def adopt(
         typer.Option(help="Shape of one sample, where the model leaves it open: 3,48,192."),
     ] = None,
     output: Annotated[
-        str | None, typer.Option(help="Which output holds the scores, if there are several.")
+        str | None, typer.Option(help="Output with the scores, if the model has several.")
     ] = None,
     class_names: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Names of the answers, one a line, in order."),
+        typer.Option(metavar="FILE", help="Names of the classes in order, one on each line."),
     ] = None,
     gate: Annotated[
-        Literal["entropy", "margin"], typer.Option(help="What exits are judged by.")
+        Literal["entropy", "margin"], typer.Option(help="Measure of certainty that the gate uses.")
     ] = "entropy",
     int8: Annotated[
         Literal["auto", "never"],
-        typer.Option(help="auto: also publish int8 where it answers alike and runs faster."),
+        typer.Option(help="auto: also publish int8 if it gives the same answers and runs faster."),
     ] = "auto",
     samples: Annotated[
         int,
         typer.Option(min=6, help="Samples for heads and thresholds, at most; drawn by the seed."),
     ] = 20_000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split and of the heads.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split and of the heads.")] = 0,
     version: Annotated[
         int | None,
-        typer.Option(min=0, help="A version is never overwritten.", show_default="the next free"),
+        typer.Option(
+            min=0,
+            help="Version number; a published version never changes.",
+            show_default="the next free",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:

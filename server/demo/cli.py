@@ -35,7 +35,8 @@ def demo(
         Path, typer.Option(help="Folder for the server and the devices, kept for further use.")
     ] = Path("splitedge-demo"),
     samples: Annotated[
-        int | None, typer.Option(min=100, help="Most samples to train on; fewer is faster.")
+        int | None,
+        typer.Option(min=100, help="Training samples at most; fewer is faster."),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
 ) -> None:

@@ -49,3 +49,4 @@ def test_numpy_scalars_are_whole_only_without_a_fraction() -> None:
     assert not whole(1, 4).accepts(np.float32(2.0))
     assert not whole(0, 1).accepts(np.bool_(True))
     assert not number().accepts(np.float32("nan"))
+    assert not number().accepts(np.float32("inf"))

@@ -231,7 +231,8 @@ class _Trainer:
             raise LinkError(
                 f"expected {count} devices within {self._settings.join_s:g} s, got {len(joined)}"
                 f" ({', '.join(joined) or 'none'}){refused}; start"
-                " `splitedge agent train` on them, and this again with --resume"
+                " `splitedge agent train` on each device, then run `splitedge train` again,"
+                " with --resume"
             )
         plans, recipe = self._run.plans, self._run.recipe
         new = [name for name in joined if name not in plans]
