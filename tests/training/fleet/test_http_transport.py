@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def plan_with(*, exit_head: bool) -> Plan:
 
 def start(number: int = 1, *, exit_head: bool = True) -> StartRound:
     plan = plan_with(exit_head=exit_head)
-    state = ServerState(network_of(plan), Training(0.1, 8))
+    state = ServerState(deepcopy(network_of(plan)), Training(0.1, 8))
     return StartRound(number, plan, state.weights(1, whole=False, exit_head=False))
 
 
@@ -303,7 +304,7 @@ def test_device_weighs_no_more_than_it_said_when_it_came(
 
 def test_samples_beyond_the_recipes_most_are_refused_and_named() -> None:
     plans = dict.fromkeys(("ada", "bob"), plan_with(exit_head=True))
-    state = ServerState(network_of(plans["ada"]), Training(0.1, 8))
+    state = ServerState(deepcopy(network_of(plans["ada"])), Training(0.1, 8))
     clients = {"ada": client("ada", 30), "bob": client("bob", 31)}
     settings = RoundSettings(samples_max=30, staleness_max=1)
     loop = RoundLoop(supersfl(), plans, state, LocalTransport(clients), settings)
@@ -408,7 +409,7 @@ def test_update_of_a_past_round_counts_within_the_staleness_limit(
     plans = {"ada": plan_with(exit_head=True), "pi": plan_with(exit_head=True)}
     results = {}
     for limit in (1, 2):
-        state = ServerState(network_of(plans["pi"]), Training(0.1, 8))
+        state = ServerState(deepcopy(network_of(plans["pi"])), Training(0.1, 8))
         settings = RoundSettings(staleness_max=limit)
         loop = RoundLoop(supersfl(), plans, state, LocalTransport({"ada": ada}), settings)
         for number in (1, 2):
@@ -448,7 +449,7 @@ class Noisy(TrainerClient):
 def test_duplicate_and_reordered_replies_leave_no_trace_in_the_weights(trainer: Any) -> None:
     def weights(transport: Any) -> dict[str, Tensor]:
         plans = {name: plan_with(exit_head=False) for name in ("ada", "bob")}
-        state = ServerState(network_of(plans["ada"]), Training(0.1, 8))
+        state = ServerState(deepcopy(network_of(plans["ada"])), Training(0.1, 8))
         loop = RoundLoop(splitfed_v1(), plans, state, transport)
         for number in (1, 2):
             assert loop.run_round(number, 0).participants == ("ada", "bob")

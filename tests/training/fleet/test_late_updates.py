@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def start(number: int) -> StartRound:
         training=Training(0.05, 30),
         part=ClientPart(exit_head=True, fusion="tpgf"),
     )
-    state = ServerState(network_of(plan), Training(0.1, 8))
+    state = ServerState(deepcopy(network_of(plan)), Training(0.1, 8))
     return StartRound(number, plan, state.weights(2, whole=False, exit_head=False))
 
 

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def start(epochs: int) -> StartRound:
         training=Training(0.01, 32, epochs=epochs),
         part=ClientPart(whole=True),
     )
-    state = ServerState(network_of(plan), Training(0.1, 8))
+    state = ServerState(deepcopy(network_of(plan)), Training(0.1, 8))
     return StartRound(1, plan, state.weights(5, whole=True, exit_head=False))
 
 

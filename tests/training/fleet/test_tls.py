@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,7 +76,8 @@ def test_two_devices_train_a_round_over_https(
     recipe = read_recipe(RECIPE)
     data = load_data(recipe)
     plan = plan_of(recipe, recipe.built_method, data, 1)
-    state = ServerState(network_of(plan), Training(0.05, 8))  # built before threads want it
+    # built before threads want it
+    state = ServerState(deepcopy(network_of(plan)), Training(0.05, 8))
     trainer = make_trainer(tls=(hub.cert, hub.key))
     assert trainer.url.startswith("https://127.0.0.1:")
     clients = {

@@ -208,7 +208,7 @@ def test_server_step_is_the_papers_in_plain_torch(entry: int) -> None:
 def features_of(method: Method, owner: TrainingClient, depth: int, number: int) -> Features:
     """The client's first features in that round, from the weights of the seed."""
     plan = plan_for(method, depth)
-    state = ServerState(network_of(plan), Training(RATE, 8))
+    state = ServerState(deepcopy(network_of(plan)), Training(RATE, 8))
     twin = TrainingClient(owner.name, owner.x, owner.y)
     weights = state.weights(depth, whole=False, exit_head=True)
     twin.handle(StartRound(number, plan, weights))

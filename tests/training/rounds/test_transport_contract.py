@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +104,7 @@ def reach(request: pytest.FixtureRequest, make_trainer: Callable[..., Any]) -> C
 
 def start_of(data: Dataset, number: int = 1, depth: int = 1) -> StartRound:
     plan = plan_of(data, depth, splitfed_v1())
-    state = ServerState(network_of(plan), Training(0.05, 8))
+    state = ServerState(deepcopy(network_of(plan)), Training(0.05, 8))
     return StartRound(number, plan, state.weights(depth, whole=False, exit_head=False))
 
 
