@@ -21,8 +21,8 @@ from edge_sdk.wire.topics import PAYLOAD_BYTES
 
 if TYPE_CHECKING:
     from edge_sdk.mqtt import BrokerAddress
+    from edge_sdk.wire.address import Address
     from server.registry.database import Registry
-    from server.settings import Address
 
 app = typer.Typer(
     help="Run and manage the server: API, models, broker, devices.",
@@ -100,14 +100,9 @@ def run(
     ] = False,
 ) -> None:
     """Run the server until Ctrl-C: API, broker and models."""
+    from edge_sdk.wire.address import Address
     from server.run import Addresses, serve
-    from server.settings import (
-        EMBEDDED,
-        HTTP_DEFAULT,
-        Address,
-        ServerSettings,
-        parse_broker,
-    )
+    from server.settings import EMBEDDED, HTTP_DEFAULT, ServerSettings, parse_broker
 
     last = Addresses.load(state)
     more: dict[str, Any] = {"threads": threads} if threads else {}

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from edge_sdk.errors import ConfigurationError, LinkError, SplitedgeError
 from edge_sdk.mqtt import BrokerAddress, MqttLink, loopback
+from edge_sdk.wire.address import Address
 from server.broker.child import BrokerChild, ListenSettings
 from server.broker.mosquitto import BACKEND, MosquittoAdmin
 from server.broker.policy import Principal, credential_sha256
 from server.registry.database import Registry
 from server.registry.records import Device
-from server.settings import Address, ServerSettings
+from server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 

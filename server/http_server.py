@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from edge_sdk.errors import ConfigurationError, LinkError
-from server.settings import Address
+from edge_sdk.wire.address import Address
 
 START_S: Final = 10.0
 STOP_S: Final = 3

@@ -13,10 +13,11 @@ import orjson
 
 from edge_sdk.durable import write_atomic
 from edge_sdk.state import StateLock
+from edge_sdk.wire.address import Address
 from server.app import create_app
 from server.http_server import HttpServer, listen
 from server.services import Services
-from server.settings import Address, ServerSettings
+from server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Final
 from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.mqtt import BrokerAddress
+from edge_sdk.wire.address import Address
 from edge_sdk.wire.frames import MQTT_LIMITS
 from profiles.checks import one_of, whole
 
@@ -19,38 +19,6 @@ HTTP_DEFAULT: Final = "127.0.0.1:8000"
 MQTT_PORT_DEFAULT: Final = 1883
 # room for a reply of a thousand classes; a broker that takes less cannot be used
 PACKET_BYTES_MIN: Final = 8_192
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A host and a port to listen on."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str, what: str) -> Address:
-        """Read `HOST:PORT`; port 0 takes a free one.
-
-        Raises: ConfigurationError naming `what`.
-        """
-        host, colon, port = text.rpartition(":")
-        if not colon or not port.isdigit() or int(port) > 65535:
-            raise ConfigurationError(f"{what}: expected HOST:PORT, got {text!r}")
-        return cls(host.strip("[]") or "127.0.0.1", int(port))
-
-    @property
-    def loopback(self) -> bool:
-        """Whether only this machine can reach the address."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)

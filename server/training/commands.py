@@ -139,8 +139,8 @@ def train(
     with console.status("loading torch"):
         import torch
 
+        from edge_sdk.wire.address import Address
         from server.run import Addresses
-        from server.settings import Address
         from server.training.fleet.settings import TrainerSettings
         from server.training.fleet.trainer import train as run
         from server.training.recipe.recipe import load_recipe

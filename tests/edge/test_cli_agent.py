@@ -29,9 +29,9 @@ from edge_sdk.manifest import BundleManifest, TensorSpec
 from edge_sdk.nets import build
 from edge_sdk.session import Array
 from edge_sdk.training.device.background import BackgroundTraining
+from edge_sdk.wire.address import Address
 from server.bench.models import export_random
 from server.processes import ServerProcess
-from server.settings import Address
 from server.tokens import create_token
 from server.training.fleet.settings import TrainerSettings
 from server.training.fleet.trainer import train

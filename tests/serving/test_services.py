@@ -19,6 +19,7 @@ from fastapi.testclient import TestClient
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.manifest import ModelManifest
 from edge_sdk.mqtt import BrokerAddress, MqttLink
+from edge_sdk.wire.address import Address
 from edge_sdk.wire.messages import Problem, Query
 from edge_sdk.wire.topics import Kind
 from profiles import load_reference
@@ -30,7 +31,7 @@ from server.errors import NotReadyError, UnknownModelError
 from server.registry.database import Registry
 from server.registry.records import Device as Record
 from server.services import Services
-from server.settings import Address, ServerSettings, parse_broker
+from server.settings import ServerSettings, parse_broker
 from tests.waiting import is_listening, wait_until
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.device.session import TrainingSession
 from edge_sdk.training.device.trainer_client import TrainerClient
 from edge_sdk.training.protocol.http import Welcome
+from edge_sdk.wire.address import Address
 from server.http_server import HttpServer, listen
 from server.registry.credentials import new_secret, secret_sha256
 from server.registry.database import Registry, open_registry
-from server.settings import Address
 from server.training.fleet.api import create_app
 from server.training.fleet.mailbox import Mailbox
 from tests.training.worlds import PROFILE
@@ -61,7 +61,7 @@ from edge_sdk.training.data.load import load_dataset
 from edge_sdk.training.device.session import TrainingSession
 from edge_sdk.training.device.participate import participate
 from edge_sdk.training.device.warmup import warm_up
-from server.settings import Address
+from edge_sdk.wire.address import Address
 from server.training.fleet import trainer as real_trainer
 from server.training.fleet.mailbox import Mailbox
 from server.training.fleet.settings import TrainerSettings

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_sdk.errors import ConfigurationError
-from server.settings import Address, refuse_clear_text
+from edge_sdk.wire.address import Address
+from server.settings import refuse_clear_text
 from server.training.fleet.mailbox import SILENCE_S
 
 

@@ -24,11 +24,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from edge_sdk.wire.address import Address
 from server.app import create_app
 from server.backend.batcher import Job
 from server.backend.ladder import Entry, LadderEngine
 from server.services import Services
-from server.settings import Address, ServerSettings
+from server.settings import ServerSettings
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

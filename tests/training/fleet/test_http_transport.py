@@ -45,7 +45,7 @@ from edge_sdk.training.protocol.messages import (
 )
 from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.training import Training
-from server.settings import Address
+from edge_sdk.wire.address import Address
 from server.training.core.server_state import ServerState
 from server.training.fleet.settings import TrainerSettings
 from server.training.methods.splitfed import splitfed_v1

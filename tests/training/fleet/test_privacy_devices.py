@@ -15,9 +15,9 @@ from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.device.session import TrainingSession
 from edge_sdk.training.device.trainer_client import TrainerClient
 from edge_sdk.training.protocol.noise import NO_SCORES
+from edge_sdk.wire.address import Address
 from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
-from server.settings import Address
 from server.training.fleet import trainer
 from server.training.fleet.settings import TrainerSettings
 from server.training.fleet.started_rounds import RoundJournal

@@ -19,9 +19,9 @@ from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.device.session import TrainingSession
 from edge_sdk.training.device.trainer_client import TrainerClient
 from edge_sdk.training.protocol.plan import network_of
+from edge_sdk.wire.address import Address
 from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
-from server.settings import Address
 from server.training.fleet.settings import TrainerSettings
 from server.training.fleet.trainer import train
 from server.training.recipe.recipe import Recipe, read_recipe

@@ -16,10 +16,10 @@ from edge_sdk import api
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.nets import build
 from edge_sdk.training.data.load import load_dataset
+from edge_sdk.wire.address import Address
 from profiles import DeviceProfile
 from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
-from server.settings import Address
 from server.tokens import create_token
 from server.training.fleet.settings import TrainerSettings
 from server.training.fleet.trainer import choose_depths, train

@@ -30,9 +30,9 @@ from edge_sdk.training.protocol.messages import (
     Step,
     Update,
 )
+from edge_sdk.wire.address import Address
 from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
-from server.settings import Address
 from server.training.fleet.mailbox import Mailbox
 from server.training.fleet.settings import TrainerSettings
 from server.training.fleet.trainer import train
