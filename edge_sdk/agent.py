@@ -34,6 +34,7 @@ from edge_sdk.offload.pending import NoReply, Outcome, Pending
 from edge_sdk.prediction import DEVICE, FALLBACK, SERVER, LateAnswer, Prediction
 from edge_sdk.session import Array
 from edge_sdk.settings import SECONDS, AgentSettings, Agreement
+from edge_sdk.settings_file.settings_file import SettingsFile
 from edge_sdk.state import StateLock
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Reply
@@ -148,6 +149,7 @@ class EdgeAgent:
         replaced by the one before it.
 
         Args:
+            settings: None reads them from `agent.toml` in the state folder.
             on_command: called with each command of the server, in the network thread, so it must
                 not block; the agent follows its own commands as well.
         Raises: StateInUseError if another agent runs there; EnrolmentError if the device is not
@@ -156,8 +158,8 @@ class EdgeAgent:
             reason of a failed update if the first bundle cannot be fetched.
         """
         state = Path(state)
-        settings = settings or AgentSettings()
         identity = Identity.load(state)
+        settings = settings or SettingsFile.load(state).agent
         lock = StateLock(state)
         try:
             bundle = BundleLifecycle.start(state, settings)

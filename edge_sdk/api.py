@@ -31,6 +31,7 @@ from edge_sdk.errors import (
 from edge_sdk.http import HttpClient, Response, Timeout
 from edge_sdk.identity import Identity, check_not_enrolled, check_server_url
 from edge_sdk.mqtt import BrokerAddress
+from edge_sdk.settings_file.settings_file import write_settings_template
 from edge_sdk.tls import tls_context, tls_context_for
 from edge_sdk.wire.frames import HTTP_LIMITS, decode, encode
 from edge_sdk.wire.messages import RETRY_AFTER_MAX_S, Problem, Query, Reply, read_reply
@@ -100,7 +101,8 @@ def enroll(
 
     Trades a one-time token for an identity, and keeps it in the state folder. The part of the token
     after the dot is the fingerprint of the fleet's TUF root: the root that the server sends is
-    checked against it before it is written.
+    checked against it before it is written. The folder also gets an `agent.toml`, whose comments
+    name every setting.
 
     Args:
         server: base URL of its API, `https://host:port`.
@@ -128,6 +130,7 @@ def enroll(
         make_folder(state, mode=0o700)
         make_folder((state / ROOT_NAME).parent)
         check_writable(state, ENROLMENT_BYTES)
+        write_settings_template(state)
         if authority is not None:
             write_atomic(state / CA_NAME, authority)
         kept = None if authority is None else state / CA_NAME

@@ -1,0 +1,83 @@
+"""The tables [agent], [budget] and [agreement] of agent.toml: the settings of `EdgeAgent`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.records import read_record
+from edge_sdk.settings import AgentSettings, Agreement, Budget
+
+CONTROLLERS: Final[Mapping[str, type[Budget | Agreement]]] = {
+    "budget": Budget,
+    "agreement": Agreement,
+}
+
+TEMPLATE: Final = """\
+[agent]
+# Seconds that a prediction may wait for the server.
+#deadline_s = 1.0
+# Answer on the device where the uncertainty is below this number. By default: the bundle's.
+#threshold = 0.5
+# Codec of the data that are sent to the server: fp32, fp16 or int8. By default: the bundle's.
+#codec = "fp16"
+# false: answer every input on the device.
+#offload = true
+# true: keep queries that got no answer, and ask the server again later.
+#late_answers = false
+# Compute threads of one prediction.
+#threads = 1
+# Seconds between two attempts to reach a server that is away.
+#probe_interval_s = 0.5
+# Seconds between two reports to the server.
+#heartbeat_s = 30.0
+# Most queries of one stream that wait for the server at the same time.
+#max_in_flight = 32
+# Name of a training; the weights that this device kept from it answer in place of the bundle's.
+#personal = "first"
+
+# [budget] sets the threshold while the agent runs, so that offloads stay under a limit.
+# Use [budget], [agreement] or `threshold`, only one of them.
+[budget]
+# Share of the predictions that may ask the server, from 0 to 1.
+#limit = 0.2
+# Cost of one offload, in the unit of the limit: 1 counts offloads, else bytes or joules.
+#cost = 1.0
+# The limit holds per "prediction" or per "second".
+#per = "prediction"
+# An uncertainty below this number is never sent, even within the limit.
+#floor = -inf
+
+# [agreement] sets the threshold so that the device's answers agree with the server's.
+[agreement]
+# Share of the device's answers for which the server may give another label, from 0 to 1.
+#delta = 0.05
+# Confidence of that bound, from 0 to 1.
+#confidence = 0.95
+# Share of the predictions that are compared with the server in the background.
+#audit_share = 0.02
+"""
+
+
+def read_agent(tables: Mapping[str, object]) -> AgentSettings:
+    """The settings in the tables [agent], [budget] and [agreement]; absent ones are the defaults.
+
+    An empty table [budget] or [agreement] asks for no controller.
+
+    Raises: ConfigurationError naming the table and the key.
+    """
+    asked = [name for name in CONTROLLERS if tables.get(name)]
+    if len(asked) > 1:
+        raise ConfigurationError("[budget] and [agreement]: expected one of them, got both")
+    plain = tables.get("agent", {})
+    if isinstance(plain, Mapping) and "controller" in plain:
+        raise ConfigurationError(
+            "[agent]: unknown controller; use the table [budget] or [agreement]"
+        )
+    settings = read_record(AgentSettings, plain, "[agent]")
+    for name in asked:
+        controller: Any = read_record(CONTROLLERS[name], tables[name], f"[{name}]")
+        settings = replace(settings, controller=controller)
+    return settings
