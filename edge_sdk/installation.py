@@ -4,20 +4,29 @@ A script's folder comes first on Python's path, so a user's `profiles.py` is fou
 package `profiles`. The name `profiles` stays the user's then; our modules are imported from their
 own place under their full names, as `profiles.checks`. Python looks a full name up in sys.modules
 before it looks at the parent, so both can be used in one process.
+
+A user's own function, `module:function`, is searched the other way round: an installed module wins,
+and the user's folder comes last, so that no file there hides anything of ours.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from importlib import import_module
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from importlib import import_module, invalidate_caches
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any, Final
 
-from edge_sdk.errors import HiddenPackageError
+from edge_sdk.errors import ConfigurationError, HiddenPackageError
 
 _ROOT = Path(__file__).parents[1]
+_FUNCTION: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def installed_version() -> str:
@@ -58,6 +67,69 @@ def require_package(name: str) -> None:
     foreign = _foreign(name)
     if foreign is not None:
         raise _hidden(foreign, name)
+
+
+def names_function(word: str) -> bool:
+    """Whether a word has the form `package.module:function`."""
+    return _FUNCTION.fullmatch(word) is not None
+
+
+def user_function(
+    word: str, folders: Sequence[Path] = (), *, what: str = "function"
+) -> Callable[..., Any]:
+    """A user's own function `module:function`, imported; it is not called.
+
+    This runs code of this machine: never pass a word that a peer sent. The module is searched where
+    Python searches, then in `folders`: an installed module wins. While the function runs, it may
+    import from these folders too. Its own errors reach the caller with their traceback.
+
+    Args:
+        folders: searched last, in this order; the current folder if none is given.
+        what: the word's meaning, for errors: `data`, `backbone`.
+    Raises: ConfigurationError if there is no such module or function.
+    """
+    module_name, _, function_name = word.partition(":")
+    places = [folder.resolve() for folder in folders or (Path.cwd(),)]
+    with _also_from(places):
+        try:
+            module = import_module(module_name)
+        except ModuleNotFoundError as err:
+            if err.name is None or not f"{module_name}.".startswith(f"{err.name}."):
+                raise  # the module exists, but something that it imports does not
+            file = f"{module_name.replace('.', '/')}.py"
+            raise ConfigurationError(
+                f"{what} {word!r}: expected a module {module_name}; put {file} in"
+                f" {' or '.join(map(str, places))}"
+            ) from err
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        file = getattr(module, "__file__", module_name)
+        raise ConfigurationError(
+            f"{what} {word!r}: expected a function {function_name} in {file}, found none"
+        )
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with _also_from(places):
+            return function(*args, **kwargs)
+
+    return called
+
+
+@contextmanager
+def _also_from(folders: Sequence[Path]) -> Iterator[None]:
+    """Import from `folders` too, after all other places."""
+    entries = [str(folder) for folder in folders]
+    invalidate_caches()  # a file may be younger than Python's last look at its folder
+    sys.path += entries
+    try:
+        yield
+    finally:
+        for entry in reversed(entries):
+            for place in range(len(sys.path) - 1, -1, -1):
+                if sys.path[place] == entry:
+                    del sys.path[place]
+                    break
 
 
 def _foreign(name: str) -> Path | None:

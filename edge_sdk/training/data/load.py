@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.installation import names_function
 from edge_sdk.training.data.arrays import npz
 from edge_sdk.training.data.cifar import cifar10, cifar100
 from edge_sdk.training.data.dataset import Array, Dataset, Part, make_dataset
@@ -19,8 +19,6 @@ from edge_sdk.training.data.images import image_folder
 from edge_sdk.training.data.user import from_function
 
 __all__ = ["FASHION_CLASSES", "Array", "Dataset", "load_dataset", "read_idx"]
-
-_FUNCTION: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def load_dataset(name: str, folder: Path | None = None) -> Dataset:
@@ -38,7 +36,7 @@ def load_dataset(name: str, folder: Path | None = None) -> Dataset:
         return _LOADERS[name](folder)
     if name.endswith(".npz"):
         return npz((folder or Path()) / name)
-    if _FUNCTION.fullmatch(name):
+    if names_function(name):
         return from_function(name, folder)
     known = ", ".join(_LOADERS)
     raise ConfigurationError(

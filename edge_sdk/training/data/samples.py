@@ -15,7 +15,6 @@ chooses a threshold sees `held_out`; figures are of `test`.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +22,7 @@ from typing import Final
 import numpy as np
 
 from edge_sdk.errors import ConfigurationError, InputError
+from edge_sdk.installation import names_function
 from edge_sdk.training.data.arrays import read_npz
 from edge_sdk.training.data.dataset import Array, Dataset
 from edge_sdk.training.data.load import load_dataset
@@ -38,7 +38,6 @@ TEST_SHARE: Final = 0.2
 HELD_OUT_SHARE: Final = 0.2
 HELD_OUT_MOST: Final = 4000
 LEAST: Final = 6
-_FUNCTION: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _SPLIT_STREAM: Final = 0x5350  # keeps the split apart from other draws of the same seed
 
 
@@ -104,7 +103,7 @@ def read_samples(word: str, *, form: PictureForm | None = None, most: int | None
         return _from_npz(Path(word))
     if Path(word).is_dir():
         return _from_folder(Path(word), form, most)
-    if _FUNCTION.fullmatch(word):
+    if names_function(word):
         return _from_function(word)
     raise ConfigurationError(f"data {word!r}: expected {GRAMMAR}; no folder has that name")
 
