@@ -210,7 +210,7 @@ def predict(
 ) -> None:
     """Classify files: on the device if it is sure, else on the server."""
     from edge_sdk import AgentSettings, EdgeAgent
-    from edge_sdk.cli.inputs import read_samples
+    from edge_sdk.pipeline.samples import read_samples
 
     settings = AgentSettings(
         deadline_s=deadline, threshold=threshold, offload=not local, personal=personal

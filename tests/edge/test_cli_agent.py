@@ -22,11 +22,11 @@ from PIL import Image
 
 from edge_sdk.bundles.personal_weights import PersonalWeights
 from edge_sdk.bundles.store import BundleStore
-from edge_sdk.cli.inputs import read_samples
 from edge_sdk.cli.main import main
 from edge_sdk.errors import ConfigurationError, InputError
 from edge_sdk.manifest import BundleManifest, TensorSpec
 from edge_sdk.nets import build
+from edge_sdk.pipeline.samples import read_samples
 from edge_sdk.session import Array
 from edge_sdk.training.device.background import BackgroundTraining
 from edge_sdk.wire.address import Address

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_sdk.cli.inputs import read_samples
 from edge_sdk.errors import InputError
 from edge_sdk.manifest import TensorSpec
+from edge_sdk.pipeline.samples import read_samples
 
 
 @pytest.fixture
