@@ -1,0 +1,81 @@
+"""Words such as `csv:motion.csv?window=128&step=64`: a kind, what it is of, and options.
+
+A shell gives `?` and `&` a meaning of their own, so a user puts such a word in quotes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from edge_sdk.errors import ConfigurationError, SplitedgeError
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word in its parts.
+
+    Attributes:
+        text: the whole word, for errors.
+        kind: before the first colon. rest: between it and the first question mark.
+        options: by key, in the order given.
+    """
+
+    text: str
+    kind: str
+    rest: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """An option that is a whole number.
+
+        Raises: ConfigurationError where it is none, is below `least`, or is missing and has no
+            default.
+        """
+        given = self.options.get(key)
+        if given is None and default is not None:
+            return default
+        if given is None or not given.isascii() or not given.isdecimal() or int(given) < least:
+            got = "none" if given is None else given
+            raise self.fault(f"{key}: expected a whole number of at least {least}, got {got}")
+        return int(given)
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """An option that is a list with commas between; empty where it is not given.
+
+        Raises: ConfigurationError for an empty entry, or one that is given twice.
+        """
+        given = self.options.get(key)
+        if given is None:
+            return ()
+        entries = tuple(entry.strip() for entry in given.split(","))
+        if not all(entries) or len(set(entries)) != len(entries):
+            raise self.fault(f"{key}: expected different names with commas between, got {given}")
+        return entries
+
+    def fault(self, why: str) -> SplitedgeError:
+        """The error that names this word."""
+        return ConfigurationError(f"{self.text}: {why}")
+
+
+def read_word(text: str, known: Collection[str]) -> Word:
+    """The parts of `kind:rest?key=value&key=value`.
+
+    Args:
+        known: keys of the options.
+    Raises: ConfigurationError naming the word and what is wrong with it.
+    """
+    head, _, tail = text.partition("?")
+    kind, _, rest = head.partition(":")
+    options: dict[str, str] = {}
+    for pair in tail.split("&") if tail else ():
+        key, equals, value = pair.partition("=")
+        if not equals or not value:
+            raise ConfigurationError(f"{text}: expected key=value after '?' and '&', got {pair!r}")
+        if key not in known:
+            options_known = ", ".join(known) or "none"
+            raise ConfigurationError(f"{text}: expected options {options_known}, got {key}")
+        if key in options:
+            raise ConfigurationError(f"{text}: {key} is given twice")
+        options[key] = value
+    return Word(text, kind, rest, options)
