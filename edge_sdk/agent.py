@@ -9,17 +9,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
+from edge_sdk.answers.observer import Answered, AnswerObserver, Observers
 from edge_sdk.bundles.lifecycle import BundleLifecycle, FixedBundle
 from edge_sdk.bundles.runner import BundleRunner, read_logits
 from edge_sdk.checks import check_value
-from edge_sdk.errors import ConfigurationError, InputError, SplitedgeError
+from edge_sdk.errors import ConfigurationError, InputError, SplitedgeError, shown
 from edge_sdk.gate.controllers import AgreementReport
 from edge_sdk.gate.gate import POLICIES, Decision
 from edge_sdk.gate.threshold_control import Audit, Auditor
@@ -38,6 +39,7 @@ from edge_sdk.settings_file.settings_file import SettingsFile
 from edge_sdk.state import StateLock
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Reply
+from profiles.checks import is_whole
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class Status:
             answer.
         bytes_up: size of all queries that were sent.
         agreement: the guarantee of the `Agreement` controller; None without one.
+        reports: of the agent's observers, by name.
     """
 
     device: str
@@ -93,6 +96,7 @@ class Status:
     bytes_up: int
     counters: Counters = field(default_factory=Counters)
     agreement: AgreementReport | None = None
+    reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,8 @@ class _Offload:
     start: float
     pending: Pending
     tensor: Tensor | None  # kept for a late answer, if the settings ask for those
+    x: Array | None  # a copy for the observers, if there are any
+    z: Array | None
 
 
 class EdgeAgent:
@@ -122,6 +128,7 @@ class EdgeAgent:
         settings: AgentSettings,
         *,
         lock: StateLock | None = None,
+        observers: Iterable[AnswerObserver] = (),
     ) -> None:
         self._bundle = bundle
         self._settings = settings
@@ -131,6 +138,8 @@ class EdgeAgent:
         self._on_command: Callable[[Mapping[str, Any]], None] | None = None
         self._late: LateAnswers | None = None
         self._auditor: Auditor | None = None
+        observers = tuple(observers)
+        self._observers = Observers(observers) if observers else None
         self._counters = Counters()
         self._counting = threading.Lock()
         self._closed = False
@@ -142,6 +151,7 @@ class EdgeAgent:
         settings: AgentSettings | None = None,
         *,
         on_command: Callable[[Mapping[str, Any]], None] | None = None,
+        observers: Iterable[AnswerObserver] = (),
     ) -> EdgeAgent:
         """Run the bundle installed in `state` and connect to its server in the background.
 
@@ -152,6 +162,7 @@ class EdgeAgent:
             settings: None reads them from `agent.toml` in the state folder.
             on_command: called with each command of the server, in the network thread, so it must
                 not block; the agent follows its own commands as well.
+            observers: told of every answer and correction; the agent closes them.
         Raises: StateInUseError if another agent runs there; EnrolmentError if the device is not
             enrolled (see `enroll`); NoBundleError if there is no bundle; BundleError if none loads;
             ConfigurationError for settings, personal weights or a CA file that cannot be used; the
@@ -163,7 +174,7 @@ class EdgeAgent:
         lock = StateLock(state)
         try:
             bundle = BundleLifecycle.start(state, settings)
-            agent = cls(bundle, settings, lock=lock)
+            agent = cls(bundle, settings, lock=lock, observers=observers)
             agent._on_command = on_command
             if settings.offload:
                 try:
@@ -178,9 +189,17 @@ class EdgeAgent:
         return agent
 
     @classmethod
-    def from_bundle(cls, folder: str | Path, settings: AgentSettings | None = None) -> EdgeAgent:
+    def from_bundle(
+        cls,
+        folder: str | Path,
+        settings: AgentSettings | None = None,
+        *,
+        observers: Iterable[AnswerObserver] = (),
+    ) -> EdgeAgent:
         """Run a bundle folder without a server: the device answers every input.
 
+        Args:
+            observers: told of every answer and correction; the agent closes them.
         Raises: ManifestError, BundleError; ConfigurationError for settings that need a server.
         """
         settings = settings or AgentSettings(offload=False)
@@ -189,9 +208,8 @@ class EdgeAgent:
         if settings.late_answers or isinstance(settings.controller, Agreement):
             raise ConfigurationError("late_answers and Agreement need a server: use EdgeAgent.open")
         folder = Path(folder)
-        return cls(
-            FixedBundle(BundleRunner(folder, BundleManifest.load(folder), settings)), settings
-        )
+        runner = BundleRunner(folder, BundleManifest.load(folder), settings)
+        return cls(FixedBundle(runner), settings, observers=observers)
 
     @property
     def manifest(self) -> BundleManifest:
@@ -249,6 +267,31 @@ class EdgeAgent:
         if fault is not None:
             raise fault
 
+    def add_observer(self, observer: AnswerObserver) -> None:
+        """Tell an observer of every answer and correction from now on; the agent closes it."""
+        if self._observers is None:
+            self._observers = Observers([observer])
+        else:
+            self._observers.add(observer)
+
+    def correct(self, identifier: str, label: int | str) -> bool:
+        """Tell the agent the right label of an answer, for its observers to learn from or to keep.
+
+        Args:
+            identifier: `Prediction.id` of the answer.
+            label: index or name of the class.
+        Returns: whether the answer was still remembered. The newest are, at most REMEMBERED_MAX of
+            edge_sdk.answers.observer, and each can be corrected once.
+        Raises: InputError for a label that the bundle does not have; ConfigurationError if no
+            observer takes corrections.
+        """
+        observers = self._observers
+        if observers is None or not observers.correctable:
+            raise ConfigurationError(
+                "correct: nothing here takes corrections; open the agent with an observer that does"
+            )
+        return observers.correct(identifier, _label_index(label, self.manifest.class_names))
+
     def late_answers(self) -> list[LateAnswer]:
         """The server's answers to queries that had fallen back, in the order of the queries.
 
@@ -299,6 +342,7 @@ class EdgeAgent:
             bytes_up=0 if offloader is None else offloader.bytes_up,
             counters=counters,
             agreement=None if runner.control is None else runner.control.report(),
+            reports={} if self._observers is None else self._observers.reports(),
         )
 
     def close(self) -> None:
@@ -308,7 +352,7 @@ class EdgeAgent:
         self._closed = True
         self._bundle.close(answered=self._counters.total > 0)
         # the offloader first: after it nothing waits for a reply
-        for part in (self._offloader, self._auditor, self._late):
+        for part in (self._offloader, self._auditor, self._late, self._observers):
             if part is not None:
                 part.close()
         if self._lock is not None:
@@ -380,18 +424,35 @@ class EdgeAgent:
                 self._audit_exit(runner, decision, x, z)
             with self._counting:
                 self._counters.device += 1
-            return _prediction(runner, decision, DEVICE, start)
+            observers = self._observers
+            if observers is None:
+                return _prediction(runner, decision, DEVICE, start)
+            answer = _prediction(runner, decision, DEVICE, start, identifier=observers.new_id())
+            observers.answered(Answered(answer, decision, runner.manifest, x, z))
+            return answer
         tensor = runner.smashed(x, z) if self._late is not None else None
         left_s = (deadline_s or self._settings.deadline_s) - (time.perf_counter() - start)
         pending = self._offloader.begin(
             lambda: tensor or runner.smashed(x, z), runner.target, left_s
         )
-        return _Offload(runner, decision, audit, start, pending, tensor)
+        # the caller may reuse its buffer before the reply comes
+        kept = None if self._observers is None else x.copy()
+        return _Offload(runner, decision, audit, start, pending, tensor, kept, z)
 
     def _finish(self, begun: _Offload | Prediction) -> Prediction:
         """The prediction, once the offload has its outcome."""
         if isinstance(begun, Prediction):
             return begun
+        answer = self._answer_offload(begun)
+        observers = self._observers
+        if observers is not None and begun.x is not None:
+            manifest = begun.runner.manifest
+            answered = Answered(answer, begun.decision, manifest, begun.x, begun.z)
+            observers.answered(answered, owned=True)
+        return answer
+
+    def _answer_offload(self, begun: _Offload) -> Prediction:
+        """The server's answer, or else the device's own."""
         outcome = cast("Offloader", self._offloader).finish(begun.pending)
         if isinstance(outcome, NoReply):
             return self._fall_back(begun, outcome, outcome.reason)
@@ -408,12 +469,15 @@ class EdgeAgent:
             self._auditor.submit(audit)
         with self._counting:
             self._counters.server += 1
-        return _prediction(runner, decision, SERVER, begun.start, answer=answer)
+        identifier = "" if begun.x is None else begun.pending.id
+        return _prediction(
+            runner, decision, SERVER, begun.start, answer=answer, identifier=identifier
+        )
 
     def _fall_back(self, begun: _Offload, outcome: Outcome, reason: str) -> Prediction:
         """The device's answer in place of the server's; the query is kept for a late answer."""
         runner, decision = begun.runner, begun.decision
-        identifier = ""
+        late = False
         if self._late is not None and begun.tensor is not None and is_retryable(outcome):
             query = QueuedQuery(
                 id=begun.pending.id,
@@ -423,11 +487,18 @@ class EdgeAgent:
                 uncertainty=decision.uncertainty,
                 threshold=decision.threshold,
             )
-            identifier = self._late.keep(query)
+            late = bool(self._late.keep(query))
         with self._counting:
             self._counters.fallback += 1
+        identifier = begun.pending.id if late or begun.x is not None else ""
         return _prediction(
-            runner, decision, FALLBACK, begun.start, reason=reason, identifier=identifier
+            runner,
+            decision,
+            FALLBACK,
+            begun.start,
+            reason=reason,
+            identifier=identifier,
+            late=late,
         )
 
     def _audit_exit(
@@ -476,6 +547,7 @@ def _prediction(
     answer: tuple[int, Array] | None = None,
     reason: str = "",
     identifier: str = "",
+    late: bool = False,
 ) -> Prediction:
     """The answer to return: the server's label and probabilities, or else the exit head's."""
     label, probabilities = answer or (decision.label, decision.probabilities)
@@ -490,6 +562,20 @@ def _prediction(
         (time.perf_counter() - start) * 1e3,
         reason,
         identifier,
+        late,
+    )
+
+
+def _label_index(label: int | str, class_names: Sequence[str]) -> int:
+    """Index of a class that is given by index or name."""
+    if isinstance(label, str):
+        if label in class_names:
+            return class_names.index(label)
+    elif is_whole(label) and 0 <= label < len(class_names):
+        return int(label)
+    known = ", ".join(class_names)
+    raise InputError(
+        f"label: expected 0 to {len(class_names) - 1} or one of {known:.300}, got {shown(label)}"
     )
 
 

@@ -25,8 +25,9 @@ class Prediction:
             in time, so it is the device's).
         latency_ms: from the call to the answer.
         reason: why a fallback got no answer from the server; empty otherwise.
-        id: of a fallback that waits for a late answer, which has the same id; empty otherwise. A
-            query with an id is on the disk.
+        id: names the answer for `EdgeAgent.correct`, and a fallback for its late answer, which has
+            the same id. Empty if the agent has no observers and no late answer follows.
+        late: whether a late answer follows: the query of this fallback is on the disk.
     """
 
     label: int
@@ -38,6 +39,7 @@ class Prediction:
     latency_ms: float
     reason: str = ""
     id: str = ""
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
