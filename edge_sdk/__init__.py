@@ -11,9 +11,9 @@ from edge_sdk.installation import import_profiles, installed_version
 if TYPE_CHECKING:
     __version__: str
     from edge_sdk.agent import EdgeAgent
+    from edge_sdk.answers.prediction import LateAnswer, Prediction
     from edge_sdk.api import enroll
     from edge_sdk.errors import SplitedgeError
-    from edge_sdk.prediction import LateAnswer, Prediction
     from edge_sdk.settings import AgentSettings, Agreement, Budget
 
 __all__ = [
@@ -33,8 +33,8 @@ _HOME = {
     "Agreement": "edge_sdk.settings",
     "Budget": "edge_sdk.settings",
     "EdgeAgent": "edge_sdk.agent",
-    "LateAnswer": "edge_sdk.prediction",
-    "Prediction": "edge_sdk.prediction",
+    "LateAnswer": "edge_sdk.answers.prediction",
+    "Prediction": "edge_sdk.answers.prediction",
     "SplitedgeError": "edge_sdk.errors",
     "enroll": "edge_sdk.api",
 }

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from edge_sdk.answers.observer import Answered, AnswerObserver, Observers
+from edge_sdk.answers.prediction import DEVICE, FALLBACK, SERVER, LateAnswer, Prediction
 from edge_sdk.bundles.lifecycle import BundleLifecycle, FixedBundle
 from edge_sdk.bundles.runner import BundleRunner, read_logits
 from edge_sdk.checks import check_value
@@ -32,7 +33,6 @@ from edge_sdk.offload.late_answers import LateAnswers, is_retryable
 from edge_sdk.offload.offloader import Offloader
 from edge_sdk.offload.outbox import Outbox, QueuedQuery
 from edge_sdk.offload.pending import NoReply, Outcome, Pending
-from edge_sdk.prediction import DEVICE, FALLBACK, SERVER, LateAnswer, Prediction
 from edge_sdk.session import Array
 from edge_sdk.settings import SECONDS, AgentSettings, Agreement
 from edge_sdk.settings_file.settings_file import SettingsFile

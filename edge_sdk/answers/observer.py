@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from edge_sdk.answers.prediction import Prediction
 from edge_sdk.gate.gate import Decision
 from edge_sdk.manifest import BundleManifest
-from edge_sdk.prediction import Prediction
 from edge_sdk.session import Array
 from edge_sdk.wire.messages import new_id
 

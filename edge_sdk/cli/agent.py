@@ -17,7 +17,7 @@ from rich.table import Table
 from edge_sdk.cli.output import print_json
 
 if TYPE_CHECKING:
-    from edge_sdk.prediction import Prediction
+    from edge_sdk.answers.prediction import Prediction
     from profiles.device import DeviceProfile
 
 app = typer.Typer(

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from edge_sdk.answers.prediction import LateAnswer
 from edge_sdk.errors import InputError, SplitedgeError, StorageError
 from edge_sdk.offload.availability import Presence
 from edge_sdk.offload.offloader import Offloader
 from edge_sdk.offload.outbox import Answer, Outbox, QueuedQuery
 from edge_sdk.offload.pending import NoReply, Outcome, Pending, Target
-from edge_sdk.prediction import LateAnswer
 from edge_sdk.session import Array
 from edge_sdk.wire.messages import Problem, Reply
 

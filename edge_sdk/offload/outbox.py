@@ -23,9 +23,9 @@ from typing import Final
 import numpy as np
 import orjson
 
+from edge_sdk.answers.prediction import SERVER, LateAnswer, Prediction
 from edge_sdk.errors import SplitedgeError, StorageError
 from edge_sdk.manifest import BundleManifest
-from edge_sdk.prediction import SERVER, LateAnswer, Prediction
 from edge_sdk.wire.frames import Limits, Tensor, pack_request, unpack
 
 logger = logging.getLogger(__name__)
