@@ -230,13 +230,17 @@ class EdgeAgent:
         return self._finish(self._begin(x, deadline_s))
 
     def predict_many(
-        self, inputs: Iterable[Array], *, deadline_s: float | None = None
+        self, inputs: Iterable[Array | None], *, deadline_s: float | None = None
     ) -> Iterator[Prediction]:
         """Classify a stream of inputs, in order, with up to `max_in_flight` offloads under way.
 
         The device goes on with the next inputs while the server answers the offloaded ones. The
         deadline holds for each offload by itself.
 
+        Args:
+            inputs: each as `predict` takes it. None stands for no input at the moment: the answers
+                that are ready are given, so that a slow source holds none of them back.
+            deadline_s: replaces the settings' deadline.
         Raises: as `predict`, after the answers to all inputs before the faulty one.
         """
         if deadline_s is not None:
@@ -246,13 +250,14 @@ class EdgeAgent:
         fault: InputError | None = None
         try:
             for x in inputs:
-                try:
-                    begun = self._begin(x, deadline_s)
-                except InputError as err:
-                    fault = err
-                    break
-                held.append(begun)
-                in_flight += isinstance(begun, _Offload)
+                if x is not None:
+                    try:
+                        begun = self._begin(x, deadline_s)
+                    except InputError as err:
+                        fault = err
+                        break
+                    held.append(begun)
+                    in_flight += isinstance(begun, _Offload)
                 full = len(held) >= HELD_ANSWERS_MAX or in_flight >= self._settings.max_in_flight
                 while held and (full or _ready(held[0])):
                     in_flight -= isinstance(held[0], _Offload)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -150,6 +151,27 @@ def test_predict_many_has_several_queries_under_way(fleet: Fleet, digits: Digits
         answers = list(agent.predict_many(inputs()))
     assert [answer.source for answer in answers] == ["server"] * 64
     assert 1 < max(seen) <= 8
+
+
+def test_predict_many_gives_ready_answers_while_the_source_has_no_input(
+    fleet: Fleet, digits: Digits
+) -> None:
+    answered: list[str] = []
+
+    def inputs() -> Iterator[Array | None]:
+        yield digits.x[0]
+        deadline = time.monotonic() + 10.0
+        while not answered and time.monotonic() < deadline:
+            yield None
+        yield digits.x[1]
+
+    settings = AgentSettings(threshold=NEVER_EXIT, deadline_s=5.0)
+    with EdgeAgent.open(fleet.device("slow-source"), settings) as agent:
+        stream = agent.predict_many(inputs())
+        answered.append(next(stream).source)
+        assert agent.status().counters.total == 1  # the second input has not been taken
+        answered += [answer.source for answer in stream]
+    assert answered == ["server", "server"]
 
 
 def test_predict_many_gives_the_answers_before_a_bad_input_first(
