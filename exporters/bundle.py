@@ -20,8 +20,8 @@ from edge_sdk.manifest import (
     SmashedSpec,
     TensorSpec,
 )
-from edge_sdk.nets import Supernet
 from edge_sdk.wire.frames import Tensor, pack_response
+from exporters.composition import Composition
 from exporters.curve import measure_gate
 from exporters.graphs import DeviceGraphs, write_device_graphs
 from exporters.measure import median_latencies_us, median_latency_us
@@ -100,7 +100,7 @@ class BundleSource:
 
 def torch_source(
     model: str,
-    net: Supernet,
+    net: Composition,
     depth: int,
     graphs: DeviceGraphs,
     *,
@@ -112,13 +112,14 @@ def torch_source(
     Args:
         net: in eval mode, on the CPU.
         graphs: the device's modules at this depth.
+        held_out: with the logits of the whole network as a device of this depth uses it.
     """
     sample = TensorSpec(str(held_out.x.dtype), held_out.x.shape[1:])
     reference = run_torch(graphs.exit, held_out.x)[0]
-    suffix = net.suffix(depth)
+    suffix = net.server.suffix(depth)
     return BundleSource(
         model=model,
-        backbone=net.name,
+        backbone=net.device.name,
         depth=depth,
         class_names=class_names,
         held_out=held_out,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from edge_sdk.manifest import GatePolicy, GraphSpec, SegmentSpec, TensorSpec
 from edge_sdk.nets import Supernet
+from exporters.composition import Composition
 from exporters.errors import ExportError
 
 # Largest batch of the server's segments. The example batch must be larger than 1, because the
@@ -85,7 +86,9 @@ def shared_exit(
     return DeviceGraphs(exit=exit_graph, gate=gate, run=run)
 
 
-def own_exit(net: Supernet, depth: int, extractor: nn.Module, head: nn.Module) -> DeviceGraphs:
+def own_exit(
+    net: Supernet, depth: int, extractor: nn.Module, head: nn.Module, run: str = ""
+) -> DeviceGraphs:
     """An auxiliary model that answers on the device (BESplit's W_A), with the prefix as a graph.
 
     Its logits are evidence, so the gate uses vacuity. The whole model is personal: its weights are
@@ -93,6 +96,7 @@ def own_exit(net: Supernet, depth: int, extractor: nn.Module, head: nn.Module) -
 
     Args:
         extractor: raw input to features. head: features to logits.
+        run: id of the training run, so that a device may use its own W_A of that run.
     """
     auxiliary = nn.Sequential(OrderedDict(extractor=extractor, head=head)).eval()
     return DeviceGraphs(
@@ -100,6 +104,7 @@ def own_exit(net: Supernet, depth: int, extractor: nn.Module, head: nn.Module) -
         prefix=net.prefix(depth),
         personal=("extractor", "head"),
         gate="vacuity",
+        run=run,
     )
 
 
@@ -131,7 +136,12 @@ def write_device_graphs(
 
 
 def write_segments(
-    net: Supernet, sample: TensorSpec, folder: Path, cuts: Sequence[int]
+    net: Composition,
+    sample: TensorSpec,
+    folder: Path,
+    cuts: Sequence[int],
+    *,
+    features: bool = False,
 ) -> Iterator[SegmentSpec]:
     """Write the segments between neighbouring cuts, each one when its spec is asked for.
 
@@ -139,14 +149,16 @@ def write_segments(
 
     Args:
         net: in eval mode. sample: dtype and shape of one raw input. cuts: ascending.
+        features: end in front of the last layer, which devices run on the reply (`back`).
     Raises: ExportError if torch or onnx refuses a segment.
     """
     entry, given = 0, sample
     for end in (*cuts, None):
         name_in = "x" if entry == 0 else f"z{entry}"
-        name_out = "logits" if end is None else f"z{end}"
+        last = "features" if features else "logits"
+        name_out = last if end is None else f"z{end}"
         file = f"{entry}-{'end' if end is None else end}.onnx"
-        module = net.segment(entry, end)
+        module = net.segment(entry, end, features=features)
         example = _zeros(given, _EXAMPLE_BATCH)
         (output,) = _outputs(module, example, [name_out]).values()
         model = _export(module, example, [name_in], [name_out], dynamic=True)

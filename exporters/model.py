@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final, Literal
@@ -24,6 +23,7 @@ from exporters.bundle import (
     write_fp32,
     write_int8,
 )
+from exporters.composition import Composition
 from exporters.errors import ExportError
 from exporters.graphs import DeviceGraphs, shared_exit, write_segments
 from exporters.measure import measure_cost
@@ -50,6 +50,7 @@ def export_model(
     depths: Sequence[int] | None = None,
     int8: Literal["auto", "never"] = "auto",
     device: Callable[[Supernet, int], DeviceGraphs] = shared_exit,
+    server: Supernet | None = None,
     progress: Progress = lambda _: None,
 ) -> ModelManifest:
     """Write `{out}/{name}/{version}`: server segments, one or two bundles a depth, costs.
@@ -64,7 +65,9 @@ def export_model(
         calibration_x: raw samples that set the int8 ranges; by default 128 of the held-out ones.
         depths: the depths to publish; by default every cut of the network.
         int8: `auto` adds `d{depth}-int8` where its answers agree and it was measured to be faster.
-        device: makes the graphs of a bundle; some methods run more than one on the device.
+        device: makes the graphs of a bundle; some methods run more than one on the device. If it
+            makes a `back`, the server's segments end in front of the last layer.
+        server: the network whose stages the server runs, where it is not `net` (HARMONY).
         progress: called with one line about each finished step.
     Raises: ExportError for data or a target that does not fit; ParityError, its subclass, if a
         graph does not reproduce the network; StorageError.
@@ -72,24 +75,29 @@ def export_model(
     cuts = _check_depths(net, depths)
     _check_data(net, held_out_x, held_out_y, class_names)
     check_place(out, name, version)
-    net = deepcopy(net).cpu().eval()
-    held_out = HeldOut(held_out_x, held_out_y, run_torch(net, held_out_x)[0])
+    halves = Composition(net, net if server is None else server).frozen()
+    net = halves.device
+    graphs = {depth: device(net, depth) for depth in cuts}
     calibration = None
     if int8 == "auto":
         usable = held_out_x if calibration_x is None else calibration_x
         calibration = usable[spread_rows(len(usable), CALIBRATION_SAMPLES)]
 
     def write(work: Path) -> ModelManifest:
-        segments = _write_segments(net, cuts, held_out, work / "segments", progress)
+        features = any(each.back is not None for each in graphs.values())
+        segments = _write_segments(
+            halves, cuts, held_out_x, work / "segments", progress, features=features
+        )
         variants: list[str] = []
+        logits = _Logits(halves, held_out_x)
         for depth in cuts:
             source = torch_source(
                 f"{name}/{version}",
-                net,
+                halves,
                 depth,
-                device(net, depth),
+                graphs[depth],
                 class_names=tuple(class_names),
-                held_out=held_out,
+                held_out=HeldOut(held_out_x, held_out_y, logits.of(depth)),
             )
             variants += write_bundles(source, work / "bundles", calibration, progress)
         progress("measuring what each stage costs")
@@ -156,20 +164,50 @@ def next_version(out: Path, name: str) -> int:
     return max(versions, default=0) + 1
 
 
+class _Logits:
+    """Logits of the whole network for the same samples, by the depth of the device.
+
+    They are computed once where devices and server trained one network.
+    """
+
+    def __init__(self, net: Composition, x: Array) -> None:
+        self._net, self._x = net, x
+        self._one: NDArray[np.float32] | None = None
+
+    def of(self, depth: int) -> NDArray[np.float32]:
+        """(n, N)."""
+        if self._net.server is not self._net.device:
+            return run_torch(self._net.whole(depth), self._x)[0]
+        if self._one is None:
+            self._one = run_torch(self._net.device, self._x)[0]
+        return self._one
+
+
 def _write_segments(
-    net: Supernet, cuts: tuple[int, ...], held_out: HeldOut, folder: Path, progress: Progress
+    net: Composition,
+    cuts: tuple[int, ...],
+    held_out: Array,
+    folder: Path,
+    progress: Progress,
+    *,
+    features: bool,
 ) -> tuple[SegmentSpec, ...]:
     folder.mkdir()
     segments = []
-    for segment in write_segments(net, _sample(held_out.x), folder, cuts):
+    for segment in write_segments(net, _sample(held_out), folder, cuts, features=features):
         segments.append(segment)
         progress(f"segment {segment.file} of {len(cuts) + 1}")
-    some = spread_rows(len(held_out.x), SAMPLES)
-    x, logits = held_out.x[some], held_out.logits[some]
-    error = require_segments(
-        folder, segments, lambda depth, x: run_torch(net.prefix(depth), x)[0], x, logits
-    )
-    progress(f"segments give torch's logits within {error:.1e}")
+    x = held_out[spread_rows(len(held_out), SAMPLES)]
+
+    def z_at(depth: int, x: Array) -> NDArray[np.float32]:
+        return run_torch(net.device.prefix(depth), x)[0]
+
+    def reference(entry: int) -> NDArray[np.float32]:
+        depth = entry or cuts[0]  # raw inputs pass the stages of the shallowest device
+        return run_torch(net.segment(depth, None, features=features), z_at(depth, x))[0]
+
+    error = require_segments(folder, segments, z_at, x, reference)
+    progress(f"segments give torch's {'features' if features else 'logits'} within {error:.1e}")
     return tuple(segments)
 
 

@@ -197,7 +197,7 @@ def require_segments(
     segments: Sequence[SegmentSpec],
     prefix: Callable[[int, Array], Array],
     x: Array,
-    reference: NDArray[np.float32],
+    reference: Callable[[int], NDArray[np.float32]],
     *,
     tolerance: float | None = None,
 ) -> float:
@@ -205,22 +205,23 @@ def require_segments(
 
     Args:
         prefix: z of raw inputs at a depth, by the reference.
-        x: (n, ...) raw inputs. reference: (n, N) the reference's logits for them.
+        x: (n, ...) raw inputs.
+        reference: the reference's output for them, (n, N), by the depth of the entry, 0 for x.
         tolerance: largest absolute difference of a logit; by default that of the rules above.
     Returns: the largest absolute difference of a logit.
     Raises: ParityError naming the entry.
     """
     sessions = [Session(folder / segment.file) for segment in segments]
-    if tolerance is None:
-        tolerance = LOGIT_TOLERANCE * max(1.0, float(np.abs(reference).max()) / 10)
     worst = 0.0
     for first, segment in enumerate(segments):
         given = x if segment.entry == 0 else prefix(segment.entry, x)
-        logits = _chain(sessions[first:], given)
-        error = _largest_error(reference, logits)
-        if not error <= tolerance:
+        outputs, expected = _chain(sessions[first:], given), reference(segment.entry)
+        error, allowed = _largest_error(expected, outputs), tolerance
+        if allowed is None:
+            allowed = LOGIT_TOLERANCE * max(1.0, float(np.abs(expected).max()) / 10)
+        if not error <= allowed:
             raise ParityError(
-                f"segments from {segment.entry}: expected logits within {tolerance:.3g} of torch"
+                f"segments from {segment.entry}: expected logits within {allowed:.3g} of torch"
                 f" on {len(x)} samples, got {error:.3g}; the export changed the function"
             )
         worst = max(worst, error)

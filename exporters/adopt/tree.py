@@ -149,7 +149,7 @@ def _write_segments(
         segments,
         lambda depth, x: prefixes[depth](x),
         checked.x[some],
-        reference,
+        lambda _: reference,
         tolerance=_tolerance(reference),
     )
     progress(f"segments give the logits of the whole model within {error:.1e}")

@@ -53,6 +53,7 @@ def queries(manifest: ModelManifest, count: int = QUERIES) -> list[Entry]:
 def _separate_batches(work: Path, entries: list[Entry]) -> tuple[Callable[[], object], int]:
     """The solution without a ladder: for each depth a session with the full suffix."""
     from edge_sdk.nets import build  # noqa: PLC0415 - torch
+    from exporters.composition import Composition  # noqa: PLC0415
     from exporters.graphs import write_segments  # noqa: PLC0415
 
     net = build("resnet18", input_shape=(3, 64, 64), classes=10, seed=0).eval()
@@ -65,7 +66,9 @@ def _separate_batches(work: Path, entries: list[Entry]) -> tuple[Callable[[], ob
         folder = work / f"suffix-{depth}"
         folder.mkdir()
         # with one cut, the last segment is the full suffix
-        *_, suffix = write_segments(net, TensorSpec("float32", (3, 64, 64)), folder, (depth,))
+        *_, suffix = write_segments(
+            Composition.of(net), TensorSpec("float32", (3, 64, 64)), folder, (depth,)
+        )
         path = folder / suffix.file
         held += _weight_bytes(path)
         session = onnxruntime.InferenceSession(

@@ -34,7 +34,8 @@ LIMITS: Final = replace(HTTP_LIMITS, header_bytes=JSON_BYTES)
 SHORT_BYTES: Final = 65_536
 LONG_BODIES_BYTES: Final = 64_000_000
 
-OUTPUTS: Final = ("logits", "probabilities", "label")
+# of a network whose last layer is on the device: nothing here knows its labels
+FEATURES: Final = "features"
 _DATATYPE_OF: Final = {np.dtype(dtype).name: name for name, dtype in DATATYPES.items()}
 
 
@@ -95,7 +96,7 @@ def router(inference: Inference, authorize: Callable[[Request], None]) -> APIRou
                 return frame, query, inference.submit(query, answer.done)
 
             asked = ask() if len(body) <= SHORT_BYTES else await asyncio.to_thread(ask)
-            return _respond(*asked, await answer.logits())
+            return _respond(*asked, await answer.outputs())
 
     return routes
 
@@ -138,6 +139,9 @@ def _metadata(model: ServedModel, versions: Sequence[str]) -> dict[str, Any]:
         {"name": "probabilities", "datatype": "FP32", "shape": [-1, classes]},
         {"name": "label", "datatype": "INT64", "shape": [-1]},
     ]
+    if model.engine.output == FEATURES:
+        shape = [-1, *manifest.segments[-1].output.shape]
+        outputs = [{"name": FEATURES, "datatype": "FP32", "shape": shape}]
     return {
         "name": manifest.name,
         "versions": list(versions),
@@ -176,7 +180,7 @@ class _Answer:
         """Hand over the outcome, from any thread."""
         self._loop.call_soon_threadsafe(self._settle, outcome)
 
-    async def logits(self) -> Array:
+    async def outputs(self) -> Array:
         """Wait for the outcome.
 
         Raises: ServerError if the outcome is an error.
@@ -191,15 +195,15 @@ class _Answer:
             self._outcome.set_result(outcome)
 
 
-def _respond(frame: Frame, query: Query, model: ServedModel, logits: Array) -> Response:
-    wanted = frame.requested or tuple((name, {}) for name in OUTPUTS)
+def _respond(frame: Frame, query: Query, model: ServedModel, outputs: Array) -> Response:
+    computed = {FEATURES: outputs} if model.engine.output == FEATURES else _outputs(outputs)
+    wanted = frame.requested or tuple((name, {}) for name in computed)
     all_binary = bool(frame.parameters.get("binary_data_output"))
-    computed = _outputs(logits)
     binary: list[Tensor] = []
     listed: list[dict[str, Any]] = []
     for name, parameters in wanted:
         if name not in computed:
-            raise BadRequestError(f"output {name!r:.100}: expected one of {', '.join(OUTPUTS)}")
+            raise BadRequestError(f"output {name!r:.100}: expected one of {', '.join(computed)}")
         if parameters.get("binary_data", all_binary):
             binary.append(Tensor(name, computed[name]))
         else:

@@ -15,6 +15,7 @@ from edge_sdk.training.data.load import Dataset
 from exporters import bundle as bundle_module
 from exporters import model as model_module
 from exporters.bundle import BundleSource, HeldOut, torch_source, write_fp32, write_int8
+from exporters.composition import Composition
 from exporters.errors import ParityError
 from exporters.graphs import shared_exit
 from exporters.parity import run_torch
@@ -39,7 +40,12 @@ def fp32(cnn8: Supernet, fashion: Dataset, tmp_path_factory: pytest.TempPathFact
     held_out = HeldOut(x, y, run_torch(net, x)[0])
     graphs = shared_exit(net, DEPTH)
     source = torch_source(
-        "fashion/1", net, DEPTH, graphs, class_names=fashion.class_names, held_out=held_out
+        "fashion/1",
+        Composition.of(net),
+        DEPTH,
+        graphs,
+        class_names=fashion.class_names,
+        held_out=held_out,
     )
     folder = tmp_path_factory.mktemp("d4")
     return Fp32(source, folder, write_fp32(source, folder), fashion.x_train[:64])
