@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +12,23 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from edge_sdk.cli.agent_options import (
+    STATE_DEFAULT,
+    AgentOptions,
+    AsJson,
+    Codec,
+    Deadline,
+    Delta,
+    LateAnswers,
+    Limit,
+    Local,
+    Personal,
+    State,
+    Threads,
+    Threshold,
+)
 from edge_sdk.cli.output import print_json
+from edge_sdk.cli.run import run
 
 if TYPE_CHECKING:
     from edge_sdk.answers.prediction import Prediction
@@ -26,17 +40,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-State = Annotated[Path, typer.Option("--state", help="Folder with all files of this device.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Personal = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TRAINING",
-        help="Use this device's personal weights from that training (exit head, auxiliary model or "
-        "last layer) in place of the bundle's. The bundle must be exported from the same run.",
-    ),
-]
-STATE_DEFAULT = Path("splitedge-agent")
 NO_BUNDLE = "no bundle yet: the server has no model for this device"
 
 
@@ -96,48 +99,7 @@ def enroll(
         )
 
 
-@app.command(epilog="Example: splitedge agent run --state ./pi")
-def run(
-    state: State = STATE_DEFAULT,
-    update_minutes: Annotated[
-        float, typer.Option(min=1, help="Minutes between two checks for a new bundle.")
-    ] = 60.0,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--train",
-            metavar="DATA",
-            help="Also take part in training when the server invites this device, with these "
-            "samples; see `splitedge agent train --data`.",
-        ),
-    ] = None,
-    personal: Personal = None,
-) -> None:
-    """Run the agent until Ctrl-C: send heartbeats and install new bundles."""
-    from edge_sdk import AgentSettings, EdgeAgent
-    from edge_sdk.errors import SplitedgeError
-
-    logging.getLogger("edge_sdk").setLevel(logging.INFO)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Ctrl-C is the normal end
-    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
-        on_command = None
-        if data is not None:
-            from edge_sdk.training.device.background import BackgroundTraining
-
-            on_command = stack.enter_context(BackgroundTraining(state, data)).command
-        settings = AgentSettings(personal=personal)
-        agent = stack.enter_context(EdgeAgent.open(state, settings, on_command=on_command))
-        status = agent.status()
-        name = status.personal
-        personal = "" if name is None else f" with its personal weights from {name}"
-        typer.echo(f"splitedge agent: {status.device} runs {status.bundle}{personal}")
-        while True:
-            time.sleep(60 * update_minutes)
-            try:
-                agent.refresh()
-            except SplitedgeError as err:
-                logging.getLogger(__name__).warning("%s", err)
+app.command(epilog="Example: splitedge agent run --state ./pi")(run)
 
 
 @app.command(epilog="Example: splitedge agent update --state ./pi")
@@ -197,24 +159,34 @@ def predict(
         typer.Argument(help=".npy arrays (one sample or several), or images (pixels 0..255)."),
     ],
     state: State = STATE_DEFAULT,
-    deadline: Annotated[float, typer.Option(help="Seconds to wait for the server.")] = 1.0,
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            help="Answer on the device if the uncertainty is below this; default: the bundle's."
-        ),
-    ] = None,
-    local: Annotated[bool, typer.Option("--local", help="Never ask the server.")] = False,
+    deadline: Deadline = None,
+    threshold: Threshold = None,
+    budget: Limit = None,
+    agreement: Delta = None,
+    codec: Codec = None,
+    threads: Threads = None,
+    late_answers: LateAnswers = None,
+    local: Local = False,
     personal: Personal = None,
     as_json: AsJson = False,
 ) -> None:
     """Classify files: on the device if it is sure, else on the server."""
-    from edge_sdk import AgentSettings, EdgeAgent
+    from edge_sdk import EdgeAgent
     from edge_sdk.pipeline.samples import read_samples
+    from edge_sdk.settings_file.settings_file import SettingsFile
 
-    settings = AgentSettings(
-        deadline_s=deadline, threshold=threshold, offload=not local, personal=personal
+    options = AgentOptions(
+        deadline_s=deadline,
+        threshold=threshold,
+        limit=budget,
+        delta=agreement,
+        codec=codec,
+        threads=threads,
+        late_answers=late_answers,
+        personal=personal,
+        local=local,
     )
+    settings = options.settings(SettingsFile.load(state).agent)
     with EdgeAgent.open(state, settings) as agent:
         named = [named for file in files for named in read_samples(file, agent.manifest.input)]
         answers = agent.predict_many(sample for _, sample in named)

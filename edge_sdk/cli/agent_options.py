@@ -1,0 +1,127 @@
+"""Options that commands of `splitedge agent` share, and their place before `agent.toml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from edge_sdk.settings import AgentSettings
+
+State = Annotated[Path, typer.Option("--state", help="Folder with all files of this device.")]
+STATE_DEFAULT = Path("splitedge-agent")
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+FILE = "default: as agent.toml says"
+Deadline = Annotated[
+    float | None, typer.Option(help=f"Seconds to wait for the server; {FILE}, else 1.")
+]
+Threshold = Annotated[
+    float | None,
+    typer.Option(
+        help=f"Answer on the device if the uncertainty is below this; {FILE}, else the bundle's."
+    ),
+]
+Limit = Annotated[
+    float | None,
+    typer.Option(
+        "--budget",
+        metavar="SHARE",
+        help="Set the threshold so that at most this share of the predictions asks the server.",
+    ),
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(
+        "--agreement",
+        metavar="DELTA",
+        help="Set the threshold so that the server would give another label for at most this share "
+        "of the device's answers.",
+    ),
+]
+Codec = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Codec of data sent to the server: fp32, fp16 or int8; {FILE}, else the bundle's."
+    ),
+]
+Threads = Annotated[
+    int | None, typer.Option(help=f"Compute threads of one prediction; {FILE}, else 1.")
+]
+LateAnswers = Annotated[
+    bool | None,
+    typer.Option(
+        "--late-answers/--no-late-answers",
+        help=f"Keep queries without an answer, and ask the server again later; {FILE}, else no.",
+    ),
+]
+Local = Annotated[bool, typer.Option("--local", help="Never ask the server.")]
+Personal = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TRAINING",
+        help="Use this device's personal weights from that training (exit head, auxiliary model or "
+        "last layer) in place of the bundle's. The bundle must be exported from the same run.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """Options of one command that replace settings of `agent.toml`; None leaves the setting.
+
+    Attributes:
+        limit: of `Budget`. delta: of `Agreement`.
+        local: True never asks the server.
+    """
+
+    deadline_s: float | None = None
+    threshold: float | None = None
+    limit: float | None = None
+    delta: float | None = None
+    codec: str | None = None
+    threads: int | None = None
+    late_answers: bool | None = None
+    personal: str | None = None
+    local: bool = False
+
+    def settings(self, file: AgentSettings) -> AgentSettings:
+        """The settings of the file with the options in their place.
+
+        Raises: ConfigurationError for values that cannot be, or options that exclude each other.
+        """
+        from dataclasses import replace
+
+        from edge_sdk.errors import ConfigurationError
+        from edge_sdk.settings import Agreement, Budget
+
+        words = {"--threshold": self.threshold, "--budget": self.limit, "--agreement": self.delta}
+        asked = [word for word, value in words.items() if value is not None]
+        if len(asked) > 1:
+            raise ConfigurationError(f"expected one of {', '.join(asked)}, got {len(asked)}")
+        changed: dict[str, Any] = {
+            name: value
+            for name in ("deadline_s", "codec", "threads", "late_answers", "personal")
+            if (value := getattr(self, name)) is not None
+        }
+        if self.local:
+            changed = {"offload": False, "late_answers": False, "controller": None, **changed}
+        old = file.controller
+        if self.threshold is not None:
+            changed |= {"threshold": self.threshold, "controller": None}
+        elif self.limit is not None:
+            kept = old if isinstance(old, Budget) else Budget(self.limit)
+            budget = replace(kept, limit=self.limit)
+            changed |= {"threshold": None, "controller": budget}
+        elif self.delta is not None:
+            known = old if isinstance(old, Agreement) else Agreement(self.delta)
+            agreement = replace(known, delta=self.delta)
+            changed |= {"threshold": None, "controller": agreement}
+        return replace(file, **changed)
+
+    def given(self) -> list[str]:
+        """Names of the fields that an option set."""
+        return [each.name for each in fields(self) if getattr(self, each.name) != each.default]

@@ -1,0 +1,92 @@
+"""`splitedge agent run`: the agent as a service of its device."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from typing import Annotated
+
+import typer
+
+from edge_sdk.cli.agent_options import (
+    STATE_DEFAULT,
+    AgentOptions,
+    Codec,
+    Deadline,
+    Delta,
+    LateAnswers,
+    Limit,
+    Local,
+    Personal,
+    State,
+    Threads,
+    Threshold,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def run(
+    state: State = STATE_DEFAULT,
+    update_minutes: Annotated[
+        float, typer.Option(min=1, help="Minutes between two checks for a new bundle.")
+    ] = 60.0,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--train",
+            metavar="DATA",
+            help="Also take part in training when the server invites this device, with these "
+            "samples; see `splitedge agent train --data`.",
+        ),
+    ] = None,
+    deadline: Deadline = None,
+    threshold: Threshold = None,
+    budget: Limit = None,
+    agreement: Delta = None,
+    codec: Codec = None,
+    threads: Threads = None,
+    late_answers: LateAnswers = None,
+    local: Local = False,
+    personal: Personal = None,
+) -> None:
+    """Run the agent until Ctrl-C: send heartbeats and install new bundles."""
+    from edge_sdk import EdgeAgent
+    from edge_sdk.errors import SplitedgeError
+    from edge_sdk.settings_file.settings_file import SettingsFile
+
+    logging.getLogger("edge_sdk").setLevel(logging.INFO)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    file = SettingsFile.load(state)
+    options = AgentOptions(
+        deadline_s=deadline,
+        threshold=threshold,
+        limit=budget,
+        delta=agreement,
+        codec=codec,
+        threads=threads,
+        late_answers=late_answers,
+        personal=personal,
+        local=local,
+    )
+    settings = options.settings(file.agent)
+    ended = threading.Event()  # set by a part that comes to its end, such as a source
+    # Ctrl-C is the normal end
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as parts:
+        on_command = None
+        if data is not None:
+            from edge_sdk.training.device.background import BackgroundTraining
+
+            on_command = parts.enter_context(BackgroundTraining(state, data)).command
+        agent = parts.enter_context(EdgeAgent.open(state, settings, on_command=on_command))
+        # further parts are entered here: they end before the agent does
+        status = agent.status()
+        weights = f" with its personal weights from {status.personal}" if status.personal else ""
+        typer.echo(f"splitedge agent: {status.device} runs {status.bundle}{weights}")
+        while not ended.wait(60 * update_minutes):
+            try:
+                agent.refresh()
+            except SplitedgeError as err:
+                logger.warning("%s", err)
