@@ -25,8 +25,8 @@ from server.backend.batcher import Batcher
 from server.backend.inference import Inference
 from server.backend.models import ModelStore
 from server.backend.worker import MqttWorker
+from server.deployment.publisher import ModelPublisher
 from server.fleet_broker import FleetBroker
-from server.publisher import ModelPublisher
 from server.registry.artifacts import ArtifactRepository
 from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret

@@ -1,44 +1,39 @@
-"""The registry of tokens, devices and models. Synchronous; safe from any thread.
+"""The registry of tokens, devices and, as its catalogue, models. Safe from any thread.
 
 Every method is one transaction. The call that makes a secret returns it; only its hash is stored.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
 import orjson
-from sqlalchemy import Connection, Select, and_, delete, func, insert, not_, or_, select, update
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy import Connection, and_, delete, func, insert, not_, or_, select, update
+from sqlalchemy.exc import IntegrityError
 
 from edge_sdk.wire.topics import ID_PATTERN
 from server.errors import (
     AuthenticationError,
     BadRequestError,
-    RegistryError,
     TokenError,
     UnknownDeviceError,
-    UnknownModelError,
 )
-from server.registry.connect import READS, open_engine
+from server.registry.catalogue import ModelCatalogue
 from server.registry.credentials import is_secret, new_secret, secret_sha256
-from server.registry.migrate import migrate
-from server.registry.records import AuditEntry, Device, ModelVersion, Token
-from server.registry.schema import audit, devices, models, tokens
+from server.registry.records import AuditEntry, Device, Token
+from server.registry.schema import audit, devices, tokens
+from server.registry.transactions import MAX_ID, Transactions, check_id, one_row, record
 
 logger = logging.getLogger(__name__)
 
-MAX_ID: Final = 63
 MAX_NOTE: Final = 200
 MAX_BUNDLE: Final = 160
 MAX_DEPTH: Final = 999
-MAX_VERSION: Final = 999_999_999
 MAX_PROFILE_BYTES: Final = 16_384
 MAX_TOKEN_TTL_S: Final = 30 * 86_400.0
 # without it, heartbeats of 500 devices every few seconds would each be a synced write
@@ -50,42 +45,30 @@ _NO_SHA256: Final = secret_sha256("")
 
 
 class Registry:
-    """The registry in one database; a program gets it by `open`."""
+    """The registry in one database; a program gets it by `open`.
 
-    def __init__(self, url: str, *, clock: Callable[[], float] = time.time) -> None:
-        """Use a database that already has this program's version.
+    Attributes:
+        catalogue: the models, their versions, and the model of each fleet.
+    """
 
-        Args:
-            clock: UTC seconds since 1970.
-        Raises: ConfigurationError.
-        """
-        self._clock = clock
-        self._engine = open_engine(url)
-        self._reader = self._engine.execution_options(**{READS: True})
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+        self.catalogue = ModelCatalogue(transactions)
 
     @classmethod
     def open(cls, url: str, *, clock: Callable[[], float] = time.time) -> Self:
         """Create the database or bring it up to date, and open it.
 
+        Args:
+            clock: UTC seconds since 1970.
         Raises: ConfigurationError for the URL; RegistryError if the database cannot be opened or is
             newer than this program.
         """
-        registry = cls(url, clock=clock)
-        try:
-            migrate(registry._engine)
-        except SQLAlchemyError as err:
-            registry.close()
-            shown = registry._engine.url.render_as_string(hide_password=True)
-            cause = str(getattr(err, "orig", None) or err)
-            raise RegistryError(f"registry {shown}: cannot be opened: {cause}") from err
-        except BaseException:
-            registry.close()
-            raise
-        return registry
+        return cls(Transactions.open(url, clock=clock))
 
     def close(self) -> None:
         """Close the database's connections."""
-        self._engine.dispose()
+        self._transactions.close()
 
     # tokens
 
@@ -95,15 +78,15 @@ class Registry:
         Raises: BadRequestError for a fleet that is not an id, for `ttl_s` outside (0, 30 days], or
             for a note that is longer than 200 characters or not printable.
         """
-        _check_id(fleet, "fleet")
+        check_id(fleet, "fleet")
         if not 0 < ttl_s <= MAX_TOKEN_TTL_S:
             raise BadRequestError(
                 f"ttl_s: expected more than 0, at most {MAX_TOKEN_TTL_S:.0f} seconds, got {ttl_s}"
             )
         if len(note) > MAX_NOTE or not note.isprintable():
             raise BadRequestError(f"note: expected at most {MAX_NOTE} printable characters")
-        token, now = new_secret(), self._clock()
-        with self._writing() as connection:
+        token, now = new_secret(), self._transactions.now()
+        with self._transactions.writing() as connection:
             connection.execute(
                 insert(tokens).values(
                     token_sha256=secret_sha256(token),
@@ -113,12 +96,12 @@ class Registry:
                     expires_at=now + ttl_s,
                 )
             )
-            _record(connection, now, "operator", "token.create", f"fleet={fleet} note={note}")
+            record(connection, now, "operator", "token.create", f"fleet={fleet} note={note}")
         return token
 
     def tokens(self) -> tuple[Token, ...]:
         """All tokens ever made, oldest first."""
-        with self._reading() as connection:
+        with self._transactions.reading() as connection:
             query = select(tokens).order_by(tokens.c.created_at)
             return tuple(Token(**row) for row in connection.execute(query).mappings())
 
@@ -135,10 +118,10 @@ class Registry:
             BadRequestError for an id or a profile that cannot be stored.
         """
         if wanted is not None:
-            _check_id(wanted, "device")
+            check_id(wanted, "device")
         _check_profile(profile)
-        now, credential, token_sha256 = self._clock(), new_secret(), secret_sha256(token)
-        with self._writing() as connection:
+        now, credential, token_sha256 = self._transactions.now(), new_secret(), secret_sha256(token)
+        with self._transactions.writing() as connection:
             # condition and change are one statement, so no other call can come between
             used = connection.execute(
                 update(tokens)
@@ -161,7 +144,7 @@ class Registry:
                 },
             )
             connection.execute(update(tokens).where(this_token).values(used_by=device.id))
-            _record(connection, now, device.id, "device.enrol", f"fleet={fleet}")
+            record(connection, now, device.id, "device.enrol", f"fleet={fleet}")
         return device, credential
 
     def undo_enrolment(self, device: Device, token: str) -> None:
@@ -169,12 +152,12 @@ class Registry:
 
         Use it only if the credential was not handed out.
         """
-        now = self._clock()
+        now = self._transactions.now()
         used = and_(tokens.c.token_sha256 == secret_sha256(token), tokens.c.used_by == device.id)
-        with self._writing() as connection:
+        with self._transactions.writing() as connection:
             connection.execute(update(tokens).where(used).values(used_at=None, used_by=None))
             connection.execute(delete(devices).where(devices.c.id == device.id))
-            _record(connection, now, device.id, "device.enrol.undo", f"fleet={device.fleet}")
+            record(connection, now, device.id, "device.enrol.undo", f"fleet={device.fleet}")
 
     # devices
 
@@ -183,7 +166,7 @@ class Registry:
 
         Raises: AuthenticationError if it is wrong, or if the device was revoked.
         """
-        with self._reading() as connection:
+        with self._transactions.reading() as connection:
             device = _find_device(connection, device_id)
         # an unknown id takes as long as a wrong credential
         expected = _NO_SHA256 if device is None else device.credential_sha256
@@ -199,7 +182,7 @@ class Registry:
 
         Raises: UnknownDeviceError.
         """
-        with self._reading() as connection:
+        with self._transactions.reading() as connection:
             return _need_device(connection, device_id)
 
     def devices(self, fleet: str | None = None) -> tuple[Device, ...]:
@@ -209,9 +192,9 @@ class Registry:
         """
         query = select(devices).order_by(devices.c.id)
         if fleet is not None:
-            _check_id(fleet, "fleet")
+            check_id(fleet, "fleet")
             query = query.where(devices.c.fleet == fleet)
-        with self._reading() as connection:
+        with self._transactions.reading() as connection:
             return tuple(Device(**row) for row in connection.execute(query).mappings())
 
     def revoke(self, device_id: str, *, who: str = "operator") -> Device:
@@ -219,14 +202,14 @@ class Registry:
 
         Raises: UnknownDeviceError.
         """
-        now = self._clock()
-        with self._writing() as connection:
+        now = self._transactions.now()
+        with self._transactions.writing() as connection:
             before = _need_device(connection, device_id)
             if before.revoked_at is not None:
                 return before
             this_device = devices.c.id == device_id
             connection.execute(update(devices).where(this_device).values(revoked_at=now))
-            _record(connection, now, who, "device.revoke", device_id)
+            record(connection, now, who, "device.revoke", device_id)
             return _need_device(connection, device_id)
 
     def assign(
@@ -241,8 +224,8 @@ class Registry:
             raise BadRequestError(f"depth: expected 0 to {MAX_DEPTH}, got {depth}")
         if bundle is not None and (len(bundle) > MAX_BUNDLE or not bundle.isprintable()):
             raise BadRequestError(f"bundle: expected at most {MAX_BUNDLE} printable characters")
-        now = self._clock()
-        with self._writing() as connection:
+        now = self._transactions.now()
+        with self._transactions.writing() as connection:
             before = _need_device(connection, device_id)
             if (before.depth, before.bundle) == (depth, bundle):
                 return before
@@ -251,7 +234,7 @@ class Registry:
                 update(devices).where(this_device).values(depth=depth, bundle=bundle)
             )
             detail = f"{device_id} depth={depth} bundle={bundle}"
-            _record(connection, now, who, "device.assign", detail)
+            record(connection, now, who, "device.assign", detail)
             return _need_device(connection, device_id)
 
     def touch(self, *device_ids: str) -> None:
@@ -259,14 +242,14 @@ class Registry:
 
         Unknown ids are ignored. A call writes nothing if all of them were seen just before.
         """
-        now = self._clock()
+        now = self._transactions.now()
         # a last_seen ahead of the clock is due too: the clock was set back
         fresh = devices.c.last_seen.between(now - TOUCH_RESOLUTION_S, now)
         due = and_(devices.c.id.in_(device_ids), or_(devices.c.last_seen.is_(None), not_(fresh)))
-        with self._reading() as connection:
+        with self._transactions.reading() as connection:
             ids = connection.scalars(select(devices.c.id).where(due)).all()
         if ids:
-            with self._writing() as connection:
+            with self._transactions.writing() as connection:
                 connection.execute(
                     update(devices).where(devices.c.id.in_(ids)).values(last_seen=now)
                 )
@@ -277,59 +260,10 @@ class Registry:
         Raises: UnknownDeviceError; BadRequestError for a profile that cannot be stored.
         """
         _check_profile(profile)
-        with self._writing() as connection:
+        with self._transactions.writing() as connection:
             this_device = devices.c.id == _need_device(connection, device_id).id
             connection.execute(update(devices).where(this_device).values(profile=dict(profile)))
             return _need_device(connection, device_id)
-
-    # models
-
-    def publish_model(self, name: str, version: int, *, who: str = "server") -> ModelVersion:
-        """Store a new version, which is not active yet; a second call changes nothing.
-
-        Raises: BadRequestError for a name that is not an id or a version outside 1..999999999.
-        """
-        _check_id(name, "model")
-        if not 1 <= version <= MAX_VERSION:
-            raise BadRequestError(f"version: expected 1 to {MAX_VERSION}, got {version}")
-        now = self._clock()
-        with self._writing() as connection:
-            try:
-                with connection.begin_nested():
-                    connection.execute(
-                        insert(models).values(
-                            name=name, version=version, active=False, published_at=now
-                        )
-                    )
-                _record(connection, now, who, "model.publish", f"{name}/{version}")
-            except IntegrityError:
-                logger.debug("model=%s version=%s was published before", name, version)
-            return _need_model(connection, name, version)
-
-    def models(self) -> tuple[ModelVersion, ...]:
-        """Every published version, by name and version."""
-        with self._reading() as connection:
-            return _all_models(connection)
-
-    def activate_model(self, name: str, version: int, *, who: str = "operator") -> ModelVersion:
-        """Make that version the active one of its name, in place of any other.
-
-        Raises: UnknownModelError naming the published versions.
-        """
-        now = self._clock()
-        with self._writing() as connection:
-            if _need_model(connection, name, version).active:
-                return _need_model(connection, name, version)
-            of_name = models.c.name == name
-            # rows may be locked one by one: in one order, or two activations would deadlock
-            rows = select(models.c.version).where(of_name).order_by(models.c.version)
-            connection.execute(rows.with_for_update())
-            connection.execute(update(models).where(of_name, models.c.active).values(active=False))
-            connection.execute(
-                update(models).where(of_name, models.c.version == version).values(active=True)
-            )
-            _record(connection, now, who, "model.activate", f"{name}/{version}")
-            return _need_model(connection, name, version)
 
     # audit
 
@@ -338,35 +272,15 @@ class Registry:
 
         It is cheap to read, so a follower of the registry reads the rest only when it has grown.
         """
-        with self._reading() as connection:
+        with self._transactions.reading() as connection:
             return connection.execute(select(func.max(audit.c.id))).scalar_one() or 0
 
     def audit(self, limit: int = 100) -> tuple[AuditEntry, ...]:
         """The last `limit` entries of the trail, newest first."""
         columns = (audit.c.at, audit.c.who, audit.c.what, audit.c.detail)
         query = select(*columns).order_by(audit.c.id.desc()).limit(limit)
-        with self._reading() as connection:
+        with self._transactions.reading() as connection:
             return tuple(AuditEntry(**row) for row in connection.execute(query).mappings())
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with _our_errors(), self._reader.connect() as connection:
-            yield connection
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        with _our_errors(), self._engine.begin() as connection:
-            yield connection
-
-
-@contextlib.contextmanager
-def _our_errors() -> Iterator[None]:
-    try:
-        yield
-    except SQLAlchemyError as err:
-        # peers read the text, so the cause (hosts, paths) is only logged
-        logger.exception("registry: the database failed")
-        raise RegistryError("registry: the database cannot be used now; see its log") from err
 
 
 def _insert_device(connection: Connection, wanted: str, values: Mapping[str, Any]) -> Device:
@@ -397,7 +311,7 @@ def _find_device(connection: Connection, device_id: str) -> Device | None:
     # other text is not looked up: a database may refuse it
     if not ID_PATTERN.fullmatch(device_id):
         return None
-    row = _one(connection, select(devices).where(devices.c.id == device_id))
+    row = one_row(connection, select(devices).where(devices.c.id == device_id))
     return None if row is None else Device(**row)
 
 
@@ -406,20 +320,6 @@ def _need_device(connection: Connection, device_id: str) -> Device:
     if device is None:
         raise UnknownDeviceError(f"device {device_id[:MAX_ID]!r}: not enrolled here")
     return device
-
-
-def _all_models(connection: Connection) -> tuple[ModelVersion, ...]:
-    query = select(models).order_by(models.c.name, models.c.version)
-    return tuple(ModelVersion(**row) for row in connection.execute(query).mappings())
-
-
-def _need_model(connection: Connection, name: str, version: int) -> ModelVersion:
-    there = _all_models(connection)
-    for model in there:
-        if (model.name, model.version) == (name, version):
-            return model
-    known = ", ".join(f"{model.name}/{model.version}" for model in there) or "none"
-    raise UnknownModelError(f"model {name[:MAX_ID]}/{version}: not published; available: {known}")
 
 
 def registry_file(state: Path) -> Path:
@@ -433,22 +333,6 @@ def open_registry(state: Path) -> Registry:
     Raises: RegistryError if it cannot be opened or is newer than this program.
     """
     return Registry.open(f"sqlite:///{registry_file(state)}")
-
-
-def _one(connection: Connection, query: Select[Any]) -> Mapping[str, Any] | None:
-    row = connection.execute(query).mappings().one_or_none()
-    return None if row is None else {str(key): value for key, value in row.items()}
-
-
-def _record(connection: Connection, at: float, who: str, what: str, detail: str) -> None:
-    connection.execute(insert(audit).values(at=at, who=who, what=what, detail=detail))
-
-
-def _check_id(value: str, what: str) -> None:
-    if not ID_PATTERN.fullmatch(value):
-        raise BadRequestError(
-            f"{what}: expected 1 to {MAX_ID} of a-z, 0-9 and '-', got {value[:100]!r}"
-        )
 
 
 def _check_profile(profile: Mapping[str, Any]) -> None:

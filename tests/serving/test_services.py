@@ -249,11 +249,11 @@ def test_bundles_that_cannot_be_signed_are_tried_again(
     assert services.models.get("digits").manifest.version == "1"  # what devices have, too
     logged = [record for record in caplog.records if "not published" in record.getMessage()]
     assert len(logged) == 1
-    assert not any(model.version == 2 for model in services.registry.models())
+    assert not any(model.version == 2 for model in services.registry.catalogue.versions())
 
     kept.rename(target / "bundles" / "d2" / "exit.onnx")
     wait_until(
-        lambda: [m.version for m in services.registry.models() if m.active] == [2],
+        lambda: [m.version for m in services.registry.catalogue.versions() if m.active] == [2],
         "not published",
     )
     wait_until(lambda: services.models.get("digits").folder == target, "not active")
@@ -272,7 +272,7 @@ def test_http_serves_the_version_that_devices_are_assigned(
     exported.install(tmp_path / "state" / "models", version=2)
     wait_until(lambda: both() == ("2", "2"), "the new one is not active")
     other = Registry.open(f"sqlite:///{tmp_path / 'state' / 'registry.db'}")
-    other.activate_model("digits", 1)  # back, by another process
+    other.catalogue.activate("digits", 1)  # back, by another process
     other.close()
     wait_until(lambda: both() == ("1", "1"), "the old one is not active again")
     shutil.rmtree(tmp_path / "state" / "models" / "digits" / "1")

@@ -290,20 +290,20 @@ def test_what_concerns_an_unknown_device_says_so(registry: Registry, device: str
 
 def test_one_version_of_a_model_is_active(registry: Registry) -> None:
     for name, version in [("cnn", 1), ("cnn", 2), ("vit", 1)]:
-        assert not registry.publish_model(name, version).active
-    registry.activate_model("vit", 1)
-    registry.activate_model("cnn", 1)
-    assert registry.activate_model("cnn", 2).active
-    assert registry.activate_model("cnn", 2).active
-    found = [(model.name, model.version, model.active) for model in registry.models()]
+        assert not registry.catalogue.publish(name, version).active
+    registry.catalogue.activate("vit", 1)
+    registry.catalogue.activate("cnn", 1)
+    assert registry.catalogue.activate("cnn", 2).active
+    assert registry.catalogue.activate("cnn", 2).active
+    found = [(model.name, model.version, model.active) for model in registry.catalogue.versions()]
     assert found == [("cnn", 1, False), ("cnn", 2, True), ("vit", 1, True)]
 
 
 def test_a_version_is_published_once_in_repeated_calls(registry: Registry, clock: Clock) -> None:
-    registry.publish_model("cnn", 1)
-    registry.activate_model("cnn", 1)
+    registry.catalogue.publish("cnn", 1)
+    registry.catalogue.activate("cnn", 1)
     clock.now += 5
-    again = registry.publish_model("cnn", 1)
+    again = registry.catalogue.publish("cnn", 1)
     assert (again.active, again.published_at) == (True, 1_000_000.0)
     assert [entry.what for entry in registry.audit()].count("model.publish") == 1
 
@@ -311,24 +311,24 @@ def test_a_version_is_published_once_in_repeated_calls(registry: Registry, clock
 def test_two_activations_at_once_leave_one_active(registry: Registry) -> None:
     versions = range(1, 9)
     for version in versions:
-        registry.publish_model("cnn", version)
+        registry.catalogue.publish("cnn", version)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda version: registry.activate_model("cnn", version), versions))
-    assert sum(model.active for model in registry.models()) == 1
+        list(pool.map(lambda version: registry.catalogue.activate("cnn", version), versions))
+    assert sum(model.active for model in registry.catalogue.versions()) == 1
 
 
 def test_an_unknown_model_names_those_there_are(registry: Registry) -> None:
     with pytest.raises(UnknownModelError, match="available: none"):
-        registry.activate_model("cnn", 1)
-    registry.publish_model("cnn", 1)
+        registry.catalogue.activate("cnn", 1)
+    registry.catalogue.publish("cnn", 1)
     with pytest.raises(UnknownModelError, match="cnn/2: not published; available: cnn/1"):
-        registry.activate_model("cnn", 2)
+        registry.catalogue.activate("cnn", 2)
 
 
 @pytest.mark.parametrize(("name", "version"), [("CNN", 1), ("cnn", 0), ("cnn", 10**9)])
 def test_a_model_that_has_no_place_is_refused(registry: Registry, name: str, version: int) -> None:
     with pytest.raises(BadRequestError):
-        registry.publish_model(name, version)
+        registry.catalogue.publish(name, version)
 
 
 def test_the_trail_says_who_did_what(registry: Registry, clock: Clock) -> None:
@@ -467,9 +467,9 @@ def test_the_last_change_grows_with_what_a_server_follows(registry: Registry) ->
     marks.append(registry.last_change())
     registry.revoke(device.id)
     marks.append(registry.last_change())
-    registry.publish_model("digits", 1)
+    registry.catalogue.publish("digits", 1)
     marks.append(registry.last_change())
-    registry.activate_model("digits", 1)
+    registry.catalogue.activate("digits", 1)
     marks.append(registry.last_change())
     assert marks == sorted(set(marks))
     registry.touch(device.id)  # heartbeats are not followed

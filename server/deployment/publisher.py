@@ -35,7 +35,7 @@ class ModelPublisher:
     ) -> None:
         self._models = models
         self._artifacts = artifacts
-        self._registry = registry
+        self._catalogue = registry.catalogue
         self._told = published
         self._published: set[Version] = set()
         self._failed: dict[Version, tuple[str, Files]] = {}  # why, and the files then
@@ -56,7 +56,7 @@ class ModelPublisher:
 
     def active(self) -> ServedModel | None:
         """The active version of the name published last, among those that devices can fetch."""
-        active = [record for record in self._registry.models() if record.active]
+        active = [record for record in self._catalogue.versions() if record.active]
         for record in sorted(active, key=lambda record: record.published_at, reverse=True):
             try:
                 model = self._models.get(record.name)
@@ -73,9 +73,9 @@ class ModelPublisher:
             return
         try:
             self._artifacts.publish_bundles(model.folder)
-            if version not in {(known.name, known.version) for known in self._registry.models()}:
-                self._registry.publish_model(*version)
-                self._registry.activate_model(*version)
+            if version not in {(known.name, known.version) for known in self._catalogue.versions()}:
+                self._catalogue.publish(*version)
+                self._catalogue.activate(*version)
         except (BundleError, BadRequestError) as err:
             if reason != str(err):
                 logger.error("model=%s version=%d bundles are not published: %s", *version, err)  # noqa: TRY400 - no traceback for a bad file
@@ -89,7 +89,7 @@ class ModelPublisher:
     def _follow_active(self) -> None:
         """Make the store serve the versions that the registry notes as active."""
         active = {
-            record.name: record.version for record in self._registry.models() if record.active
+            record.name: record.version for record in self._catalogue.versions() if record.active
         }
         self._models.activate({name: str(version) for name, version in active.items()})
 
