@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from profiles.calibration import DepthCosts
 from profiles.checks import number, one_of, whole
 from profiles.cost import CostTable
 from profiles.device import DeviceProfile
@@ -27,6 +28,9 @@ DUMMY_SMASHED_BYTES = 4 * 64 * 7 * 7
 
 MEMORY_SHARE = 0.5
 LATENCY_MS = 50.0
+# share of the budget that a depth below the present one may take: without this room, a device at a
+# limit would change its depth with every small change of its memory or speed
+DEEPER_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +65,10 @@ class Budget:
     ) -> Budget:
         """Half of the memory that is free now, and 50 ms.
 
-        Half, because the cost table counts tensors only. The rest is for the runtime's own buffers
-        (onnxruntime keeps its arena), for the application that feeds the camera and for a second
-        bundle on trial. 50 ms, because up to 100 ms feels immediate, and an offload after the
-        prefix needs the other half.
+        Half, because a second bundle is on trial beside the running one, and the application that
+        feeds the camera needs some too. Without a measurement the cost table counts tensors only,
+        and the rest is for the runtime's own buffers (onnxruntime keeps its arena). 50 ms, because
+        up to 100 ms feels immediate, and an offload after the prefix needs the other half.
         """
         memory = int(profile.memory_available_bytes * MEMORY_SHARE)
         return cls(memory_bytes=memory, latency_ms=LATENCY_MS, purpose=purpose, batch=batch)
@@ -143,24 +147,31 @@ def budget_depth(
     budget: Budget | None = None,
     *,
     cuts: Collection[int] | None = None,
+    costs: DepthCosts | None = None,
+    present: int | None = None,
 ) -> int:
-    """The deepest prefix whose measured peak memory and latency fit the device.
+    """The deepest prefix whose peak memory and latency fit the device.
 
-    Every prefix is checked, because an early stage can be wider than a later one.
+    Every prefix is checked, because an early stage can be wider than a later one. A prefix deeper
+    than `present` has to fit DEEPER_SHARE of the budget.
 
     Args:
         budget: default `Budget.of(profile)`.
         cuts: depths to choose from; default all the table has.
+        costs: for inference, what each depth takes as far as the device measured it; default the
+            table's estimates.
+        present: the depth at which the device runs; None for none.
     Raises: AllocationError if not even the shallowest fits; InvalidProfileError for a cut the
         table does not have.
     """
     budget = budget or Budget.of(profile)
     allowed = cost.depths if cuts is None else _ascending(cuts)
-    fitting = [depth for depth in allowed if _fits(profile, cost, budget, depth)]
+    costs = costs or DepthCosts(cost, profile.core_score_gflops)
+    fitting = [depth for depth in allowed if _fits(cost, costs, budget, depth, present)]
     if fitting:
         return fitting[-1]
-    memory = _peak_bytes(cost, budget, allowed[0])
-    latency = cost.latency_ms(allowed[0], profile.core_score_gflops)
+    memory = _peak_bytes(cost, costs, budget, allowed[0])
+    latency = costs.latency_ms(allowed[0])
     raise AllocationError(
         f"device {profile.name}: {budget.purpose} at depth {allowed[0]}, the shallowest, takes "
         f"{memory} bytes and {latency:.3g} ms; expected at most {budget.memory_bytes} bytes and "
@@ -185,19 +196,21 @@ def allocate(
     fleet: Iterable[DeviceProfile] = (),
     budget: Budget | None = None,
     cuts: Collection[int] | None = None,
+    costs: DepthCosts | None = None,
+    present: int | None = None,
 ) -> int:
     """The depth that `rule` gives the device, at an allowed cut.
 
     Args:
         rule: "supersfl" (Eq. 1, its default coefficients) or "budget".
         fleet: the devices seen so far, without this one; only for "supersfl".
-        budget: only for "budget"; default `Budget.of(profile)`.
+        budget, costs, present: only for "budget"; see `budget_depth`.
         cuts: depths to choose from; default all the table has.
     Raises: AllocationError if no prefix fits under "budget"; InvalidProfileError for an unknown
         rule, or for a device with an unknown link under "supersfl".
     """
     if rule == "budget":
-        return budget_depth(profile, cost, budget, cuts=cuts)
+        return budget_depth(profile, cost, budget, cuts=cuts, costs=costs, present=present)
     check_value("allocate", "rule", rule, one_of(get_args(Rule)))
     own = supersfl_latency_ms(profile)
     latencies = [own, *(supersfl_latency_ms(device) for device in fleet)]
@@ -216,13 +229,17 @@ def _ascending(cuts: Collection[int]) -> tuple[int, ...]:
     return tuple(sorted(cuts))
 
 
-def _fits(profile: DeviceProfile, cost: CostTable, budget: Budget, depth: int) -> bool:
-    fast_enough = cost.latency_ms(depth, profile.core_score_gflops) <= budget.latency_ms
-    return fast_enough and _peak_bytes(cost, budget, depth) <= budget.memory_bytes
+def _fits(
+    cost: CostTable, costs: DepthCosts, budget: Budget, depth: int, present: int | None
+) -> bool:
+    share = 1.0 if present is None or depth <= present else DEEPER_SHARE
+    fast_enough = costs.latency_ms(depth) <= share * budget.latency_ms
+    return fast_enough and _peak_bytes(cost, costs, budget, depth) <= share * budget.memory_bytes
 
 
-def _peak_bytes(cost: CostTable, budget: Budget, depth: int) -> int:
-    prefix = cost.prefix(depth, batch=budget.batch)
+def _peak_bytes(cost: CostTable, costs: DepthCosts, budget: Budget, depth: int) -> int:
     if budget.purpose == "training":
-        return prefix.training_peak_bytes
-    return prefix.inference_peak_bytes
+        return cost.prefix(depth, batch=budget.batch).training_peak_bytes
+    if budget.batch > 1:
+        return cost.prefix(depth, batch=budget.batch).inference_peak_bytes
+    return costs.memory_bytes(depth)
