@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +55,25 @@ def make_folder(path: Path, *, mode: int = 0o755) -> None:
             sync_folder(folder.parent)
     except OSError as err:
         raise storage_error(path, 0, err) from err
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Exclusive access to a folder's files among programs that take this lock.
+
+    A folder can be locked without writing, so on a read-only disk too. One that does not exist has
+    nothing to lock.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def check_writable(folder: Path, size_bytes: int) -> None:

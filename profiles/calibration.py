@@ -14,9 +14,9 @@ from typing import Final
 from profiles.cost import CostTable
 from profiles.measured import BundleMeasurement, Conditions
 
-# A session holds the file's copy of the weights while it makes its own: 128 MB of weights took
-# 254 MB at their peak (onnxruntime 1.31). So a tensor byte more costs two.
-LOADING: Final = 2
+# A session holds the file's weights while it copies them, and packs those of a matrix product once
+# more: 28 MB of them took 92 MB at their peak (onnxruntime 1.31). So a tensor byte costs three.
+LOADING: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class DepthCosts:
         between two of them     straight interpolation, of time over estimated time and of memory
                                 over estimated memory
         outside, time           in proportion to the nearest: t = t_i * e / e_i
-        outside, memory         deeper: m_i + 2 * (e - e_i); shallower: m_i - (e_i - e), and never
+        outside, memory         deeper: m_i + 3 * (e - e_i); shallower: m_i - (e_i - e), and never
                                 less than the estimate e itself
 
     Time is proportional because a slower processor is slower everywhere. Memory is not: a session's

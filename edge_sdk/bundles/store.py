@@ -11,13 +11,12 @@ each start, so damage by a worn card is found before they run.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from edge_sdk.durable import make_folder, sync_file, sync_folder, write_atomic
+from edge_sdk.durable import locked_folder, make_folder, sync_file, sync_folder, write_atomic
 from edge_sdk.errors import BundleError, NoBundleError, SplitedgeError, StorageError
 from edge_sdk.manifest import BundleManifest, check_bundle_name, check_file_name, read_json
 
@@ -238,20 +237,9 @@ class BundleStore:
         entry = self._read_quarantine().get(digest)
         return None if entry is None else str(entry.get("why"))
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> AbstractContextManager[None]:
         """Exclusive access to active.json, for at most the time to hash two bundles."""
-        try:
-            # a folder can be locked without writing, on a read-only disk too
-            handle = os.open(self._slots, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            yield  # no bundle was ever installed, so there is nothing to lock
-            return
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
+        return locked_folder(self._slots)
 
     def _select(self, table: _SlotTable) -> ActiveBundle:
         """The first slot with a bundle that can run, starting with the active one."""

@@ -1,22 +1,24 @@
 """The trial of a bundle: it runs in a process of its own, under limits, and cannot crash the agent.
 
 `python -P -m edge_sdk.bundles.trial FOLDER` prints one line of JSON: `{"ok": true, ...}` with the
-golden report, or `{"ok": false, "why": ...}`.
+golden report and what the bundle takes here, or `{"ok": false, "why": ...}`.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
-from edge_sdk.errors import StorageError, UpdateRefusedError
+from edge_sdk.errors import BundleError, FrameError, InputError, StorageError, UpdateRefusedError
+from profiles.measured import BundleMeasurement
 
 TIMEOUT_S: Final = 60.0
 # Address space, not memory: onnxruntime reserved 190 MB before its first model on 2 cores, and
@@ -25,16 +27,36 @@ BASE_BYTES: Final = 1 << 30
 PER_MODEL_BYTE: Final = 3
 
 
-def run_trial(folder: Path, *, timeout_s: float = TIMEOUT_S) -> dict[str, float]:
-    """Run the golden check of the bundle in `folder` in a child process.
+# the agent runs a graph on one thread, so the speed of one core is measured too
+_ONE_THREAD: Final = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
 
-    Returns: the golden report: samples, difference, latency_ms.
+
+@dataclass(frozen=True, slots=True)
+class TrialReport:
+    """Result of a trial.
+
+    Attributes:
+        samples, difference: of the golden check, see `edge_sdk.bundles.golden.GoldenReport`.
+        measurement: what the bundle takes on this device.
+    """
+
+    samples: int
+    difference: float
+    measurement: BundleMeasurement
+
+
+def run_trial(folder: Path, *, timeout_s: float = TIMEOUT_S) -> TrialReport:
+    """Check and measure the bundle in `folder` in a child process.
+
     Raises: UpdateRefusedError saying why the bundle cannot run; StorageError if the child process
         cannot be started.
     """
     command = [sys.executable, "-P", "-m", "edge_sdk.bundles.trial", str(folder)]
+    environment = {**os.environ, **_ONE_THREAD}
     try:
-        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+        done = subprocess.run(
+            command, capture_output=True, timeout=timeout_s, check=False, env=environment
+        )
     except subprocess.TimeoutExpired:
         raise UpdateRefusedError(f"trial: not finished after {timeout_s:g} s") from None
     except OSError as err:
@@ -45,21 +67,34 @@ def run_trial(folder: Path, *, timeout_s: float = TIMEOUT_S) -> dict[str, float]
         raise UpdateRefusedError(f"trial: {_death(done)}") from None
     if not report["ok"]:
         raise UpdateRefusedError(f"trial: {report['why']}")
-    return {name: float(report[name]) for name in ("samples", "difference", "latency_ms")}
+    measurement = BundleMeasurement.from_dict(report["measurement"])
+    return TrialReport(int(report["samples"]), float(report["difference"]), measurement)
 
 
 def main() -> None:
     """Set resource limits, then load and run the bundle."""
     folder = Path(sys.argv[1])
     _limit(folder)
-    # imported under the limits, and never by the parent process
-    from edge_sdk.bundles.golden import check_golden  # noqa: PLC0415
-
     try:
-        report = {"ok": True, **asdict(check_golden(folder))}
-    except (UpdateRefusedError, MemoryError) as err:
+        report = {"ok": True, **_try(folder)}
+    except (BundleError, InputError, FrameError, MemoryError) as err:
         report = {"ok": False, "why": str(err) or "out of memory"}
     sys.stdout.buffer.write(orjson.dumps(report))
+
+
+def _try(folder: Path) -> dict[str, Any]:
+    # imported under the limits, and never by the parent process
+    from edge_sdk.bundles.golden import check_golden, read_golden  # noqa: PLC0415
+    from edge_sdk.bundles.measure import BundleMeter  # noqa: PLC0415
+    from edge_sdk.manifest import BundleManifest  # noqa: PLC0415
+    from profiles.device import measure_compute_score_gflops  # noqa: PLC0415
+
+    manifest = BundleManifest.load(folder)
+    x, _ = read_golden(folder / manifest.golden)
+    score_gflops = measure_compute_score_gflops()
+    meter = BundleMeter(folder, manifest, x[:1])
+    golden = check_golden(folder, meter.sessions)
+    return {**asdict(golden), "measurement": meter.measure(score_gflops).to_dict()}
 
 
 def _limit(folder: Path) -> None:

@@ -28,8 +28,8 @@ def test_one_measured_depth_scales_the_others(cost_table: CostTable) -> None:
     costs = DepthCosts(cost_table, 10.0, {2: Taken(6.5, 1_000_000)})
     # depth 2 takes twice its estimate of 3.25 ms, so the others do
     assert [costs.latency_ms(depth) for depth in (1, 2, 3)] == [3.0, 6.5, 14.25]
-    # 760 bytes less than depth 2; twice the 1560 bytes more
-    assert [costs.memory_bytes(depth) for depth in (1, 2, 3)] == [999_240, 1_000_000, 1_003_120]
+    # 760 bytes less than depth 2; three times the 1560 bytes more
+    assert [costs.memory_bytes(depth) for depth in (1, 2, 3)] == [999_240, 1_000_000, 1_004_680]
 
 
 def test_a_depth_between_two_measured_ones_is_interpolated(cost_table: CostTable) -> None:

@@ -158,11 +158,24 @@ def test_graph_that_never_ends_is_stopped(export: Export) -> None:
         run_trial(bundle(export, endless_loop), timeout_s=2)
 
 
-def test_good_bundle_passes_and_says_how_fast_it_is(export: Export) -> None:
+def test_good_bundle_passes_and_says_what_it_takes(export: Export) -> None:
     report = run_trial(bundle(export, serialised))
-    assert report["samples"] == 5
-    assert report["difference"] < 1e-5  # float32 sums of 8 terms, in another order
-    assert 0 < report["latency_ms"] < 100
+    assert report.samples == 5
+    assert report.difference < 1e-5  # float32 sums of 8 terms, in another order
+    measured = report.measurement
+    assert (measured.bundle, set(measured.graphs)) == ("tiny/2/d2", {"exit"})
+    assert 0 < measured.latency_ms < 100
+    assert measured.graphs["exit"].runs >= 5
+    assert measured.score_gflops > 0
+
+
+def test_memory_is_what_the_weights_take(export: Export) -> None:
+    """28 bytes for each of a million values of z: once in use, and once more while they load."""
+    small = run_trial(export.write(1) / "bundles" / "d2").measurement
+    large = run_trial(export.write(2, width=1_000_000) / "bundles" / "d2").measurement
+    weights = 28_000_000
+    assert weights < large.memory_bytes - small.memory_bytes < 3.5 * weights
+    assert large.graphs["exit"].memory_bytes == large.memory_bytes
 
 
 def test_golden_answers_that_differ_in_the_last_digits_pass(export: Export) -> None:
