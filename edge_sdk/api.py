@@ -39,6 +39,7 @@ from edge_sdk.wire.topics import PAYLOAD_BYTES
 
 if TYPE_CHECKING:
     from profiles.device import DeviceProfile
+    from profiles.measured import BundleMeasurement
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 TIMEOUT_S: Final = 10.0
@@ -168,8 +169,15 @@ def report_profile(identity: Identity, profile: DeviceProfile) -> None:
 
     Raises: LinkError.
     """
-    url = identity.url(f"api/v1/devices/{identity.device}/profile")
-    _expect(*_call("PUT", url, ca=identity.ca, identity=identity, body=profile.to_dict()), url)
+    _put(identity, "profile", profile.to_dict())
+
+
+def report_measurement(identity: Identity, measurement: BundleMeasurement) -> None:
+    """Send the server what a bundle takes on this device.
+
+    Raises: LinkError, also where the server is of a release that has no place for it.
+    """
+    _put(identity, "measurements", measurement.to_dict())
 
 
 class Echo:
@@ -339,6 +347,11 @@ def _call(
             at_most=JSON_BYTES,
         )
     return answer.status, _json(answer.body)
+
+
+def _put(identity: Identity, what: str, body: Mapping[str, Any]) -> None:
+    url = identity.url(f"api/v1/devices/{identity.device}/{what}")
+    _expect(*_call("PUT", url, ca=identity.ca, identity=identity, body=body), url)
 
 
 def _expect(status: int, answer: dict[str, Any], url: str) -> dict[str, Any]:

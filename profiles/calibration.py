@@ -1,7 +1,7 @@
 """Time and memory of every depth on one device: measured where it ran, scaled where it did not.
 
 The cost table estimates a depth from the machine that exported the model. The device's own
-measurements correct it. See docs/decisions/NNNN-measured-on-the-device.md.
+measurements correct it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOADING: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one depth takes on a device.
+    """Time and memory of one depth on a device.
 
     Attributes:
         latency_ms: of one sample through prefix and exit head, at the device's present speed.
@@ -105,7 +105,7 @@ class DepthCosts:
 def at_present_speed(
     measurements: Sequence[BundleMeasurement], conditions: Conditions | None = None
 ) -> dict[str, Taken]:
-    """What each measured bundle takes at the device's present speed, by the bundle's name.
+    """Time and memory of each measured bundle at the device's present speed, by its name.
 
         t = t_measured * score_then / score_now
 

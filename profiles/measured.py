@@ -1,4 +1,4 @@
-"""Measurements on a device: what its bundles take there, and how it fares as it lives.
+"""Measurements on a device: what its bundles take there, and its state as it lives.
 
 `BundleMeasurement` is made by a bundle's trial, `Conditions` by the running agent. Both are sent to
 the server as JSON. A reader ignores members that it does not know, so that a newer device can tell
@@ -7,13 +7,16 @@ an older server more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from profiles.checks import number, optional, text, whole
 from profiles.errors import InvalidProfileError
 from profiles.fields import check_fields, need
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 GRAPHS_MAX: Final = 8
 # a median of hours or of exabytes is a mistake, and would outgrow a column of the registry
@@ -45,7 +48,7 @@ class GraphMeasurement:
 
         Raises: InvalidProfileError.
         """
-        return _read(cls, "graph", data, ("latency_ms", "memory_bytes", "runs"))
+        return cls(**_known("graph", data, _names(cls)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +89,15 @@ class BundleMeasurement:
 
         Raises: InvalidProfileError naming the field, what was expected and what was got.
         """
-        fields = _object("measurement", data)
-        graphs = _object("measurement: graphs", fields.get("graphs"))
+        table = _object("measurement", data)
+        graphs = _object("measurement: graphs", table.get("graphs"))
         made = {str(name): GraphMeasurement.from_dict(graph) for name, graph in graphs.items()}
-        known = ("bundle", "graphs", "score_gflops", "memory_bytes")
-        return _read(cls, "measurement", {**fields, "graphs": made}, known)
+        return cls(**_known("measurement", {**table, "graphs": made}, _names(cls)))
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """How a device fares now, as far as its agent knows; None for what it does not.
+    """Present state of a device, as far as its agent knows it; None for what it does not.
 
     Attributes:
         bundle: the one that runs.
@@ -132,17 +134,21 @@ class Conditions:
 
         Raises: InvalidProfileError naming the field, what was expected and what was got.
         """
-        known = tuple(cls.__dataclass_fields__)
-        return _read(cls, "conditions", _object("conditions", data), known, needed=("bundle",))
+        return cls(**_known("conditions", data, _names(cls), needed=("bundle",)))
 
 
-def _read(
-    kind: Any, owner: str, data: object, known: tuple[str, ...], needed: tuple[str, ...] = ()
-) -> Any:
-    fields = _object(owner, data)
-    missing = [name for name in needed or known if name not in fields]
-    need(not missing, owner, "fields", f"all of {', '.join(needed or known)}", f"without {missing}")
-    return kind(**{name: fields[name] for name in known if name in fields})
+def _names(record: type[DataclassInstance]) -> list[str]:
+    return [field.name for field in fields(record)]
+
+
+def _known(
+    owner: str, data: object, known: Sequence[str], needed: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """The members of `data` that are known; those that are needed must be there."""
+    table, needed = _object(owner, data), needed or known
+    missing = [name for name in needed if name not in table]
+    need(not missing, owner, "fields", f"all of {', '.join(needed)}", f"without {missing}")
+    return {name: table[name] for name in known if name in table}
 
 
 def _object(owner: str, data: object) -> Mapping[str, object]:

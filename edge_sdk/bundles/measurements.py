@@ -18,7 +18,7 @@ from typing import Any, Final
 import orjson
 
 from edge_sdk.durable import locked_folder, write_atomic
-from edge_sdk.errors import LinkError
+from edge_sdk.errors import LinkError, StorageError
 from edge_sdk.identity import Identity
 from profiles.errors import InvalidProfileError
 from profiles.measured import BundleMeasurement
@@ -64,17 +64,14 @@ class Measurements:
     def keep(self, digest: str, measurement: BundleMeasurement) -> None:
         """Keep a measurement, in place of an older one of the same content.
 
-        Raises: StorageError.
+        A disk without room loses it, which is logged: no update fails for want of a measurement.
         """
         with self._locked():
             entries = [entry for entry in self.all() if entry.digest != digest]
             self._write([*entries, KeptMeasurement(digest, measurement)])
 
     def report(self, identity: Identity) -> None:
-        """Send the server what it does not have, as far as it can be reached and takes it.
-
-        Raises: StorageError if it cannot be noted what the server has.
-        """
+        """Send the server what it does not have, as far as it can be reached and takes it."""
         from edge_sdk.api import report_measurement  # noqa: PLC0415 - urllib3, only to report
 
         sent: list[KeptMeasurement] = []
@@ -110,7 +107,10 @@ class Measurements:
             }
             for entry in entries
         ]
-        write_atomic(self._path, orjson.dumps(kept[-KEPT_MOST:], option=orjson.OPT_INDENT_2))
+        try:
+            write_atomic(self._path, orjson.dumps(kept[-KEPT_MOST:], option=orjson.OPT_INDENT_2))
+        except StorageError as err:
+            logger.warning("measurements were not saved: %s", err)
 
 
 def _entry(data: Any) -> KeptMeasurement:

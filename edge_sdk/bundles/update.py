@@ -26,6 +26,7 @@ from edge_sdk.bundles.download import (
     remove,
     size_bytes,
 )
+from edge_sdk.bundles.measurements import Measurements
 from edge_sdk.bundles.repository import PublishedBundle, SignedRepository
 from edge_sdk.bundles.run_update import Status, UpdateOutcome
 from edge_sdk.bundles.store import BundleRecord, BundleStore, FileRecord, Slot, file_damage
@@ -88,6 +89,7 @@ class _Update:
         self._state = state
         self._bundle = bundle
         self._store = BundleStore(state)
+        self._measurements = Measurements(state)
         self._metadata = state / "tuf" / "metadata"
         self._incoming = state / "slots" / "incoming"
         self._fresh_path = state / "tuf" / "fresh.json"
@@ -119,6 +121,8 @@ class _Update:
         now = datetime.now(UTC)
         floor = max(EARLIEST, self._fresh_at or EARLIEST)
         client = ServerClient(identity, check_dates=now >= floor)
+        # first, because the server assigns by what it knows of this device
+        self._measurements.report(identity)
         if self._bundle is None:
             self._bundle = _assigned_bundle(client, identity)
         if now < floor:
@@ -130,6 +134,8 @@ class _Update:
         published = repository.bundle(check_bundle_name(self._bundle))
         record = published.record
         if self._is_active(record):
+            self._measure_active(record)
+            self._measurements.report(identity)
             return self.outcome("unchanged")
         why = self._store.why_quarantined(record.digest)
         if why is not None:
@@ -137,6 +143,7 @@ class _Update:
         slot = self._fetch(client, published)
         self._prove(slot, record)
         self._store.commit(slot, record)
+        self._measurements.report(identity)
         return self.outcome("installed")
 
     def _refresh(self, client: ServerClient, identity: Identity, now: datetime) -> SignedRepository:
@@ -206,10 +213,22 @@ class _Update:
         folder = self._store.folder(slot)
         _check_manifest(BundleManifest.load(folder), record)
         try:
-            run_trial(folder)
+            report = run_trial(folder)
         except UpdateRefusedError as err:
             self._store.quarantine(record, str(err))
             raise
+        self._measurements.keep(record.digest, report.measurement)
+
+    def _measure_active(self, record: BundleRecord) -> None:
+        """Measure the running bundle, if that was not done when it was installed."""
+        if self._measurements.of(record.digest) is not None:
+            return
+        try:
+            report = run_trial(self._store.active().folder)
+        except UpdateRefusedError as err:  # it runs, so it stays; the next update tries again
+            logger.warning("bundle=%s cannot be measured: %s", record.bundle, err)
+            return
+        self._measurements.keep(record.digest, report.measurement)
 
 
 def _check_manifest(manifest: BundleManifest, record: BundleRecord) -> None:

@@ -243,15 +243,32 @@ def status(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
     _show(fields, as_json)
 
 
-@app.command(epilog="Example: splitedge agent profile --json")
+@app.command(epilog="Example: splitedge agent profile --bundle --state ./pi")
 def profile(
     name: Annotated[
         str | None,
         typer.Option("--reference", help="Show a catalogue device in place of this one."),
     ] = None,
+    bundle: Annotated[
+        bool,
+        typer.Option(
+            "--bundle", help="Measure the device's bundle: time and memory of each of its graphs."
+        ),
+    ] = False,
+    state: State = STATE_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Measure this device: memory, cores, compute score."""
+    """Measure this device: memory, cores, compute score; or the bundle that it runs."""
+    if bundle:
+        from edge_sdk.cli.bundle_profile import show_bundle_profile
+        from edge_sdk.errors import ConfigurationError
+
+        if name is not None:
+            raise ConfigurationError(
+                "--bundle measures this device, so it goes without --reference"
+            )
+        show_bundle_profile(state, as_json=as_json)
+        return
     _show(_profile(name).to_dict(), as_json)
 
 

@@ -492,3 +492,24 @@ def test_profile_of_a_catalogue_device_is_json(splitedge: Splitedge) -> None:
     assert profile["name"] == "raspberry-pi-5"
     refusal = splitedge("agent", "profile", "--reference", "toaster").refusal
     assert "raspberry-pi-5" in refusal  # one of the catalogue
+
+
+def test_profile_of_the_bundle_is_a_table_of_its_graphs(pi: Path, splitedge: Splitedge) -> None:
+    called = splitedge("agent", "profile", "--bundle", "--state", pi)
+    assert (called.status, called.err) == (0, "")
+    rows = [line.split("│") for line in called.out.splitlines() if "exit" in line]
+    (cells,) = [[cell.strip() for cell in row] for row in rows]
+    assert cells[1:3] == ["bench-tiny/1/d2 (active)", "exit"]
+    assert float(cells[3]) > 0
+    assert float(cells[4]) > 0
+    taken = splitedge("agent", "profile", "--bundle", "--state", pi, "--json").json
+    assert taken["active"]["bundle"] == "bench-tiny/1/d2"
+    assert taken["active"]["graphs"]["exit"]["runs"] >= 5
+    assert taken["others"] == []
+
+
+def test_profile_of_the_bundle_needs_one(tmp_path: Path, splitedge: Splitedge) -> None:
+    refusal = splitedge("agent", "profile", "--bundle", "--state", tmp_path).refusal
+    assert "splitedge agent update" in refusal
+    both = ("--bundle", "--reference", "raspberry-pi-5")
+    assert "without --reference" in splitedge("agent", "profile", *both).refusal

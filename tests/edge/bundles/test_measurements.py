@@ -1,0 +1,77 @@
+"""What a device measured of its bundles is kept beside them, whatever happens to the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_sdk.bundles.measurements import KEPT_MOST, Measurements
+from edge_sdk.bundles.store import BundleStore
+from edge_sdk.bundles.update import update
+from edge_sdk.identity import Identity
+from profiles.measured import BundleMeasurement, GraphMeasurement
+
+if TYPE_CHECKING:
+    from tests.edge.bundles.depot import Depot
+
+
+def measured(bundle: str, latency_ms: float = 1.0) -> BundleMeasurement:
+    return BundleMeasurement(bundle, {"exit": GraphMeasurement(latency_ms, 10, 5)}, 2.0, 10)
+
+
+def test_a_bundle_is_measured_when_it_is_installed(depot: Depot, installed: Path) -> None:
+    """`installed` was brought to tiny/1/d2 by an update; this one goes to tiny/2/d2."""
+    before = [entry.measurement.bundle for entry in Measurements(installed).all()]
+    assert update(installed, "tiny/2/d2").status == "installed"
+    kept = Measurements(installed)
+    assert before == ["tiny/1/d2"]
+    assert [entry.measurement.bundle for entry in kept.all()] == ["tiny/1/d2", "tiny/2/d2"]
+    found = kept.of(BundleStore(installed).active().digest)
+    assert found is not None
+    assert found.latency_ms > 0
+    # the depot has no place for measurements, as a server of an older release
+    assert not any(entry.reported for entry in kept.all())
+
+
+def test_a_bundle_that_an_older_release_installed_is_measured_by_the_next_update(
+    depot: Depot, installed: Path
+) -> None:
+    (installed / "measurements.json").unlink()
+    assert update(installed, "tiny/1/d2").status == "unchanged"
+    (entry,) = Measurements(installed).all()
+    assert entry.measurement.bundle == "tiny/1/d2"
+
+
+def test_a_second_measurement_replaces_the_first_and_the_oldest_go(tmp_path: Path) -> None:
+    kept = Measurements(tmp_path)
+    for number in range(KEPT_MOST):
+        kept.keep(f"{number:064x}", measured(f"m/{number + 1}/d1"))
+    kept.keep(f"{3:064x}", measured("m/4/d1", latency_ms=2.0))
+    assert kept.of(f"{3:064x}") == measured("m/4/d1", latency_ms=2.0)
+    assert len(kept.all()) == KEPT_MOST
+    kept.keep("f" * 64, measured("m/99/d1"))
+    assert len(kept.all()) == KEPT_MOST
+    assert kept.of(f"{0:064x}") is None
+    assert kept.all()[-1].measurement.bundle == "m/99/d1"
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'[{"digest": "0"}]', b"\x00" * 50])
+def test_a_damaged_file_counts_as_empty(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "measurements.json").write_bytes(content)
+    kept = Measurements(tmp_path)
+    assert kept.all() == []
+    assert "taken as empty" in caplog.text
+    kept.keep("0" * 64, measured("m/1/d1"))
+    assert len(kept.all()) == 1
+
+
+def test_a_report_without_a_server_is_kept_for_later(tmp_path: Path, free_port: int) -> None:
+    kept = Measurements(tmp_path)
+    kept.keep("0" * 64, measured("m/1/d1"))
+    server = f"http://127.0.0.1:{free_port}"
+    kept.report(Identity(server, "pi-1", "default", "c0ffee" * 10, None))
+    assert [entry.reported for entry in kept.all()] == [False]
