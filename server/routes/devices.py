@@ -25,7 +25,7 @@ from server.errors import (
 from server.registry.credentials import token_secret, token_text
 from server.registry.database import MAX_NOTE, MAX_TOKEN_TTL_S, Registry
 from server.registry.records import Device
-from server.routes.authentication import authenticate
+from server.routes.authentication import Access
 from server.routes.bodies import BoundedRoute, read_body
 from server.routes.rate_limit import FailureLimit
 
@@ -150,7 +150,7 @@ def router(services: DeviceServices) -> APIRouter:
     """The routes over `services`."""
     api = APIRouter(prefix="/api/v1", route_class=BoundedRoute, tags=["devices"])
     _add_enrolment(api, services)
-    access = _Access(services)
+    access = Access(services)
     _add_device_routes(api, services, access)
     _add_operator_routes(api, services, access)
     return api
@@ -187,7 +187,7 @@ def _add_enrolment(api: APIRouter, services: DeviceServices) -> None:
         )
 
 
-def _add_device_routes(api: APIRouter, services: DeviceServices, access: _Access) -> None:
+def _add_device_routes(api: APIRouter, services: DeviceServices, access: Access) -> None:
     itself = [Depends(access.itself)]
 
     @api.get("/devices/{device_id}", dependencies=[Depends(access.itself_or_operator)])
@@ -220,7 +220,7 @@ def _add_device_routes(api: APIRouter, services: DeviceServices, access: _Access
         return Response(body, media_type="application/octet-stream")
 
 
-def _add_operator_routes(api: APIRouter, services: DeviceServices, access: _Access) -> None:
+def _add_operator_routes(api: APIRouter, services: DeviceServices, access: Access) -> None:
     operator = [Depends(access.operator)]
 
     @api.get("/devices", dependencies=operator)
@@ -253,39 +253,6 @@ def _add_operator_routes(api: APIRouter, services: DeviceServices, access: _Acce
         secret = services.registry.create_token(body.fleet, body.ttl_s, body.note)
         token = token_text(secret, services.root_bytes())
         return NewToken(token=token, fleet=body.fleet, ttl_s=body.ttl_s)
-
-
-class _Access:
-    """Access rules, checked before a body is read."""
-
-    def __init__(self, services: DeviceServices) -> None:
-        self._services = services
-
-    def anyone(self, request: Request) -> Device | None:
-        """Any device, or the operator (None)."""
-        device = authenticate(self._services, request)
-        if device is not None:
-            self._services.registry.touch(device.id)
-        return device
-
-    def itself(self, request: Request, device_id: str) -> None:
-        """The device that the path names."""
-        device = self.anyone(request)
-        if device is None or device.id != device_id:
-            raise ForbiddenError("a device may ask about itself only")
-
-    def itself_or_operator(self, request: Request, device_id: str) -> None:
-        """The device that the path names, or the operator."""
-        device = self.anyone(request)
-        if device is not None and device.id != device_id:
-            raise ForbiddenError("a device may ask about itself only")
-
-    def operator(self, request: Request) -> None:
-        """The operator."""
-        if self.anyone(request) is not None:
-            raise ForbiddenError(
-                "only the operator may do this; its secret is in keys/operator.key"
-            )
 
 
 def _let_in(services: DeviceServices, device: Device, credential: str, token: str) -> None:
