@@ -28,11 +28,12 @@ from edge_sdk.errors import (
     StorageError,
     shown,
 )
-from edge_sdk.http import HttpClient, Response, Timeout
+from edge_sdk.http import HttpClient, Timeout
 from edge_sdk.identity import Identity, check_not_enrolled, check_server_url
 from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.settings_file.settings_file import write_settings_template
 from edge_sdk.tls import tls_context, tls_context_for
+from edge_sdk.wire.answers import HEADER_LENGTH, read_header_length
 from edge_sdk.wire.frames import HTTP_LIMITS, decode, encode
 from edge_sdk.wire.messages import RETRY_AFTER_MAX_S, Problem, Query, Reply, read_reply
 from edge_sdk.wire.topics import PAYLOAD_BYTES
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from profiles.device import DeviceProfile
     from profiles.measured import BundleMeasurement
 
-HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 TIMEOUT_S: Final = 10.0
 CONNECTION_NAME: Final = "connection.json"
 ROOT_NAME: Final = "tuf/root.json"
@@ -259,7 +259,8 @@ def infer(identity: Identity, query: Query, deadline: float) -> Reply:
         retry_after_s = min(float(seconds), RETRY_AFTER_MAX_S) if seconds.isdecimal() else 0.0
         problem = problem or Problem.FAILED
         return Reply(query.id, problem=problem, detail=detail, retry_after_s=retry_after_s)
-    reply = read_reply(decode(answer.body, _header_length(answer), HTTP_LIMITS))
+    length = read_header_length(answer.headers.get(HEADER_LENGTH))
+    reply = read_reply(decode(answer.body, length, HTTP_LIMITS))
     return Reply(query.id, reply.tensors)
 
 
@@ -299,15 +300,6 @@ def _read_authority(ca: Path) -> bytes:
         return ca.read_bytes()
     except OSError as err:
         raise ConfigurationError(f"{ca}: cannot be read ({err.strerror})") from err
-
-
-def _header_length(answer: Response) -> int | None:
-    text = answer.headers.get(HEADER_LENGTH)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 12):
-        raise FrameError(f"{HEADER_LENGTH}: expected a number of bytes, got {text!r:.50}")
-    return int(text)
 
 
 def _read_broker(answer: Mapping[str, Any]) -> FleetBroker:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -22,11 +21,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from edge_sdk.errors import FrameError, FrameTooLargeError
+from edge_sdk.service.messages import error_line
 from server.errors import OverloadedError, ServerError
 
 logger = logging.getLogger(__name__)
-
-MAX_TEXT: Final = 500
 
 
 def install(app: FastAPI) -> None:
@@ -43,9 +41,7 @@ def error_response(
     status: int, text: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """`{"error": text}` on one line of at most 500 characters."""
-    # the text may quote the peer, and a lone surrogate cannot be encoded
-    line = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
-    return JSONResponse({"error": line[:MAX_TEXT]}, status_code=status, headers=headers)
+    return JSONResponse({"error": error_line(text)}, status_code=status, headers=headers)
 
 
 async def _server_error(_request: Request, error: Exception) -> JSONResponse:

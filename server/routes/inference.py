@@ -7,20 +7,18 @@ tensors by default, and read errors only as `{"error": ...}`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
 import edge_sdk
-from edge_sdk.api import HEADER_LENGTH
-from edge_sdk.errors import FrameError
 from edge_sdk.session import Array
-from edge_sdk.wire.frames import DATATYPES, HTTP_LIMITS, Frame, Tensor, decode, encode
+from edge_sdk.wire.answers import HEADER_LENGTH, datatype_of, pack_answer, read_header_length
+from edge_sdk.wire.frames import HTTP_LIMITS, Frame, decode
 from edge_sdk.wire.messages import Query, frame_id, read_deadline
 from server.backend.inference import Inference
 from server.backend.models import ServedModel
@@ -36,7 +34,6 @@ LONG_BODIES_BYTES: Final = 64_000_000
 
 # of a network whose last layer is on the device: nothing here knows its labels
 FEATURES: Final = "features"
-_DATATYPE_OF: Final = {np.dtype(dtype).name: name for name, dtype in DATATYPES.items()}
 
 
 def router(inference: Inference, authorize: Callable[[Request], None]) -> APIRouter:
@@ -85,7 +82,7 @@ def router(inference: Inference, authorize: Callable[[Request], None]) -> APIRou
     @routes.post("/v2/models/{name}/versions/{version}/infer", dependencies=guarded)
     async def infer(request: Request, name: str, version: str | None = None) -> Response:
         with budget.body() as grown:
-            length = _json_length(request)
+            length = read_header_length(request.headers.get(HEADER_LENGTH))
             limit = JSON_BYTES if length is None else LIMITS.frame_bytes
             body = await read_body(request, limit, grown)
             answer = _Answer()
@@ -129,7 +126,7 @@ def _metadata(model: ServedModel, versions: Sequence[str]) -> dict[str, Any]:
     inputs = [
         {
             "name": "x" if segment.entry == 0 else f"z{segment.entry}",
-            "datatype": _DATATYPE_OF[segment.input.dtype],
+            "datatype": datatype_of(segment.input.dtype),
             "shape": [-1, *segment.input.shape],
         }
         for segment in manifest.segments
@@ -150,16 +147,6 @@ def _metadata(model: ServedModel, versions: Sequence[str]) -> dict[str, Any]:
         "outputs": outputs,
         "parameters": {"one_input_of_these": True, "class_names": list(manifest.class_names)},
     }
-
-
-def _json_length(request: Request) -> int | None:
-    """Number of bytes of the body that are JSON; None for all of them."""
-    length = request.headers.get(HEADER_LENGTH)
-    if length is None:
-        return None
-    if not (length.isascii() and length.isdigit() and len(length) < 12):
-        raise FrameError(f"{HEADER_LENGTH}: expected a number of bytes, got {length!r:.50}")
-    return int(length)
 
 
 def _query(frame: Frame, name: str, version: str | None) -> Query:
@@ -197,41 +184,17 @@ class _Answer:
 
 def _respond(frame: Frame, query: Query, model: ServedModel, outputs: Array) -> Response:
     computed = {FEATURES: outputs} if model.engine.output == FEATURES else _outputs(outputs)
-    wanted = frame.requested or tuple((name, {}) for name in computed)
-    all_binary = bool(frame.parameters.get("binary_data_output"))
-    binary: list[Tensor] = []
-    listed: list[dict[str, Any]] = []
-    for name, parameters in wanted:
-        if name not in computed:
-            raise BadRequestError(f"output {name!r:.100}: expected one of {', '.join(computed)}")
-        if parameters.get("binary_data", all_binary):
-            binary.append(Tensor(name, computed[name]))
-        else:
-            listed.append(_as_json(name, computed[name]))
     header: dict[str, Any] = {
         "model_name": model.manifest.name,
         "model_version": model.manifest.version,
     }
     if query.id:
         header["id"] = query.id
-    if not binary:
-        return Response(orjson.dumps({**header, "outputs": listed}), media_type="application/json")
-    return _binary_response(header, listed, binary)
-
-
-def _binary_response(
-    header: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], binary: Sequence[Tensor]
-) -> Response:
-    text, parts = encode(header, binary, key="outputs")
-    if listed:
-        whole = orjson.loads(text)
-        whole["outputs"] += listed
-        text = orjson.dumps(whole)
-    return Response(
-        b"".join((text, *parts)),
-        media_type="application/octet-stream",
-        headers={HEADER_LENGTH: str(len(text))},
-    )
+    body, length = pack_answer(frame, header, computed)
+    if length is None:
+        return Response(body, media_type="application/json")
+    headers = {HEADER_LENGTH: str(length)}
+    return Response(body, media_type="application/octet-stream", headers=headers)
 
 
 def _outputs(logits: Array) -> dict[str, Array]:
@@ -240,13 +203,4 @@ def _outputs(logits: Array) -> dict[str, Array]:
         "logits": logits,
         "probabilities": weights / weights.sum(axis=1, keepdims=True),
         "label": logits.argmax(axis=1),
-    }
-
-
-def _as_json(name: str, array: Array) -> dict[str, Any]:
-    return {
-        "name": name,
-        "datatype": _DATATYPE_OF[array.dtype.name],
-        "shape": list(array.shape),
-        "data": array.ravel().tolist(),
     }

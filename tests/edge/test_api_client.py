@@ -25,6 +25,7 @@ from edge_sdk.identity import Identity
 from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.offload.offloader import Offloader
 from edge_sdk.offload.pending import NoReply, Target
+from edge_sdk.wire.answers import HEADER_LENGTH
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Problem, Query, Reply
 from profiles import load_reference
@@ -144,7 +145,7 @@ def test_what_the_server_says_of_a_query_keeps_its_word(
 
 @pytest.mark.parametrize("length", ["many", "-1", "9" * 5000])
 def test_a_header_length_that_is_no_number_is_a_bad_frame(serve: Serve, length: str) -> None:
-    peer = serve(lambda write: write(response(200, b"{}", f"{api.HEADER_LENGTH}: {length}")))
+    peer = serve(lambda write: write(response(200, b"{}", f"{HEADER_LENGTH}: {length}")))
     with pytest.raises(FrameError, match="expected a number of bytes"):
         infer(peer)
 
