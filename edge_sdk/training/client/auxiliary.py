@@ -22,7 +22,7 @@ from edge_sdk.training.client.optimiser import optimiser_of
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.formulas.distillation import kd_client, kd_global
 from edge_sdk.training.formulas.evidence import evidential_losses, kl_weight_at
-from edge_sdk.training.protocol.client_part import Distillation
+from edge_sdk.training.protocol.client_part import AuxiliaryHead, Distillation
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.weights import load_weights, read_weights
@@ -126,24 +126,33 @@ class AuxiliaryTrainer(Companion):
 
 @lru_cache(maxsize=8)
 def _template(plan: Plan) -> Auxiliary:
-    net = network_of(plan)
-    extractor = deepcopy(net.prefix(plan.depth))
-    if _distillation(plan).head == "exit":
-        return Auxiliary(extractor, deepcopy(net.exit_head(plan.depth)))
-    return Auxiliary(extractor, _global_head(net, plan))
+    return auxiliary_of(network_of(plan), plan.depth, _distillation(plan).head, plan.seed)
 
 
-def _global_head(net: Supernet, plan: Plan) -> nn.Sequential:
+def auxiliary_of(net: Supernet, depth: int, head: AuxiliaryHead, seed: int) -> Auxiliary:
+    """A W_A for a cut: a copy of the prefix as it is, and a head of that form.
+
+    Args:
+        seed: of the weights of a `global` head; an `exit` head is a copy of the network's.
+    Raises: ConfigurationError for features that the head cannot pool.
+    """
+    extractor = deepcopy(net.prefix(depth))
+    if head == "exit":
+        return Auxiliary(extractor, deepcopy(net.exit_head(depth)))
+    return Auxiliary(extractor, _global_head(net, depth, seed))
+
+
+def _global_head(net: Supernet, depth: int, seed: int) -> nn.Sequential:
     """Global average pool and linear layer, whatever form the network's exit heads have."""
-    channels, *sides = net.shape_at(plan.depth)
+    channels, *sides = net.shape_at(depth)
     pools = {1: nn.AdaptiveAvgPool1d, 2: nn.AdaptiveAvgPool2d}
-    own = [part for part in net.exit_head(plan.depth).modules() if isinstance(part, nn.Linear)]
+    own = [part for part in net.exit_head(depth).modules() if isinstance(part, nn.Linear)]
     if len(sides) not in pools or own[-1].in_features % channels:
         raise ConfigurationError(
             f"{net.name}: expected distil head exit, because its features are no maps to pool over"
         )
     linear = nn.Linear(channels, net.classes, device="meta").to_empty(device="cpu")
-    generator = torch.Generator().manual_seed(plan.seed)
+    generator = torch.Generator().manual_seed(seed)
     bound = 1 / math.sqrt(channels)  # torch's bound for a linear layer; the seed is the plan's
     nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
     nn.init.uniform_(linear.bias, -bound, bound, generator=generator)

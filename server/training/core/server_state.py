@@ -131,20 +131,6 @@ class ServerState:
         """
         return nn.Sequential(self.net.prefix(depth), self.trunk.suffix(depth))
 
-    def merged_network(self, depth: int) -> Supernet:
-        """One network of the clients' stages up to `depth`, their deepest, and the server's behind.
-
-        The clients of that depth trained it as it is; the prefixes of the others are parts of it.
-        Where client and server train the same stages it is `net` itself.
-        """
-        if self.trunk is self.net:
-            return self.net
-        one = deepcopy(self.net)
-        for stage in range(depth, one.L):
-            one.stages[stage] = deepcopy(self.trunk.stages[stage])
-        one.head = deepcopy(self.trunk.head)
-        return one
-
     def suffix(self, depth: int) -> Suffix:
         """Stages depth+1..L and the final head, the one for all clients.
 

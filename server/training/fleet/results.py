@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from safetensors.torch import save
-from torch import Tensor
-
-from edge_sdk.durable import write_atomic
-from edge_sdk.nets.supernet import Supernet
+from edge_sdk.records import table_of
+from exporters.run.record import WEIGHTS
 from server.training.fleet.box import Missed
 from server.training.fleet.started_rounds import Samples
 from server.training.recipe.privacy import privacy_of
 from server.training.report.cost import answer_latency, training_cost
 from server.training.report.device_scores import NO_OOD, DeviceScore, fleet_energy, summarise
+from server.training.report.outcome import write_outcome
 from server.training.report.report import REPORT, Report, write_report
 from server.training.report.rows import ever_supervised
 from server.training.run.run import Row, Run
-
-WEIGHTS: Final = "weights.safetensors"
 
 MissedByDevice = dict[str, list[dict[str, str]]]
 
@@ -57,9 +52,7 @@ def write_results(
     Raises: StorageError.
     """
     recipe, method = run.recipe, run.method
-    exits = trained_exits(run, rows)
-    origin: dict[str, str] = {"gate": method.gate, "run": run_id}  # for `splitedge export`
-    write_atomic(folder / WEIGHTS, save(_weights(deployed_network(run), exits), origin))
+    outcome = write_outcome(folder, run, rows, run_id)
     alone = method.server_step is not None and not ever_supervised(rows)
     summary = summarise(scored.devices, alone=alone)
     report: Report = {
@@ -90,26 +83,13 @@ def write_results(
         "labels": method.labels,
         "privacy": privacy_of(method, run.plans, rows, recipe.privacy.delta, interrupted),
         "depths": {name: plan.depth for name, plan in run.plans.items()},
-        "exits": exits,
+        "exits": list(outcome.exits),
         "weights": str(folder / WEIGHTS),
+        "scores": [table_of(score) for score in outcome.scores],
         "recipe": recipe.to_dict(),
     }
     write_report(folder / REPORT, report)
     return report
-
-
-def deployed_network(run: Run) -> Supernet:
-    """The one network that all devices and the server answer with."""
-    return run.state.merged_network(max(plan.depth for plan in run.plans.values()))
-
-
-def trained_exits(run: Run, rows: list[Row]) -> list[int]:
-    """Depths of trained exit heads on the server: shared, of a device that took part."""
-    if not run.method.share_exits:
-        return []
-    took_part = {name for row in rows for name in row["participants"]}
-    plans = [plan for name, plan in run.plans.items() if name in took_part]
-    return sorted({plan.depth for plan in plans if plan.part.exit_head})
 
 
 def missed_by_device(missed: list[Missed]) -> MissedByDevice:
@@ -118,13 +98,3 @@ def missed_by_device(missed: list[Missed]) -> MissedByDevice:
     for entry in missed:
         by_device.setdefault(entry.device, []).append({"what": entry.what, "why": entry.why})
     return by_device
-
-
-def _weights(net: Supernet, exits: list[int]) -> dict[str, Tensor]:
-    """All weights but the exit heads of other depths, which were never trained."""
-    left_out = tuple(f"exits.{depth}." for depth in net.cuts if depth not in exits)
-    return {
-        name: tensor.detach().contiguous()
-        for name, tensor in net.state_dict().items()
-        if not name.startswith(left_out)
-    }

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -24,16 +25,17 @@ from typing import Final
 
 import torch
 from fastapi import FastAPI
+from torch import nn
 
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError, LinkError
-from edge_sdk.nets.copying import copy_module
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.state import StateLock
 from edge_sdk.training.data.load import Dataset
 from edge_sdk.training.device.warmup import warm_up
 from edge_sdk.training.protocol.http import Welcome
 from edge_sdk.training.protocol.noise import NO_SCORES
+from exporters.composition import Composition
 from profiles.allocation import supersfl_latency_ms
 from profiles.device import DeviceProfile
 from profiles.errors import InvalidProfileError
@@ -47,7 +49,6 @@ from server.training.fleet.late_updates import LateUpdates
 from server.training.fleet.mailbox import Mailbox
 from server.training.fleet.results import (
     Scored,
-    deployed_network,
     missed_by_device,
     write_results,
 )
@@ -56,7 +57,7 @@ from server.training.fleet.started_rounds import RoundJournal
 from server.training.recipe.recipe import Recipe
 from server.training.report.device_scores import ask_scores
 from server.training.report.evaluate import predicted_labels
-from server.training.report.metrics import score
+from server.training.report.metrics import Score, score
 from server.training.report.report import Report
 from server.training.report.rows import row_of
 from server.training.rounds.buffered import BufferedLoop
@@ -291,12 +292,22 @@ class _Trainer:
         }
 
     def _accuracy(self) -> float:
-        """Accuracy of a copy, because devices may be training the network now."""
+        """Accuracy of device and server together, the mean over the devices.
+
+        It is measured on a copy, because devices may be training the network now.
+        """
         run = self._run
         with run.loop.paused():
-            net = copy_module(deployed_network(run))
-        labels = predicted_labels(net, run.x_test, run.device, TEST_BATCH)
-        return score(labels, run.y_test).accuracy
+            halves = Composition(run.state.net, run.state.trunk).frozen()
+        depths = [plan.depth for plan in run.plans.values()]
+        if halves.server is halves.device:  # one network, wherever it is cut
+            return self._score(halves.device).accuracy
+        scores = {depth: self._score(halves.whole(depth)) for depth in set(depths)}
+        return statistics.fmean(scores[depth].accuracy for depth in depths)
+
+    def _score(self, net: nn.Module) -> Score:
+        labels = predicted_labels(net, self._run.x_test, self._run.device, TEST_BATCH)
+        return score(labels, self._run.y_test)
 
     def _profile(self, name: str) -> DeviceProfile:
         return DeviceProfile.from_dict(self._registry.device(name).profile)
@@ -351,6 +362,7 @@ def _build_run(recipe: Recipe, dataset: Dataset, transport: Transport, devices: 
         recipe=recipe,
         method=method,
         dataset=dataset.name,
+        class_names=dataset.class_names,
         x_test=dataset.x_test,
         y_test=dataset.y_test,
         plans={},

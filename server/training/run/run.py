@@ -31,7 +31,7 @@ class Run:
 
     Attributes:
         method: the recipe's, with its numbers.
-        dataset: name of the data set.
+        dataset: name of the data set. class_names: in label order.
         x_test, y_test: the global test set, raw.
         plans: by client, in the order in which floats are added; grows as devices join.
         state: the server's network, optimisers and memory.
@@ -42,6 +42,7 @@ class Run:
     recipe: Recipe
     method: Method
     dataset: str
+    class_names: tuple[str, ...]
     x_test: Array
     y_test: NDArray[np.int64]
     plans: dict[str, Plan]

@@ -77,6 +77,7 @@ def build_simulation(recipe: Recipe, device: str = "cpu", folder: Path | None = 
         recipe=recipe,
         method=method,
         dataset=dataset.name,
+        class_names=dataset.class_names,
         x_test=dataset.x_test,
         y_test=dataset.y_test,
         plans=plans,

@@ -3,6 +3,7 @@
 OUT/checkpoints/    the last two rounds; --resume continues from there
 OUT/log.jsonl       one line a round
 OUT/report.json     written at the end, with accuracy.png, loss.png and bytes.png next to it
+OUT/weights.safetensors, OUT/run.json   for `splitedge export --run OUT`
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from edge_sdk.records import table_of
 from edge_sdk.state import StateLock
+from exporters.run.record import WEIGHTS
 from profiles.energy import EnergyMeter
 from server.training.recipe.recipe import Recipe
 from server.training.report.cost import energy_report
 from server.training.report.evaluate import Evaluator
+from server.training.report.outcome import write_outcome
 from server.training.report.plots import plot_rounds
 from server.training.report.report import REPORT, Report, report_of, write_report
 from server.training.report.rows import ever_supervised, is_supervised, row_of
@@ -57,6 +61,9 @@ def simulate(
             record_rounds(out, simulation, rows, run_rounds(simulation, rows), on_round or _ignore)
         report = report_of(simulation, rows)
         report["energy"] = energy_report(meter.read(), "clients and server", len(rows) - before)
+        outcome = write_outcome(out, simulation, rows)
+        report["weights"] = str(out / WEIGHTS)
+        report["scores"] = [table_of(score) for score in outcome.scores]
         write_report(out / REPORT, report)
         plot_rounds(rows, out)
         return report

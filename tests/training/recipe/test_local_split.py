@@ -133,26 +133,6 @@ def test_depths_are_given_in_turn_and_not_beside_one_depth(world: Simulation) ->
         build_simulation(recipe)
 
 
-def test_what_is_served_is_the_deepest_clients_network() -> None:
-    found = build_simulation(recipe_of("harmony"))
-    found.loop.run_round(1, 0)
-    x = torch.from_numpy(found.x_test[:20])
-    with torch.no_grad():
-        served = found.state.merged_network(4).eval()(x)
-        apart = found.state.whole(4).eval()(x)
-        stale = found.state.net.eval()(x)
-    assert torch.equal(served, apart)
-    assert not torch.equal(served, stale)  # the last stage is the server's
-    # a client's prefix is part of it, and so is the suffix that its features go on through
-    with torch.no_grad():
-        one = found.state.merged_network(4).eval()
-        assert torch.equal(one.suffix(1)(found.state.net.prefix(1)(x)), served)
-
-
-def test_a_network_trained_on_both_sides_is_served_as_it_is(world: Simulation) -> None:
-    assert world.state.merged_network(2) is world.state.net
-
-
 def test_offloaded_samples_are_answered_by_the_client_s_own_last_layer() -> None:
     found = build_simulation(recipe_of("harmony", numbers={"head": "client", "finetune_steps": 0}))
     with torch.no_grad():  # exits that know nothing: entropy ln 10 is above every threshold
