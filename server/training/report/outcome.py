@@ -1,4 +1,4 @@
-"""What a finished run leaves for `splitedge export --run`: its weights, and the record of them.
+"""Outcome of a finished run, for `splitedge export --run`: its weights, and the record of them.
 
     FOLDER/weights.safetensors    exporters.run.network
     FOLDER/run.json               exporters.run.record

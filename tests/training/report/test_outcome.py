@@ -1,4 +1,4 @@
-"""What a finished run leaves for the export: its weights read again are those that were scored."""
+"""The outcome of a run: its weights, read again, are those that were scored."""
 
 from __future__ import annotations
 
