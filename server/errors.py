@@ -8,6 +8,7 @@ SplitedgeError (edge_sdk.errors)
     ├── AuthenticationError         401
     ├── ForbiddenError              403: the credential is right, but does not allow this
     ├── TokenError                  403: the enrolment token is unknown, used or expired
+    ├── ConflictError               409: the state of the registry does not allow this now
     ├── NotJoinedError              409: training: the device has not joined this trainer
     ├── EndedError                  410: training is over
     ├── ArtifactError               500: the signed repository on disk is damaged
@@ -68,6 +69,12 @@ class TokenError(ServerError):
 
 class ArtifactError(ServerError):
     """Keys or metadata of the signed repository are damaged; the text says what to restore."""
+
+
+class ConflictError(ServerError):
+    """The registry's state does not allow this now; the text says what to do first."""
+
+    status = 409
 
 
 class NotJoinedError(ServerError):

@@ -25,7 +25,9 @@ from server.backend.batcher import Batcher
 from server.backend.inference import Inference
 from server.backend.models import ModelStore
 from server.backend.worker import MqttWorker
-from server.deployment.publisher import ModelPublisher
+from server.deployment.calls import UpdateCalls
+from server.deployment.heartbeats import Heartbeats
+from server.deployment.publisher import ModelPublisher, refuse_used_number
 from server.fleet_broker import FleetBroker
 from server.registry.artifacts import ArtifactRepository
 from server.registry.database import open_registry
@@ -54,7 +56,12 @@ class Services:
         make_folder(settings.state, mode=0o700)
         self.registry = open_registry(settings.state)
         self.artifacts = ArtifactRepository(settings.state)
-        self.models = ModelStore(settings.state / "models", threads=settings.threads)
+        catalogue = self.registry.catalogue
+        self.models = ModelStore(
+            settings.state / "models",
+            threads=settings.threads,
+            check=partial(refuse_used_number, catalogue),
+        )
         self.batcher = Batcher(
             batch_max=settings.batch_max,
             queue_max=settings.queue_max,
@@ -62,12 +69,11 @@ class Services:
         )
         self.inference = Inference(self.models, self.batcher, settings.batch_max)
         self.broker = FleetBroker(settings, self.registry)
-        self.publisher = ModelPublisher(
-            self.models, self.artifacts, self.registry, self._announce_update
-        )
+        self.publisher = ModelPublisher(self.models, self.artifacts, catalogue)
         self.operator_sha256 = ""
         self._link: MqttLink | None = None
-        self._seen: set[str] = set()
+        self._heartbeats = Heartbeats()
+        self._calls = UpdateCalls()
         self._followed = -1  # the registry's last change that the broker's logins show
         self._next_full_check = 0.0
         self._next_timestamp = 0.0
@@ -83,8 +89,10 @@ class Services:
         self.publisher.refresh()
         link = self._link = self.broker.start()
         self._try("devices", self.broker.sync)
+        self._call_devices()  # nobody yet: later turns see what has changed since
         self.broker.warn_of_loopback()
-        MqttWorker(link, self.inference, seen=self._note_seen)
+        beats = self._heartbeats
+        MqttWorker(link, self.inference, seen=beats.note, heard=beats.note_message)
         link.start()
         link.wait_connected(BROKER_WAIT_S)
         self._housekeeper.start()
@@ -122,8 +130,8 @@ class Services:
         self.broker.expel(device.id)
 
     def assign(self, device: Device) -> str | None:
-        """Choose and note the bundle that `device` is to run; None while there is no model."""
-        model = self.publisher.active()
+        """Choose and note the bundle that `device` is to run; None while its fleet has no model."""
+        model = self.publisher.wanted(device.fleet)
         if model is None:
             return None
         fleet = [
@@ -142,13 +150,6 @@ class Services:
         topic = str(Topic(device.fleet, device.id, Kind.COMMAND))
         return self._link.publish(topic, orjson.dumps(command))
 
-    def _note_seen(self, device_id: str) -> None:
-        self._seen.add(device_id)  # the set is replaced each turn
-
-    def _announce_update(self) -> None:
-        for device in self.broker.devices:
-            self.command(device, {"op": "update"})
-
     # housekeeping
 
     def _housekeeping(self) -> None:
@@ -159,8 +160,8 @@ class Services:
                 self._next_full_check = time.monotonic() + FULL_CHECK_S
             # revocations come first; a duty that fails does not stop the next one
             self._try("devices", partial(self._follow_registry, full=full))
-            self._try("devices seen", self._keep_seen)
             self._try("models", partial(self.publisher.refresh, again=full))
+            self._try("calls to devices", self._call_devices)
             self._try("timestamp", self._keep_timestamp)
 
     def _follow_registry(self, *, full: bool) -> None:
@@ -169,10 +170,29 @@ class Services:
             self.broker.sync()
             self._followed = change  # after a failure it stays, so the next turn tries again
 
-    def _keep_seen(self) -> None:
-        seen, self._seen = self._seen, set()
-        if seen:
-            self.registry.touch(*seen)
+    def _call_devices(self) -> None:
+        """Note what devices report, and call those that should run another version."""
+        news = self._heartbeats.take()
+        if news.seen:
+            self.registry.touch(*news.seen)
+        reports = self.registry.reports.all()
+        new = {
+            device: bundle
+            for device, bundle in news.running.items()
+            if device not in reports or reports[device].running != bundle
+        }
+        if new:
+            self.registry.reports.note_running(new)
+            reports = self.registry.reports.all()
+        devices = self.broker.devices
+        targets = {}
+        for fleet in {device.fleet for device in devices}:
+            model = self.publisher.wanted(fleet)
+            if model is not None:
+                targets[fleet] = f"{model.manifest.name}/{model.manifest.version}"
+        self._calls.came_back(news.connected)
+        for device in self._calls.due(devices, targets, reports, news.seen):
+            self.command(device, {"op": "update"})
 
     def _keep_timestamp(self) -> None:
         if time.monotonic() >= self._next_timestamp:

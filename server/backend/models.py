@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,11 +35,22 @@ class ModelStore:
 
     `activate` says which version of a name is active; otherwise the highest version is. A version
     is no longer served once its folder is deleted.
+
+    Args:
+        check: called with the folder and the manifest of a model before it is loaded; a BundleError
+            refuses the model.
     """
 
-    def __init__(self, folder: Path, *, threads: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        threads: int = 1,
+        check: Callable[[Path, ModelManifest], None] | None = None,
+    ) -> None:
         self._folder = folder
         self._threads = threads
+        self._check = check
         self._models: dict[tuple[str, str], ServedModel] = {}
         self._broken: dict[tuple[str, str], str] = {}
         self._tried: dict[tuple[str, str], Files] = {}
@@ -119,6 +130,8 @@ class ModelStore:
         try:
             manifest = ModelManifest.load(folder)
             _check_place(key, manifest)
+            if self._check is not None:
+                self._check(folder, manifest)
             engine = LadderEngine(folder, manifest, threads=self._threads)
         except BundleError as err:
             if self._broken.get(key) != str(err):  # logged once, however often it is tried

@@ -25,7 +25,8 @@ class MqttWorker:
     """Serves the queries that arrive on `link`.
 
     Args:
-        seen: called in the network thread with the device id of each query, telemetry and status.
+        seen: called in the network thread with the device id of each query.
+        heard: called there with each telemetry and status message: its kind, device and payload.
         shared: name of a shared subscription, which divides the queries among several workers
             (on Mosquitto and EMQX; the embedded broker has none).
     """
@@ -36,18 +37,20 @@ class MqttWorker:
         inference: Inference,
         *,
         seen: Callable[[str], None] | None = None,
+        heard: Callable[[Kind, str, bytes], None] | None = None,
         shared: str | None = None,
         limits: Limits = MQTT_LIMITS,
     ) -> None:
         self._link = link
         self._inference = inference
         self._seen = seen
+        self._heard = heard
         self._limits = limits
         self.malformed = 0
         prefix = "" if shared is None else f"$share/{shared}/"
         link.subscribe(prefix + all_devices(Kind.QUERY), self._receive)
-        link.subscribe(all_devices(Kind.TELEMETRY), self._heard, qos=0)
-        link.subscribe(all_devices(Kind.STATUS), self._heard)
+        link.subscribe(all_devices(Kind.TELEMETRY), self._hear, qos=0)
+        link.subscribe(all_devices(Kind.STATUS), self._hear)
 
     def _receive(self, message: Message) -> None:
         try:
@@ -108,10 +111,10 @@ class MqttWorker:
         if not sent:
             logger.debug("reply to %s dropped: link down", topic)
 
-    def _heard(self, message: Message) -> None:
+    def _hear(self, message: Message) -> None:
         try:
-            device = parse_topic(message.topic).device
+            topic = parse_topic(message.topic)
         except FrameError:
             return
-        if self._seen is not None and not message.retained:
-            self._seen(device)
+        if self._heard is not None and not message.retained:
+            self._heard(topic.kind, topic.device, message.payload)

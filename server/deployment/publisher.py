@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable
+from pathlib import Path
 
 from edge_sdk.errors import BundleError
+from edge_sdk.manifest import ModelManifest
 from server.backend.models import Files, ModelStore, ServedModel, files_of
-from server.errors import BadRequestError, NotReadyError, UnknownModelError
+from server.errors import BadRequestError, ConflictError, NotReadyError, UnknownModelError
 from server.registry.artifacts import ArtifactRepository
-from server.registry.database import Registry
+from server.registry.catalogue import ModelCatalogue
 
 logger = logging.getLogger(__name__)
 
@@ -21,22 +23,14 @@ class ModelPublisher:
 
     If that fails, the model is still served to clients that name its version, and to all clients if
     there is no other model. It is tried again when its files change.
-
-    Args:
-        published: called after each model that devices can fetch from then on.
     """
 
     def __init__(
-        self,
-        models: ModelStore,
-        artifacts: ArtifactRepository,
-        registry: Registry,
-        published: Callable[[], None],
+        self, models: ModelStore, artifacts: ArtifactRepository, catalogue: ModelCatalogue
     ) -> None:
         self._models = models
         self._artifacts = artifacts
-        self._catalogue = registry.catalogue
-        self._told = published
+        self._catalogue = catalogue
         self._published: set[Version] = set()
         self._failed: dict[Version, tuple[str, Files]] = {}  # why, and the files then
 
@@ -50,19 +44,27 @@ class ModelPublisher:
         self._follow_active()
         loaded = {_version(model): model for model in self._models.all()}
         self._published &= set(loaded)
-        for version, model in loaded.items():
-            if version not in self._published:
-                self._publish(version, model, again=again)
+        new = [version for version in loaded if version not in self._published]
+        # which name came first is asked later: of several names, the one exported first goes first
+        first: dict[str, float] = {}
+        for name, _ in new:
+            times = [_exported_at(loaded[one]) for one in new if one[0] == name]
+            first[name] = min(times)
+        for version in sorted(new, key=lambda one: (first[one[0]], *one)):
+            self._publish(version, loaded[version], again=again)
 
-    def active(self) -> ServedModel | None:
-        """The active version of the name published last, among those that devices can fetch."""
-        active = [record for record in self._catalogue.versions() if record.active]
-        for record in sorted(active, key=lambda record: record.published_at, reverse=True):
+    def wanted(self, fleet: str) -> ServedModel | None:
+        """The model that devices of `fleet` should run, as far as it can be fetched; else None."""
+        wanted = self._catalogue.wanted(fleet)
+        if wanted.model is None:
+            return None
+        # a version whose files are gone gives way to another one of its name, unless it is pinned
+        for version in (str(wanted.version), None):
             try:
-                model = self._models.get(record.name)
+                model = self._models.get(wanted.model, version)
             except (NotReadyError, UnknownModelError):
                 continue
-            if _version(model) in self._published:
+            if _version(model) in self._published and (version or not wanted.pinned):
                 return model
         return None
 
@@ -72,11 +74,11 @@ class ModelPublisher:
         if files == failed and not again:
             return
         try:
+            digest = digest_of(model.folder)
+            self._catalogue.check_free(*version, digest)
             self._artifacts.publish_bundles(model.folder)
-            if version not in {(known.name, known.version) for known in self._catalogue.versions()}:
-                self._catalogue.publish(*version)
-                self._catalogue.activate(*version)
-        except (BundleError, BadRequestError) as err:
+            self._catalogue.publish(*version, digest)
+        except (BundleError, BadRequestError, ConflictError) as err:
             if reason != str(err):
                 logger.error("model=%s version=%d bundles are not published: %s", *version, err)  # noqa: TRY400 - no traceback for a bad file
             self._failed[version] = str(err), files
@@ -84,15 +86,54 @@ class ModelPublisher:
         self._failed.pop(version, None)
         self._published.add(version)
         self._follow_active()
-        self._told()
 
     def _follow_active(self) -> None:
-        """Make the store serve the versions that the registry notes as active."""
-        active = {
-            record.name: record.version for record in self._catalogue.versions() if record.active
-        }
+        """Make the store serve the versions that the catalogue notes as active."""
+        active = {one.name: one.version for one in self._catalogue.versions() if one.active}
         self._models.activate({name: str(version) for name, version in active.items()})
+
+
+def refuse_used_number(catalogue: ModelCatalogue, folder: Path, manifest: ModelManifest) -> None:
+    """Refuse a model whose number was used for other files, or was removed.
+
+    Devices may still run the model that had the number first, and this one would answer their
+    offloads wrongly.
+
+    Raises: BundleError.
+    """
+    if not manifest.version.isdecimal():
+        return  # it is served by name, and cannot be published
+    try:
+        catalogue.check_free(manifest.name, int(manifest.version), digest_of(folder))
+    except ConflictError as err:
+        raise BundleError(str(err)) from err
+
+
+def digest_of(folder: Path) -> str:
+    """SHA-256 in hex over the names and contents of an export's files.
+
+    Raises: BundleError if a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    paths = [folder / "model.json"]
+    for part in ("segments", "bundles"):
+        paths += sorted(path for path in (folder / part).rglob("*") if path.is_file())
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as err:
+            raise BundleError(f"{path}: cannot be read ({err.strerror})") from err
+        digest.update(f"{path.relative_to(folder)} {content}\n".encode())
+    return digest.hexdigest()
 
 
 def _version(model: ServedModel) -> Version:
     return model.manifest.name, int(model.manifest.version)
+
+
+def _exported_at(model: ServedModel) -> float:
+    try:
+        return (model.folder / "model.json").stat().st_mtime
+    except OSError:  # deleted meanwhile
+        return 0.0

@@ -26,6 +26,7 @@ from server.errors import (
 from server.registry.catalogue import ModelCatalogue
 from server.registry.credentials import is_secret, new_secret, secret_sha256
 from server.registry.records import AuditEntry, Device, Token
+from server.registry.reports import DeviceReports
 from server.registry.schema import audit, devices, tokens
 from server.registry.transactions import MAX_ID, Transactions, check_id, one_row, record
 
@@ -49,11 +50,13 @@ class Registry:
 
     Attributes:
         catalogue: the models, their versions, and the model of each fleet.
+        reports: what devices report on their bundles.
     """
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
         self.catalogue = ModelCatalogue(transactions)
+        self.reports = DeviceReports(transactions)
 
     @classmethod
     def open(cls, url: str, *, clock: Callable[[], float] = time.time) -> Self:

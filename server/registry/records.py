@@ -50,12 +50,58 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class ModelVersion:
-    """One published version of a model; at most one version of a name is active."""
+    """One published version of a model; at most one version of a name is active.
+
+    Attributes:
+        activated_at: when it last became active; None if it never did, or was rolled back.
+        removed_at: when it was removed; its number stays taken.
+        digest: SHA-256 over its files in hex; None if it was published before this was kept.
+    """
 
     name: str
     version: int
     active: bool
     published_at: float
+    activated_at: float | None = None
+    removed_at: float | None = None
+    digest: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetModel:
+    """The model of one fleet.
+
+    Attributes:
+        model: None while nothing is published.
+        version: the one that its devices should run.
+        pinned: whether it stays at that version; else it follows the active version.
+        assigned: whether an operator chose the model; else it is the one published first.
+    """
+
+    fleet: str
+    model: str | None
+    version: int | None
+    pinned: bool
+    assigned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """A device's last report on its bundles.
+
+    Attributes:
+        running: bundle that it runs, `{model}/{version}/{variant}`.
+        refused: bundle that it could not take on, and `why`; None once it took the one it was told.
+    """
+
+    device: str
+    running: str | None = None
+    refused: str | None = None
+    why: str | None = None
+    refused_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

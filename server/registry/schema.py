@@ -65,6 +65,9 @@ models: Final = Table(
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("active", Boolean, nullable=False),
     Column("published_at", Double, nullable=False),
+    Column("activated_at", Double),
+    Column("removed_at", Double),
+    Column("digest", String(64)),
 )
 # the database refuses a second active version of a name
 Index(
@@ -73,6 +76,26 @@ Index(
     unique=True,
     sqlite_where=models.c.active,
     postgresql_where=models.c.active,
+)
+
+# a fleet without a row has the model that was published first
+fleets: Final = Table(
+    "fleets",
+    METADATA,
+    Column("name", String(63), primary_key=True),
+    Column("model", String(63), nullable=False),
+    Column("version", Integer),
+    Column("assigned_at", Double, nullable=False),
+)
+
+reports: Final = Table(
+    "reports",
+    METADATA,
+    Column("device", String(63), ForeignKey("devices.id"), primary_key=True),
+    Column("running", String(160)),
+    Column("refused", String(160)),
+    Column("why", String(500)),
+    Column("refused_at", Double),
 )
 
 audit: Final = Table(

@@ -52,6 +52,7 @@ class Backend:
     worker: MqttWorker
     inference: Inference
     seen: list[str]
+    heard: list[tuple[Kind, str, bytes]]
 
 
 def serve(address: BrokerAddress, models: ModelStore) -> tuple[Backend, Callable[[], None]]:
@@ -59,7 +60,10 @@ def serve(address: BrokerAddress, models: ModelStore) -> tuple[Backend, Callable
     inference = Inference(models, batcher, 4)
     seen: list[str] = []
     link = MqttLink(address, client_id="backend", password=SECRET)
-    worker = MqttWorker(link, inference, seen=seen.append)
+    heard: list[tuple[Kind, str, bytes]] = []
+    worker = MqttWorker(
+        link, inference, seen=seen.append, heard=lambda *message: heard.append(message)
+    )
     link.start()
     link.wait_connected(10)
 
@@ -67,7 +71,7 @@ def serve(address: BrokerAddress, models: ModelStore) -> tuple[Backend, Callable
         batcher.stop()
         link.stop()
 
-    return Backend(address, worker, inference, seen), stop
+    return Backend(address, worker, inference, seen, heard), stop
 
 
 @pytest.fixture(scope="module")
@@ -272,10 +276,15 @@ def test_devices_are_noted_when_they_are_heard(
     pi: Device, backend: Backend, exported: Exported
 ) -> None:
     backend.seen.clear()
+    backend.heard.clear()
     assert pi.link.publish(pi.topic(Kind.TELEMETRY), b"{}", qos=0)
     assert pi.link.publish(pi.topic(Kind.STATUS), b'{"status": "online"}')
     pi.ask(exported.query(0, exported.x[:1]))
-    assert backend.seen == ["pi-1"] * 3
+    assert backend.seen == ["pi-1"]
+    assert sorted(backend.heard) == [
+        (Kind.STATUS, "pi-1", b'{"status": "online"}'),
+        (Kind.TELEMETRY, "pi-1", b"{}"),
+    ]
 
 
 # hostile frames

@@ -290,13 +290,11 @@ def test_what_concerns_an_unknown_device_says_so(registry: Registry, device: str
 
 def test_one_version_of_a_model_is_active(registry: Registry) -> None:
     for name, version in [("cnn", 1), ("cnn", 2), ("vit", 1)]:
-        assert not registry.catalogue.publish(name, version).active
-    registry.catalogue.activate("vit", 1)
-    registry.catalogue.activate("cnn", 1)
-    assert registry.catalogue.activate("cnn", 2).active
-    assert registry.catalogue.activate("cnn", 2).active
+        assert registry.catalogue.publish(name, version).active
+    assert registry.catalogue.activate("cnn", 1).active
+    assert registry.catalogue.activate("cnn", 1).active
     found = [(model.name, model.version, model.active) for model in registry.catalogue.versions()]
-    assert found == [("cnn", 1, False), ("cnn", 2, True), ("vit", 1, True)]
+    assert found == [("cnn", 1, True), ("cnn", 2, False), ("vit", 1, True)]
 
 
 def test_a_version_is_published_once_in_repeated_calls(registry: Registry, clock: Clock) -> None:
@@ -468,8 +466,11 @@ def test_the_last_change_grows_with_what_a_server_follows(registry: Registry) ->
     registry.revoke(device.id)
     marks.append(registry.last_change())
     registry.catalogue.publish("digits", 1)
+    registry.catalogue.publish("digits", 2)
     marks.append(registry.last_change())
     registry.catalogue.activate("digits", 1)
+    marks.append(registry.last_change())
+    registry.catalogue.assign("default", "digits", 2)
     marks.append(registry.last_change())
     assert marks == sorted(set(marks))
     registry.touch(device.id)  # heartbeats are not followed

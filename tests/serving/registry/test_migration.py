@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine
@@ -20,7 +21,8 @@ from sqlalchemy import Engine
 from server.errors import RegistryError
 from server.registry.connect import open_engine
 from server.registry.database import Registry
-from server.registry.migrate import SCRIPTS, migrate
+from server.registry.migrate import SCRIPTS, alembic_config, migrate
+from server.registry.records import FleetModel
 from server.registry.schema import METADATA
 
 NEXT_VERSION = '''"""A later version of the program: another column, another table."""
@@ -28,8 +30,8 @@ NEXT_VERSION = '''"""A later version of the program: another column, another tab
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "{later}"
+down_revision = "{newest}"
 branch_labels = None
 depends_on = None
 
@@ -40,6 +42,8 @@ def upgrade() -> None:
     {between}
     op.create_table("sites", sa.Column("id", sa.String(63), primary_key=True))
 '''
+NEWEST = max(path.name[1:5] for path in (SCRIPTS / "versions").glob("v*.py"))
+LATER = f"{int(NEWEST) + 1:04d}"
 STALL = 'print("half", flush=True); import time; time.sleep(60)'
 MIGRATE = (
     "import sys; from pathlib import Path; from server.registry.connect import open_engine;"
@@ -85,12 +89,13 @@ def later_program(tmp_path: Path, between: str = "") -> Path:
     """The migrations of a program one version ahead of this one."""
     scripts = tmp_path / "later 100%"
     shutil.copytree(SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
-    (scripts / "versions" / "v0002_sites.py").write_text(NEXT_VERSION.format(between=between))
+    text = NEXT_VERSION.format(between=between, later=LATER, newest=NEWEST)
+    (scripts / "versions" / f"v{LATER}_sites.py").write_text(text)
     return scripts
 
 
 def state(file: Path) -> tuple[str, list[str], bool]:
-    """Version, device ids, and whether anything of version 0002 is there."""
+    """Version, device ids, and whether anything of version LATER is there."""
     connection = sqlite3.connect(file)
     (version,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     ids = [row[0] for row in connection.execute("SELECT id FROM devices")]
@@ -111,10 +116,10 @@ def test_a_new_version_keeps_the_rows_and_a_copy_of_the_old(
     engine: Engine, file: Path, tmp_path: Path
 ) -> None:
     migrate(engine, later_program(tmp_path))
-    assert state(file) == ("0002", ["pi"], True)
-    backup = tmp_path / "registry.db.bak-0001"
+    assert state(file) == (LATER, ["pi"], True)
+    backup = tmp_path / f"registry.db.bak-{NEWEST}"
     assert backup.stat().st_mode & 0o777 == 0o600
-    assert state(backup) == ("0001", ["pi"], False)
+    assert state(backup) == (NEWEST, ["pi"], False)
     registry = Registry.open(f"sqlite:///{backup}")
     assert registry.device("pi").id == "pi"
     registry.close()
@@ -128,7 +133,7 @@ def test_the_copy_holds_what_is_only_in_the_write_ahead_log(
     assert (tmp_path / "registry.db-wal").stat().st_size > 0
     migrate(engine, later_program(tmp_path))
     registry.close()
-    assert state(tmp_path / "registry.db.bak-0001")[1] == ["late", "pi"]
+    assert state(tmp_path / f"registry.db.bak-{NEWEST}")[1] == ["late", "pi"]
 
 
 def test_opening_again_changes_nothing_and_copies_nothing(file: Path, tmp_path: Path) -> None:
@@ -144,9 +149,9 @@ def test_a_newer_database_is_refused_by_both_versions_and_the_way_back(
     with pytest.raises(RegistryError) as caught:
         Registry.open(f"sqlite:///{file}")
     text = str(caught.value)
-    assert "has version 0002, this program knows versions up to 0001" in text
-    assert str(tmp_path / "registry.db.bak-0001") in text
-    assert state(file) == ("0002", ["pi"], True)
+    assert f"has version {LATER}, this program knows versions up to {NEWEST}" in text
+    assert str(tmp_path / f"registry.db.bak-{NEWEST}") in text
+    assert state(file) == (LATER, ["pi"], True)
 
 
 def test_a_migration_that_fails_leaves_the_old_version(
@@ -154,7 +159,7 @@ def test_a_migration_that_fails_leaves_the_old_version(
 ) -> None:
     with pytest.raises(ZeroDivisionError):
         migrate(engine, later_program(tmp_path, between="1 / 0"))
-    assert state(file) == ("0001", ["pi"], False)
+    assert state(file) == (NEWEST, ["pi"], False)
     engine.dispose()
     Registry.open(f"sqlite:///{file}").close()
 
@@ -173,12 +178,12 @@ def test_a_server_killed_in_a_migration_leaves_the_old_version(file: Path, tmp_p
     finally:
         child.send_signal(signal.SIGKILL)
         child.communicate()
-    assert state(file) == ("0001", ["pi"], False)
+    assert state(file) == (NEWEST, ["pi"], False)
     # and the next start carries it through
     engine = open_engine(f"sqlite:///{file}")
     migrate(engine, later_program(tmp_path / "again"))
     engine.dispose()
-    assert state(file) == ("0002", ["pi"], True)
+    assert state(file) == (LATER, ["pi"], True)
 
 
 def test_programs_that_start_at_once_take_turns(tmp_path: Path) -> None:
@@ -187,4 +192,37 @@ def test_programs_that_start_at_once_take_turns(tmp_path: Path) -> None:
         [sys.executable, "-P", "-c", OPEN_AT_ONCE, url], capture_output=True, text=True, check=True
     )
     assert (done.stdout, done.stderr) == ("[0, 0, 0, 0]\n", "")
-    assert state(tmp_path / "new" / "registry.db") == ("0001", [], False)
+    assert state(tmp_path / "new" / "registry.db") == (NEWEST, [], False)
+
+
+def at_version(file: Path, version: str) -> sqlite3.Connection:
+    """A new registry as the program of that version makes it."""
+    engine = open_engine(f"sqlite:///{file}")
+    config = alembic_config()
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, version)
+    engine.dispose()
+    return sqlite3.connect(file)
+
+
+def test_fleets_keep_the_model_that_they_had_before_there_were_assignments(tmp_path: Path) -> None:
+    file = tmp_path / "registry.db"
+    before = at_version(file, "0001")
+    with before:
+        device = "INSERT INTO devices VALUES (?, ?, 'c', '{}', 1, 'cnn/2/d1', 1.0, NULL, NULL)"
+        before.executemany(device, [("pi-1", "barn"), ("pi-2", "shed"), ("pi-3", "shed")])
+        published = [("cnn", 1, 0, 10.0), ("cnn", 2, 1, 30.0), ("vit", 1, 1, 20.0)]
+        before.executemany("INSERT INTO models VALUES (?, ?, ?, ?)", published)
+    before.close()
+    registry = Registry.open(f"sqlite:///{file}")
+    catalogue = registry.catalogue
+    # it was: the active version of the name published last
+    assert catalogue.fleets() == (
+        FleetModel("barn", "cnn", 2, pinned=False, assigned=True),
+        FleetModel("shed", "cnn", 2, pinned=False, assigned=True),
+    )
+    assert registry.device("pi-1").bundle == "cnn/2/d1"
+    now, left = catalogue.roll_back("cnn")
+    assert (str(now), str(left)) == ("cnn/1", "cnn/2")
+    registry.close()

@@ -1,0 +1,95 @@
+"""Calls to devices to update: when their fleet's version changes, and while they run another one.
+
+A call is a message over MQTT, which is lost if the device is not connected. So a device that
+reports another version than its fleet's is called when it is heard from, and again after a while,
+less and less often: its disk may be full, or its link slow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from server.registry.records import Device, DeviceReport
+
+CALL_AGAIN_S: Final = 10.0
+CALL_AGAIN_MOST_S: Final = 3600.0
+
+
+@dataclass(slots=True)
+class _Called:
+    """One device's last call: for which version, and when the next one is due."""
+
+    version: str
+    due: float
+    pause_s: float
+
+
+class UpdateCalls:
+    """Decides which devices are called, turn by turn.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._targets: dict[str, str] | None = None  # `MODEL/VERSION` by fleet, in the last turn
+        self._heard: set[str] = set()
+        self._called: dict[str, _Called] = {}
+
+    def came_back(self, devices: Iterable[str]) -> None:
+        """Note that these devices have just connected: a call may be due at once."""
+        for device in devices:
+            self._called.pop(device, None)
+
+    def due(
+        self,
+        devices: Iterable[Device],
+        targets: Mapping[str, str],
+        reports: Mapping[str, DeviceReport],
+        heard: Iterable[str],
+    ) -> list[Device]:
+        """The devices to call now.
+
+        Args:
+            targets: version that each fleet should run, as `MODEL/VERSION`; without the fleets that
+                have none.
+            reports: what devices run and refused, by device id.
+            heard: ids of devices from which something came since the last turn.
+        """
+        now = self._clock()
+        before, self._targets = self._targets, dict(targets)
+        self._heard.update(heard)
+        called = []
+        for device in devices:
+            target = targets.get(device.fleet)
+            if target is None:
+                continue
+            # at the first turn nothing is known to have changed
+            changed = before is not None and before.get(device.fleet) != target
+            if changed or self._is_behind(device.id, target, reports.get(device.id), now):
+                self._note(device.id, target, now)
+                called.append(device)
+        return called
+
+    def _is_behind(self, device: str, target: str, report: DeviceReport | None, now: float) -> bool:
+        if device not in self._heard or report is None or report.running is None:
+            return False
+        last = self._called.get(device)
+        if version_of(report.running) == target or version_of(report.refused) == target:
+            return False
+        return last is None or last.version != target or now >= last.due
+
+    def _note(self, device: str, target: str, now: float) -> None:
+        last = self._called.get(device)
+        again = last is not None and last.version == target
+        pause_s = min(2 * last.pause_s, CALL_AGAIN_MOST_S) if last and again else CALL_AGAIN_S
+        self._called[device] = _Called(target, now + pause_s, pause_s)
+
+
+def version_of(bundle: str | None) -> str | None:
+    """`MODEL/VERSION` of a bundle `MODEL/VERSION/VARIANT`."""
+    return None if bundle is None else bundle.rpartition("/")[0]

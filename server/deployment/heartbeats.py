@@ -1,0 +1,81 @@
+"""News from devices over MQTT, kept until the server's housekeeping takes it.
+
+Network threads note; one other thread takes.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Final
+
+import orjson
+
+from edge_sdk.errors import ManifestError
+from edge_sdk.manifest import check_bundle_name
+from edge_sdk.wire.topics import Kind
+
+# a heartbeat has about a kilobyte; what is longer is not read
+HEARTBEAT_BYTES: Final = 65_536
+
+
+@dataclass(slots=True)
+class News:
+    """News of some seconds.
+
+    Attributes:
+        seen: devices from which anything came.
+        connected: those that have just connected.
+        running: bundle that each of these runs, by device id.
+    """
+
+    seen: set[str] = field(default_factory=set)
+    connected: set[str] = field(default_factory=set)
+    running: dict[str, str] = field(default_factory=dict)
+
+
+class Heartbeats:
+    """Collects news."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._news = News()
+
+    def note(self, device: str) -> None:
+        """Note that something came from a device."""
+        with self._lock:
+            self._news.seen.add(device)
+
+    def note_message(self, kind: Kind, device: str, payload: bytes) -> None:
+        """Note a status or a telemetry message; content that cannot be read is left out."""
+        content = _content(payload)
+        bundle = _bundle(content.get("bundle")) if kind is Kind.TELEMETRY else None
+        with self._lock:
+            self._news.seen.add(device)
+            if kind is Kind.STATUS and content.get("status") == "online":
+                self._news.connected.add(device)
+            if bundle is not None:
+                self._news.running[device] = bundle
+
+    def take(self) -> News:
+        """The news since the last call."""
+        with self._lock:
+            taken, self._news = self._news, News()
+        return taken
+
+
+def _content(payload: bytes) -> dict[str, object]:
+    if len(payload) > HEARTBEAT_BYTES:
+        return {}
+    try:
+        content = orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _bundle(value: object) -> str | None:
+    try:
+        return check_bundle_name(value) if isinstance(value, str) else None
+    except ManifestError:
+        return None
