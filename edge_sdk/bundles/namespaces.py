@@ -42,6 +42,8 @@ class Namespace:
 
 AUXILIARY: Final = Namespace("auxiliary")  # W_A of BESplit: `extractor.…` and `head.…`
 BACK: Final = Namespace("back")  # the last layer, of SplitLPF and HARMONY
+# first weights from the server, for a part that the client does not have yet: `first.back.weight`
+FIRST: Final = Namespace("first")
 INVERSION: Final = Namespace("inversion")  # the decoder of the guard against inversion
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from threading import RLock
 from typing import Final
 
 import torch
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.installation import names_function
 from edge_sdk.nets.bottleneck import add_bottleneck
 from edge_sdk.nets.densenet import densenet121
 from edge_sdk.nets.har import har_cnn
 from edge_sdk.nets.layers import Norm
 from edge_sdk.nets.mobilenet import mobilenetv2
+from edge_sdk.nets.own.network import build_own
 from edge_sdk.nets.plain_cnn import alexnet, cnn6, cnn8, tiny
 from edge_sdk.nets.resnet import resnet18, resnet50
 from edge_sdk.nets.supernet import NetSpec, Normalise, Supernet
@@ -75,9 +78,10 @@ def build(
     """A new super-network of the named backbone, on the CPU and in train mode.
 
     Args:
-        name: one of NAMES.
+        name: one of NAMES, or a user's `module:function` that `use_network` has named.
         classes: N; the backbone's default if None.
-        input_shape: one raw sample, channels first; the backbone's default if None.
+        input_shape: one raw sample, channels first; the backbone's default if None. A user's own
+            network has no defaults.
         mean, std: per channel, in the unit of the raw input; see Normalise. 0 and 1 if None.
         seed: equal seeds give equal weights, and the global generator does not change; None draws
             from the global generator.
@@ -86,25 +90,51 @@ def build(
             other layers have the weights of the same seed without it.
     Raises: ConfigurationError for an unknown name, and for arguments that the backbone cannot take.
     """
+    own = names_function(name)
+    shape, classes = (_own_sizes if own else _sizes)(name, input_shape, classes, norm)
+    spec = NetSpec(shape, classes, _normalise(name, shape[0], mean, std), norm or "batch")
+    builder = partial(build_own, name) if own else _BACKBONES[name].builder
+    with INIT_LOCK, nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            # Not torch.manual_seed: that would seed the accelerators too, which are not forked.
+            torch.default_generator.manual_seed(seed)
+        net = builder(spec)
+        if bottleneck is not None:
+            add_bottleneck(net, *bottleneck)
+        return net
+
+
+def _sizes(
+    name: str, input_shape: tuple[int, ...] | None, classes: int | None, norm: Norm | None
+) -> tuple[tuple[int, ...], int]:
+    """Input shape and classes of a backbone by name."""
     backbone = _BACKBONES.get(name)
     if backbone is None:
-        raise ConfigurationError(f"backbone: expected one of {', '.join(NAMES)}; got {name!r}")
+        raise ConfigurationError(
+            f"backbone: expected one of {', '.join(NAMES)}, or module:function; got {name!r}"
+        )
     if norm is not None and norm not in backbone.norms:
         allowed = " or ".join(backbone.norms) or "none, it has no such layers"
         raise ConfigurationError(f"{name}: expected norm {allowed}; got {norm!r}")
     classes = backbone.classes if classes is None else classes
     if classes < 2:
         raise ConfigurationError(f"{name}: expected at least 2 classes, got {classes}")
-    shape = _shape(name, backbone.input_shape, input_shape)
-    spec = NetSpec(shape, classes, _normalise(name, shape[0], mean, std), norm or "batch")
-    with INIT_LOCK, nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
-        if seed is not None:
-            # Not torch.manual_seed: that would seed the accelerators too, which are not forked.
-            torch.default_generator.manual_seed(seed)
-        net = backbone.builder(spec)
-        if bottleneck is not None:
-            add_bottleneck(net, *bottleneck)
-        return net
+    return _shape(name, backbone.input_shape, input_shape), classes
+
+
+def _own_sizes(
+    name: str, input_shape: tuple[int, ...] | None, classes: int | None, norm: Norm | None
+) -> tuple[tuple[int, ...], int]:
+    """Input shape and classes of a user's own network, which has no defaults."""
+    if classes is None or classes < 2 or input_shape is None or min(input_shape, default=0) < 1:
+        raise ConfigurationError(
+            f"{name}: expected at least 2 classes and an input shape, got {classes}, {input_shape}"
+        )
+    if norm is not None:
+        raise ConfigurationError(
+            f"{name}: expected no norm, since your own function chooses its layers; got {norm!r}"
+        )
+    return tuple(input_shape), classes
 
 
 def _shape(name: str, default: tuple[int, ...], given: tuple[int, ...] | None) -> tuple[int, ...]:

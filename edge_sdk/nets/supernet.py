@@ -47,6 +47,11 @@ class Normalise(nn.Module):
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
 
+    @property
+    def changes(self) -> bool:
+        """Whether it changes values, and does more than a cast."""
+        return bool((self.mean != 0).any() or (self.std != 1).any())
+
     def forward(self, x: Tensor) -> Tensor:
         """Raw input (B, C, ...) to (x - mean) / std of each channel, float32."""
         per_channel = (-1, *[1] * (x.ndim - 2))
@@ -98,6 +103,10 @@ class Supernet(nn.Module):
         classes: N, the number of logits.
         normalise: the normalisation of raw inputs; only a cast to float32 by default.
 
+    Attributes:
+        own_names: by name of a tensor in the user's own module, its name here; empty for a backbone
+            that was not made of a user's module.
+
     Raises: ConfigurationError if no exit is given, or if one lies outside 1..L.
     """
 
@@ -126,6 +135,7 @@ class Supernet(nn.Module):
         self.stages = nn.ModuleList(stages)
         self.exits = nn.ModuleDict({str(depth): exits[depth] for depth in sorted(exits)})
         self.head = head
+        self.own_names: dict[str, str] = {}
 
     @property
     def L(self) -> int:  # noqa: N802 - the papers' name, everywhere
@@ -183,10 +193,11 @@ class Supernet(nn.Module):
 
         Raises: ConfigurationError if `d` is no allowed cut.
         """
-        with torch.no_grad():  # on the meta device: shapes only, and no statistics change
-            prefix = deepcopy(self.prefix(d)).to("meta").eval()
-            z = prefix(torch.empty(1, *self.input_shape, device="meta"))
-        return tuple(z.shape[1:])
+        prefix = deepcopy(self.prefix(d)).eval()  # a copy, so that no statistics change
+        try:
+            return _shape_after(prefix.to("meta"), self.input_shape)
+        except (RuntimeError, NotImplementedError):  # a user's layer needs values, or the CPU
+            return _shape_after(deepcopy(self.prefix(d)).cpu().eval(), self.input_shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, N) of the whole backbone for raw inputs (B, *input_shape)."""
@@ -213,6 +224,14 @@ class Supernet(nn.Module):
                 f"{self.name}: expected a depth where a cut is allowed, one of {allowed}; got {d}"
             )
         return d
+
+
+@torch.no_grad()
+def _shape_after(prefix: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of one sample's output; on the meta device, only shapes are computed."""
+    device = next(prefix.buffers()).device
+    z: Tensor = prefix(torch.zeros(1, *input_shape, device=device))
+    return tuple(z.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)

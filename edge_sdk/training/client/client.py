@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from edge_sdk.errors import ConfigurationError, FrameError
+from edge_sdk.installation import names_function
 from edge_sdk.training.client.client_round import ClientRound
 from edge_sdk.training.client.evaluate import evaluate_locally
 from edge_sdk.training.client.state import Array, ClientState
@@ -39,6 +41,8 @@ class TrainingClient(ClientState):
         secret: the seed of the noise that guards its data. None draws a new one; a simulation sets
             one, to be repeatable.
         held_out: inputs and labels for scores, on which it never trains.
+        backbone: the only network that it trains, `module:function` or a name; None for any that is
+            known by name.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class TrainingClient(ClientState):
         secret: int | None = None,
         *,
         held_out: tuple[Array, NDArray[np.int64]] | None = None,
+        backbone: str | None = None,
     ) -> None:
         super().__init__(
             name,
@@ -62,6 +67,7 @@ class TrainingClient(ClientState):
         self._round: ClientRound | None = None
         # starts of each round: a round that starts again must draw other noise
         self._begun: Counter[int] = Counter()
+        self._backbone = backbone
         self._guarded = False  # whether any plan put noise on its data
 
     def handle(self, message: Request | FinishAlone) -> Reply:
@@ -71,8 +77,9 @@ class TrainingClient(ClientState):
             if no part of the client learns alone; ConfigurationError for a request to score data
             that are under noise, because a count of right answers is exact.
         """
-        if isinstance(message, StartRound | Evaluate) and message.plan.part.noise is not None:
-            self._guarded = True
+        if isinstance(message, StartRound | Evaluate):
+            self.check_backbone(message.plan.backbone)
+            self._guarded |= message.plan.part.noise is not None
         match message:
             case Evaluate():  # scores belong to a past round; the current one goes on
                 if self._guarded:
@@ -86,10 +93,26 @@ class TrainingClient(ClientState):
                 reply = self._reply(current, message)
         return reply if current.plan.part.noise is None else without_loss(reply)
 
+    def check_backbone(self, backbone: str) -> None:
+        """Refuse a network that the operator of this device has not named.
+
+        Raises: ConfigurationError with the option that allows it.
+        """
+        if self._backbone is None and not names_function(backbone):
+            return
+        if backbone != self._backbone:
+            allowed = "none of its own" if self._backbone is None else self._backbone
+            raise ConfigurationError(
+                f"client {self.name}: this training is of the network {backbone}, and the operator"
+                f" of this device has allowed {allowed}; a plan carries no code. To take part:"
+                f" `splitedge agent train --backbone {backbone}`"
+            )
+
     def _begin(self, start: StartRound) -> ClientRound:
         begun = self._begun[start.round]
         self._begun[start.round] += 1
         key = NoiseKey(self.secret, self.name, start.round, begun)
+        start = replace(start, weights=self.take_first(start.plan, start.weights))
         self._round = ClientRound(self, start, key)
         return self._round
 

@@ -75,6 +75,23 @@ class ClientState:
             start |= {key: value for key, value in self.personal.items() if head.holds(key)}
         return start
 
+    def take_first(self, plan: Plan, sent: Weights) -> Weights:
+        """Keep the first weights that the server has for parts of the client's own.
+
+        Parts that the client has kept from an earlier round stay as they are.
+
+        Returns: what else was sent.
+        """
+        own = [namespaces.exit_head(plan.depth)] if plan.part.exit_head else []
+        own += [namespaces.BACK] if plan.part.own_back else []
+        for namespace in own:
+            if not any(map(namespace.holds, self.personal)):
+                first = namespaces.FIRST.select(sent)
+                found = {key: tensor for key, tensor in first.items() if namespace.holds(key)}
+                if found:
+                    self.keep(found, 0)
+        return {key: t for key, t in sent.items() if not namespaces.FIRST.holds(key)}
+
     def keep(self, weights: Weights, number: int) -> None:
         """Keep all of `weights` for the next rounds, or none of them if one is not finite.
 
