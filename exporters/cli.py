@@ -29,7 +29,11 @@ app = typer.Typer(add_completion=False)
 def export(
     *,
     backbone: Annotated[
-        str, typer.Option(help="Name of the network, such as tiny, cnn8 or resnet18.")
+        str,
+        typer.Option(
+            help="Name of the network, such as tiny, cnn8 or resnet18, or package.module:function"
+            " of your own, with the module in the current folder (docs/own-network.md)."
+        ),
     ],
     weights: Annotated[
         Path, typer.Option(help="Trained weights of that network, a .safetensors file.")
@@ -142,8 +146,9 @@ def _dataset(data: str) -> Dataset:
 
 
 def _network(backbone: str, dataset: Dataset) -> Supernet:
-    from edge_sdk.nets import build
+    from edge_sdk.nets import build, use_network
 
+    use_network(backbone)
     return build(
         backbone,
         classes=dataset.classes,

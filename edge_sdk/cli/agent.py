@@ -16,6 +16,7 @@ from edge_sdk.cli.agent_options import (
     STATE_DEFAULT,
     AgentOptions,
     AsJson,
+    Backbone,
     Codec,
     Deadline,
     Delta,
@@ -139,13 +140,16 @@ def train(
         typer.Option(help="URL of the trainer; default: wait for the server's invitation."),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
+    backbone: Backbone = None,
 ) -> None:
     """Take part in training until it ends, or until Ctrl-C. The data stay on this device."""
     from edge_sdk.training.device.participate import participate
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
-        counts = participate(state, data, trainer=trainer, threads=threads, say=typer.echo)
+        counts = participate(
+            state, data, trainer=trainer, threads=threads, backbone=backbone, say=typer.echo
+        )
         typer.echo(
             f"training is over: {counts.updates} rounds here,"
             f" {counts.alone} of them without the server"

@@ -25,6 +25,14 @@ Threshold = Annotated[
         help=f"Answer on the device if the uncertainty is below this; {FILE}, else the bundle's."
     ),
 ]
+Backbone = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The only network to train: a name such as cnn6, or package.module:function of this "
+        "machine, with the module in the current folder; default: any that splitedge has.",
+    ),
+]
 Limit = Annotated[
     float | None,
     typer.Option(

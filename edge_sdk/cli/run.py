@@ -13,6 +13,7 @@ import typer
 from edge_sdk.cli.agent_options import (
     STATE_DEFAULT,
     AgentOptions,
+    Backbone,
     Codec,
     Deadline,
     Delta,
@@ -42,6 +43,7 @@ def run(
             "samples; see `splitedge agent train --data`.",
         ),
     ] = None,
+    backbone: Backbone = None,
     deadline: Deadline = None,
     threshold: Threshold = None,
     budget: Limit = None,
@@ -79,7 +81,8 @@ def run(
         if data is not None:
             from edge_sdk.training.device.background import BackgroundTraining
 
-            on_command = parts.enter_context(BackgroundTraining(state, data)).command
+            training = BackgroundTraining(state, data, backbone=backbone)
+            on_command = parts.enter_context(training).command
         agent = parts.enter_context(EdgeAgent.open(state, settings, on_command=on_command))
         # further parts are entered here: they end before the agent does
         status = agent.status()

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.installation import user_function
+from edge_sdk.installation import names_function, user_function
 from edge_sdk.nets.copying import copy_module
 from edge_sdk.nets.own.dropout import make_repeatable
 from edge_sdk.nets.own.exits import exit_for
@@ -41,13 +41,16 @@ _lock: Final = Lock()
 def use_network(word: str, folders: Sequence[Path] = ()) -> None:
     """Import a user's `module:function`, so that `edge_sdk.nets.build` can call it by that name.
 
-    This runs code of this machine: never pass a word that a peer sent.
+    It does nothing for the name of a backbone that splitedge has. This runs code of this machine:
+    never pass a word that a peer sent.
 
     Args:
         folders: searched for the module after all of Python's own places; by default the current
             folder.
     Raises: ConfigurationError if there is no such module or function.
     """
+    if not names_function(word):
+        return
     function = user_function(word, folders, what="backbone")
     with _lock:
         _named[word] = function

@@ -36,16 +36,20 @@ class BackgroundTraining:
     Args:
         data: the device's own samples, as `splitedge agent train --data` takes them.
         threads: compute threads.
+        backbone: as `participate` takes it.
     Raises: ConfigurationError if training is not installed; EnrolmentError or ConfigurationError
         if the state folder has no identity.
     """
 
-    def __init__(self, state: Path, data: str, *, threads: int = 1) -> None:
+    def __init__(
+        self, state: Path, data: str, *, threads: int = 1, backbone: str | None = None
+    ) -> None:
         if find_spec("torch") is None:
             raise ConfigurationError("--train: needs torch; run `pip install 'splitedge[train]'`")
         self._identity = Identity.load(state)
         self._command = [sys.executable, "-P", "-m", "edge_sdk.cli", "agent", "train"]
         self._command += ["--state", str(state), "--data", data, "--threads", str(threads)]
+        self._command += [] if backbone is None else ["--backbone", backbone]
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._backoff_until = 0.0

@@ -10,6 +10,7 @@ import torch
 
 from edge_sdk.errors import StateInUseError
 from edge_sdk.identity import Identity
+from edge_sdk.nets import use_network
 from edge_sdk.state import StateLock
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.data.arrays import npz
@@ -34,6 +35,7 @@ def participate(
     *,
     trainer: str | None = None,
     threads: int = 1,
+    backbone: str | None = None,
     say: Callable[[str], None],
 ) -> SessionCounts:
     """Train on this device's samples until the trainer says that it is over.
@@ -43,17 +45,23 @@ def participate(
         trainer: its URL; None waits for an invitation. Then no agent may run on the same state
             folder, for a broker knows a device once; a running agent takes invitations itself
             (edge_sdk.training.device.background).
+        backbone: the only network to train: a name, or a `module:function` of this machine, whose
+            module is searched in the current folder too. None trains any network that splitedge
+            has.
         say: called with a line for the user: where this device trains.
     Raises: SplitedgeError saying what to change.
     """
     torch.set_num_threads(threads)
     identity = Identity.load(state)
+    if backbone is not None:
+        use_network(backbone)
     dataset = open_data(data)
     client = TrainingClient(
         identity.device,
         dataset.x_train,
         dataset.y_train,
         held_out=(dataset.x_test, dataset.y_test),
+        backbone=backbone,
     )
     with ExitStack() as stack:
         stack.enter_context(StateLock(state, "training"))

@@ -135,7 +135,8 @@ class TrainingSession:
     def run(self) -> None:
         """Train until the trainer says that it is over, or `stop`.
 
-        Raises: RefusedReplyError if the trainer does not take this device or its data.
+        Raises: RefusedReplyError if the trainer does not take this device or its data;
+            ConfigurationError if the training is of a network that this device does not train.
         """
         warm_up()
         with self._heartbeat, self._energy:
@@ -175,6 +176,8 @@ class TrainingSession:
     def _join(self) -> None:
         client = self._client
         welcome = self._trainer.join(client.samples, client.x.shape[1:])
+        if welcome.backbone:
+            client.check_backbone(welcome.backbone)
         self._no_reply_s = welcome.no_reply_s
         self._heartbeat.pace(welcome.alive_s)
         if self._store.open(welcome):

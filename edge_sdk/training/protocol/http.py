@@ -62,12 +62,14 @@ class Welcome:
         run: one training of that name, from its first round to its last; a resumed one is the same.
         no_reply_s: silence of the trainer after which a device finishes the round alone.
         alive_s: how often a device says that it is alive, whatever it does meanwhile.
+        backbone: name of the network; empty from a trainer of an earlier release.
     """
 
     training: str
     run: str
     no_reply_s: float
     alive_s: float
+    backbone: str = ""
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Welcome:
@@ -76,8 +78,13 @@ class Welcome:
         Raises: FrameError if a field is missing or not of its type.
         """
         try:
-            times = (float(fields[name]) for name in ("no_reply_s", "alive_s"))
-            return cls(str(fields["training"]), str(fields["run"]), *times)
+            return cls(
+                training=str(fields["training"]),
+                run=str(fields["run"]),
+                no_reply_s=float(fields["no_reply_s"]),
+                alive_s=float(fields["alive_s"]),
+                backbone=str(fields.get("backbone", "")),
+            )
         except (KeyError, TypeError, ValueError) as err:
             raise FrameError(f"expected a trainer's welcome, got another answer ({err!r})") from err
 

@@ -32,6 +32,7 @@ class ServerState:
         training: the numbers of its optimiser.
         clip: largest L2 norm of the gradient of one step; None for no limit.
         decay: factor of every learning rate, the clients' too, from one round to the next.
+        first: first weights of parts that stay on clients: `exit2.…`, `back.…`.
 
     Attributes:
         trunk: what the server's steps train: `net` itself, or the server's own.
@@ -50,12 +51,14 @@ class ServerState:
         *,
         clip: float | None = None,
         decay: float = 1.0,
+        first: Weights | None = None,
     ) -> None:
         self.net = net
         self.trunk = net if trunk == "shared" else deepcopy(net)
         self.training = training
         self.clip = clip
         self.decay = decay
+        self.first: Weights = {} if first is None else first
         self.memory: dict[str, Tensor] = {}
         self.seen: dict[str, Tensor] = {}
         self.copies: dict[str, Suffix] = {}

@@ -210,6 +210,7 @@ class _Trainer:
                 run=run_id,
                 no_reply_s=recipe.round.step_deadline_s + NO_REPLY_S,
                 alive_s=settings.silence_s / BEATS,
+                backbone=recipe.train.backbone,
             ),
             tuple(dataset.x_train.shape[1:]),
             reply_bytes_max=_size_bytes(self._run.state.net) + REPLY_SLACK_BYTES,

@@ -31,7 +31,8 @@ from typing import Any, Final, Literal, get_type_hints
 
 from edge_sdk.checks import check_fields, check_value
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.nets import TOKENS
+from edge_sdk.installation import names_function
+from edge_sdk.nets import TOKENS, use_network
 from edge_sdk.records import check_types, inline, read_record, table_of
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCoding
@@ -102,6 +103,11 @@ class TrainSettings:
     """Training of clients and server.
 
     Attributes:
+        backbone: a name (edge_sdk.nets), or a network of one's own as `package.module:function`.
+        backbone_folder: searched for that module after the current folder; by default the folder
+            of the recipe's file.
+        start: a .safetensors file of first weights (server.training.run.first_weights), in the
+            current folder or in that of the recipe's file.
         training: the numbers that plans carry and the server shares.
         depth: of every client; None lets SuperSFL's Eq. 1 choose by memory and latency, drawn
             uniformly from `memory_gb` and `latency_ms`.
@@ -124,6 +130,8 @@ class TrainSettings:
     server_learning_rate: float | None = None
     server_clip: float | None = None
     update: UpdateCoding = field(default_factory=UpdateCoding, metadata=inline("update_"))
+    backbone_folder: Path | None = None
+    start: Path | None = None
 
     def __post_init__(self) -> None:
         check_fields(
@@ -221,9 +229,7 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as TOML has it, defaults filled in."""
-        table = table_of(self)
-        folder = self.data.folder
-        return table | {"data": table["data"] | {"folder": None if folder is None else str(folder)}}
+        return _with_text_paths(table_of(self))
 
     @cached_property
     def built_method(self) -> Method:
@@ -309,18 +315,48 @@ def load_recipe(path: Path) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
         raise ConfigurationError(f"{path}: not TOML ({err})") from err
     try:
-        return read_recipe(data)
+        return read_recipe(_with_places(data, path.resolve().parent))
     except ConfigurationError as err:
         raise ConfigurationError(f"{path}: {err}") from err
+
+
+def _with_places(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """The tables with the places of the user's own files, some of which are next to the recipe."""
+    train = data.get("train")
+    if not isinstance(train, Mapping):
+        return data
+    train = dict(train)
+    if names_function(str(train.get("backbone"))):
+        train.setdefault("backbone_folder", str(folder))
+    start = train.get("start")
+    if isinstance(start, str) and not Path(start).is_file() and (folder / start).is_file():
+        train["start"] = str(folder / start)
+    return {**data, "train": train}
+
+
+def _with_text_paths(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table and those within it, with each path as text."""
+    return {
+        key: _with_text_paths(value)
+        if isinstance(value, Mapping)
+        else str(value)
+        if isinstance(value, Path)
+        else value
+        for key, value in table.items()
+    }
 
 
 def read_recipe(data: Mapping[str, Any]) -> Recipe:
     """Build a recipe from tables as TOML has them, and check it.
 
+    The module of a backbone of one's own is imported: read recipes of this machine only.
+
     Raises: ConfigurationError naming the table, the key and what was expected.
     """
     recipe = read_record(Recipe, _with_staleness(data), "recipe")
     method, backbone = recipe.built_method, recipe.train.backbone
+    folder = recipe.train.backbone_folder
+    use_network(backbone, () if folder is None else (Path.cwd(), folder))
     distil = method.client.distil
     if distil is not None and distil.head == "global" and backbone in TOKENS:
         raise ConfigurationError(

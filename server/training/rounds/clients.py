@@ -79,7 +79,8 @@ def _start_request(context: RoundContext, now: RoundUnderWay, name: str) -> Star
     plan = context.plans[name]
     rate = context.state.decayed_rate(plan.training.learning_rate, now.number)
     decayed = replace(plan, training=replace(plan.training, learning_rate=rate))
-    return StartRound(now.number, decayed, context.start_weights(now, name))
+    weights = context.start_weights(now, name) | context.first_weights(name)
+    return StartRound(now.number, decayed, weights)
 
 
 def _steps(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
+from edge_sdk.bundles import namespaces
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.protocol.messages import Reply, Request, Weights
 from edge_sdk.training.protocol.plan import Plan
@@ -74,6 +75,25 @@ class RoundContext:
         plan = self.plans[name]
         exit_head = plan.part.exit_head and self.method.share_exits
         return trained_part(now.view.sent, plan, exit_head=exit_head)
+
+    def first_weights(self, name: str) -> Weights:
+        """First weights of the parts that stay on a client, under `first.…`.
+
+        A client takes them for parts that it does not have yet. They travel in each round, since
+        only the client knows what it has.
+        """
+        plan, own = self.plans[name], []
+        if plan.part.exit_head and not self.method.share_exits:
+            own.append(namespaces.exit_head(plan.depth))
+        if plan.part.own_back:
+            own.append(namespaces.BACK)
+        return namespaces.FIRST.prefixed(
+            {
+                key: tensor
+                for key, tensor in self.state.first.items()
+                if any(namespace.holds(key) for namespace in own)
+            }
+        )
 
 
 class ClosedError(Exception):

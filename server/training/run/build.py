@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.installation import names_function
 from edge_sdk.nets import build
+from edge_sdk.nets.own.network import check_training
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.data.load import Dataset, load_dataset
 from edge_sdk.training.protocol.plan import Plan
@@ -16,6 +18,7 @@ from server.training.core.server_state import ServerState
 from server.training.methods.method import Method
 from server.training.recipe.privacy import check_network
 from server.training.recipe.recipe import Recipe
+from server.training.run.first_weights import load_first_weights
 
 
 def load_data(recipe: Recipe) -> Dataset:
@@ -39,7 +42,8 @@ def load_data(recipe: Recipe) -> Dataset:
 def build_network(recipe: Recipe, dataset: Dataset) -> Supernet:
     """The recipe's network for these data, with the weights of its seed.
 
-    Raises: ConfigurationError if the method narrows a cut and the recipe does not say which.
+    Raises: ConfigurationError if the method narrows a cut and the recipe does not say which, and
+        for a network of the user's own that cannot be cut or trained, naming the layer.
     """
     norm = recipe.train.training.norm
     more: dict[str, Any] = {} if norm is None else {"norm": norm}
@@ -51,7 +55,7 @@ def build_network(recipe: Recipe, dataset: Dataset) -> Supernet:
                 f" {recipe.method} has a bottleneck there"
             )
         more["bottleneck"] = (depth, channels)
-    return build(
+    net = build(
         recipe.train.backbone,
         classes=dataset.classes,
         input_shape=dataset.x_train.shape[1:],
@@ -60,6 +64,9 @@ def build_network(recipe: Recipe, dataset: Dataset) -> Supernet:
         seed=recipe.seed,
         **more,
     )
+    if names_function(net.name):
+        check_training(net)
+    return net
 
 
 def plan_of(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Plan:
@@ -83,10 +90,12 @@ def plan_of(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Pla
 def server_state(recipe: Recipe, method: Method, net: Supernet) -> ServerState:
     """The state of the server's half of the recipe, with `net` as the global network.
 
-    Raises: ConfigurationError where the method's noise does not cover this network.
+    Raises: ConfigurationError where the method's noise does not cover this network, and for a
+        `start` that is no file of its weights.
     """
     check_network(method, net)
     train = recipe.train
+    first = {} if train.start is None else load_first_weights(net, train.start)
     rate = train.server_learning_rate or train.training.learning_rate
     return ServerState(
         net,
@@ -94,6 +103,7 @@ def server_state(recipe: Recipe, method: Method, net: Supernet) -> ServerState:
         method.trunk,
         clip=train.server_clip,
         decay=train.decay,
+        first=first,
     )
 
 

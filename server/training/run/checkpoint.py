@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 KEPT: Final = 2
 FORMAT: Final = 3
+# places of files, which may have moved
+_MAY_CHANGE: Final = {"train.rounds", "train.backbone_folder", "train.start", "data.folder"}
 _NAME: Final = re.compile(r"round-(\d{6,})\.safetensors")
 
 
@@ -223,14 +225,14 @@ def check_same_recipe(checkpoint: Checkpoint, run: Run) -> None:
 
 
 def _comparable(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe by dotted name, as in JSON, without what may change: rounds and data folder."""
+    """The recipe by dotted name, as in JSON, without what may change."""
     flat: dict[str, Any] = {}
     for key, value in orjson.loads(orjson.dumps(dict(recipe))).items():
         if isinstance(value, dict):
             flat |= {f"{key}.{inner}": entry for inner, entry in value.items()}
         else:
             flat[key] = value
-    return {k: v for k, v in flat.items() if k not in {"train.rounds", "data.folder"}}
+    return {k: v for k, v in flat.items() if k not in _MAY_CHANGE}
 
 
 def _folder(folder: Path) -> Path:

@@ -57,7 +57,7 @@ def build_simulation(recipe: Recipe, device: str = "cpu", folder: Path | None = 
         name: plan_of(recipe, method, dataset, net.L if method.client.whole else depth)
         for name, depth in zip(names, depths, strict=True)
     }
-    clients = _clients(names, dataset, parts, place)
+    clients = _clients(names, dataset, parts, place, recipe.train.backbone)
     state = server_state(recipe, method, net.to(place))
     transport = MemoryTrimmingTransport(clients)
     loop: RoundLoop | BufferedLoop
@@ -187,12 +187,15 @@ def _clients(
     dataset: Dataset,
     parts: Sequence[NDArray[np.int64]],
     device: torch.device,
+    backbone: str,
 ) -> dict[str, TrainingClient]:
     order = np.concatenate(parts)
     x, y = dataset.x_train[order], dataset.y_train[order]
     bounds = pairwise(accumulate(map(len, parts), initial=0))
     return {
         # no secret in a simulation: the same recipe gives the same noise
-        name: TrainingClient(name, x[start:stop], y[start:stop], device, secret=0)
+        name: TrainingClient(
+            name, x[start:stop], y[start:stop], device, secret=0, backbone=backbone
+        )
         for name, (start, stop) in zip(names, bounds, strict=True)
     }
