@@ -90,8 +90,9 @@ def kill_at(name, number):
 def say(line):
     print(line, flush=True)
 
-def device(state, data, trainer):
-    participate(Path(state), data, trainer=trainer, say=say)
+def device(state, data, trainer, folder=".", backbone=None):
+    os.chdir(folder)
+    participate(Path(state), data, trainer=trainer, backbone=backbone, say=say)
 
 def trainer(state, recipe, port, **more):
     file = Path(recipe)

@@ -8,11 +8,14 @@ masks, wherever they are computed, and the next batch gets another mask.
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-_KINDS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+# of multiplicative hashing: 2^64 over the golden ratio (Knuth, 6.4)
+_ODD: Final = 0x9E3779B97F4A7C15
+_KINDS: Final = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class RepeatableDropout(nn.Module):
@@ -58,7 +61,8 @@ def make_repeatable(net: nn.Module) -> None:
 
 
 def _seed(x: Tensor, key: int) -> int:
-    """A hash of the values of x and of the key: the bits of their sum."""
+    """A hash, 32 bits, of the sum of x and of the key."""
     total = float(x.detach().sum(dtype=torch.float64))
     bits = int.from_bytes(struct.pack("<d", total), "little")
-    return (bits ^ (key * 0x9E3779B97F4A7C15)) & (2**63 - 1)
+    # torch seeds with the low 32 bits alone, and those of a rounded sum may all be 0
+    return (((bits ^ key) * _ODD) % 2**64) >> 32

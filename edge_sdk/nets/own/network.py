@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -70,7 +71,7 @@ def build_own(word: str, spec: NetSpec) -> Supernet:
             " no code; if the function is yours, allow it, as in"
             f" `splitedge agent train --backbone {word}`"
         )
-    found = function(**_wanted(function, spec))
+    found = deepcopy(function(**_wanted(function, spec)))  # it may return one module every time
     x = torch.zeros(1, *spec.input_shape)
     if isinstance(found, Supernet):
         net = _given(found, word, spec, x)

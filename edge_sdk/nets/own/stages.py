@@ -43,12 +43,7 @@ class Layer:
     @property
     def joins(self) -> bool:
         """Whether it belongs to a neighbour's stage: it has no weights, or only normalises."""
-        return not any(
-            True
-            for part in self.module.modules()
-            if not isinstance(part, _NORMS)
-            for _ in part.parameters(recurse=False)
-        )
+        return _joins(self.module)
 
     @property
     def flattens(self) -> bool:
@@ -163,8 +158,17 @@ def head_of(group: Sequence[Layer], owner: str) -> nn.Sequential:
 
 
 def is_one_linear(head: nn.Sequential) -> bool:
-    """Whether the last linear layer is all that a head has to train."""
-    return not any(True for part in list(head)[:-1] for _ in part.parameters())
+    """Whether a head has no other layer with weights than its last, but normalisation."""
+    return all(_joins(part) for part in list(head)[:-1])
+
+
+def _joins(module: nn.Module) -> bool:
+    return not any(
+        True
+        for part in module.modules()
+        if not isinstance(part, _NORMS)
+        for _ in part.parameters(recurse=False)
+    )
 
 
 def _run(module: nn.Module, z: Tensor, layer: str) -> Tensor:

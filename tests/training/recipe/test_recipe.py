@@ -206,6 +206,8 @@ def test_a_recipe_is_written_as_the_tables_that_it_is_read_from() -> None:
         "update_share": 0.05,
         "update_samples": 2,
         "update_steps": 60,
+        "backbone_folder": None,
+        "start": None,
     }
     assert written["privacy"] == {
         "feature_clip": None,
@@ -247,3 +249,31 @@ def test_global_pools_over_tokens_are_refused_when_the_recipe_is_read(
         read_recipe(data)
     read_recipe(data | {"method_numbers": {"auxiliary_head": "exit"}})
     read_recipe(data | {"method_numbers": {"ablation": "no_dtd"}})
+
+
+OWN = """
+from torch import nn
+
+def network(classes):
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, classes))
+"""
+
+
+def test_a_recipe_finds_its_network_and_first_weights_next_to_its_file(tmp_path: Path) -> None:
+    (tmp_path / "net_by_the_recipe.py").write_text(OWN)
+    (tmp_path / "first.safetensors").write_bytes(b"")
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'method = "splitfed-v1"\n'
+        '[data]\nname = "digits"\nclients = 3\n'
+        '[train]\nbackbone = "net_by_the_recipe:network"\nstart = "first.safetensors"\n'
+        "rounds = 2\nlearning_rate = 0.1\nbatch = 8\n"
+    )
+    train = load_recipe(path).train
+    assert train.backbone_folder == tmp_path.resolve()
+    assert train.start == tmp_path.resolve() / "first.safetensors"
+    written = load_recipe(path).to_dict()
+    assert read_recipe(written) == load_recipe(path)
+    assert written["train"]["start"] == str(train.start)
+    with pytest.raises(ConfigurationError, match=r"put no_such_network_module\.py in"):
+        read_recipe(small(train={**SMALL["train"], "backbone": "no_such_network_module:network"}))
