@@ -185,6 +185,35 @@ def revoke(device: str, state: State = STATE_DEFAULT) -> None:
     typer.echo(f"{device} is revoked")
 
 
+@app.command(epilog="Example: splitedge server pin pi-4 --depth 2 --state ./server")
+def pin(
+    device: str,
+    depth: Annotated[int | None, typer.Option(min=1, help="Stages that it runs.")] = None,
+    bundle: Annotated[
+        str | None, typer.Option(metavar="MODEL/VERSION/VARIANT", help="Bundle that it runs.")
+    ] = None,
+    state: State = STATE_DEFAULT,
+) -> None:
+    """Fix a device's depth or bundle, whatever it measures; a running server calls it at once."""
+    from edge_sdk.errors import ConfigurationError
+
+    if (depth is None) == (bundle is None):
+        raise ConfigurationError("pin: expected --depth or --bundle, and only one of them")
+    with _registry(state) as registry:
+        wanted = f"d{depth}" if bundle is None else bundle
+        _check_published(state, wanted)
+        pinned = registry.capabilities.pin(device, depth=depth, bundle=bundle)
+    typer.echo(f"{device} is pinned to {pinned}")
+
+
+@app.command(epilog="Example: splitedge server unpin pi-4 --state ./server")
+def unpin(device: str, state: State = STATE_DEFAULT) -> None:
+    """Let the fleet's rule choose the device's bundle again."""
+    with _registry(state) as registry:
+        was = registry.capabilities.unpin(device)
+    typer.echo(f"{device} is {'no longer' if was else 'not'} pinned")
+
+
 @app.command("broker-config", epilog="Example: splitedge server broker-config --out ./mosquitto")
 def broker_config(
     out: Annotated[Path, typer.Option(help="Folder for the configuration and Mosquitto's data.")],
@@ -229,6 +258,21 @@ def broker_config(
         print_json({"config": str(written.config), "broker": broker, "server": server})
     else:
         typer.echo(f"{shlex.join(broker)}\n{shlex.join(server)}")
+
+
+def _check_published(state: Path, bundle: str) -> None:
+    """Check that a model of the server has the bundle, or any bundle of a variant `d{depth}`.
+
+    Raises: ConfigurationError naming those that there are.
+    """
+    from edge_sdk.errors import ConfigurationError
+
+    manifests = sorted((state / "models").glob("*/*/bundles/*/manifest.json"))
+    there = ["/".join(path.parts[i] for i in (-5, -4, -2)) for path in manifests]
+    if bundle not in there and bundle not in {name.rpartition("/")[2] for name in there}:
+        raise ConfigurationError(
+            f"{bundle}: no model of this server has it; there are {', '.join(there) or 'none'}"
+        )
 
 
 def _with_password(broker: Address | BrokerAddress, file: Path | None) -> Address | BrokerAddress:

@@ -20,11 +20,11 @@ from edge_sdk.durable import make_folder
 from edge_sdk.errors import SplitedgeError
 from edge_sdk.mqtt import MqttLink
 from edge_sdk.wire.topics import Kind, Topic
-from server.allocation import choose_bundle
 from server.backend.batcher import Batcher
 from server.backend.inference import Inference
 from server.backend.models import ModelStore
 from server.backend.worker import MqttWorker
+from server.deployment.assignment import Assigner
 from server.deployment.calls import UpdateCalls
 from server.deployment.heartbeats import Heartbeats
 from server.deployment.publisher import ModelPublisher, refuse_used_number
@@ -70,6 +70,12 @@ class Services:
         self.inference = Inference(self.models, self.batcher, settings.batch_max)
         self.broker = FleetBroker(settings, self.registry)
         self.publisher = ModelPublisher(self.models, self.artifacts, catalogue)
+        self.assigner = Assigner(
+            self.registry,
+            wanted=self.publisher.wanted,
+            published=self.publisher.published,
+            rule=settings.allocation,
+        )
         self.operator_sha256 = ""
         self._link: MqttLink | None = None
         self._heartbeats = Heartbeats()
@@ -131,17 +137,22 @@ class Services:
 
     def assign(self, device: Device) -> str | None:
         """Choose and note the bundle that `device` is to run; None while its fleet has no model."""
-        model = self.publisher.wanted(device.fleet)
-        if model is None:
+        choice = self.assigner.choose(device)
+        if choice is None:
             return None
-        fleet = [
-            other
-            for other in self.registry.devices(device.fleet)
-            if other.id != device.id and other.revoked_at is None
-        ]
-        depth, bundle = choose_bundle(device, model, fleet, self.settings.allocation)
-        self.registry.assign(device.id, depth, bundle)
-        return bundle
+        self.registry.assign(device.id, choice.depth, choice.bundle)
+        return choice.bundle
+
+    def reassign(self, device_id: str) -> Device:
+        """Choose a device's bundle again, and tell the device if it is another one.
+
+        Returns: the device as it is then.
+        """
+        device = self.registry.device(device_id)
+        if device.revoked_at is None and self.assign(device) != device.bundle:
+            logger.info("device=%s is given another bundle", device.id)
+            self.command(device, {"op": "update"})
+        return self.registry.device(device_id)
 
     def command(self, device: Device, command: Mapping[str, Any]) -> bool:
         """Send a device a command; whether the link to the broker took it."""
@@ -168,6 +179,8 @@ class Services:
         change = self.registry.last_change()
         if full or change != self._followed:
             self.broker.sync()
+            for device_id in self.assigner.changed_pins():
+                self.reassign(device_id)
             self._followed = change  # after a failure it stays, so the next turn tries again
 
     def _call_devices(self) -> None:
@@ -191,7 +204,9 @@ class Services:
             if model is not None:
                 targets[fleet] = f"{model.manifest.name}/{model.manifest.version}"
         self._calls.came_back(news.connected)
-        for device in self._calls.due(devices, targets, reports, news.seen):
+        pins = self.registry.capabilities.pinned()
+        pinned = {device: pin.bundle for device, pin in pins.items() if pin.bundle is not None}
+        for device in self._calls.due(devices, targets, reports, news.seen, pinned):
             self.command(device, {"op": "update"})
 
     def _keep_timestamp(self) -> None:

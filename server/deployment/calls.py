@@ -1,8 +1,8 @@
 """Calls to devices to update: when their fleet's version changes, and while they run another one.
 
 A call is a message over MQTT, which is lost if the device is not connected. So a device that
-reports another version than its fleet's is called when it is heard from, and again after a while,
-less and less often: its disk may be full, or its link slow.
+reports another bundle than its own, or another version than its fleet's, is called when it is heard
+from, and again after a while, less and less often: its disk may be full, or its link slow.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class UpdateCalls:
         targets: Mapping[str, str],
         reports: Mapping[str, DeviceReport],
         heard: Iterable[str],
+        pinned: Mapping[str, str] | None = None,
     ) -> list[Device]:
         """The devices to call now.
 
@@ -59,27 +60,31 @@ class UpdateCalls:
                 have none.
             reports: what devices run and refused, by device id.
             heard: ids of devices from which something came since the last turn.
+            pinned: bundles to which devices are pinned, by device id.
         """
         now = self._clock()
         before, self._targets = self._targets, dict(targets)
         self._heard.update(heard)
         called = []
         for device in devices:
-            target = targets.get(device.fleet)
+            pin = None if pinned is None else pinned.get(device.id)
+            target = targets.get(device.fleet) if pin is None else version_of(pin)
             if target is None:
                 continue
             # at the first turn nothing is known to have changed
-            changed = before is not None and before.get(device.fleet) != target
-            if changed or self._is_behind(device.id, target, reports.get(device.id), now):
+            changed = pin is None and before is not None and before.get(device.fleet) != target
+            if changed or self._is_behind(device, target, reports.get(device.id), now):
                 self._note(device.id, target, now)
                 called.append(device)
         return called
 
-    def _is_behind(self, device: str, target: str, report: DeviceReport | None, now: float) -> bool:
-        if device not in self._heard or report is None or report.running is None:
+    def _is_behind(
+        self, device: Device, target: str, report: DeviceReport | None, now: float
+    ) -> bool:
+        if device.id not in self._heard or report is None or report.running is None:
             return False
-        last = self._called.get(device)
-        if version_of(report.running) == target or version_of(report.refused) == target:
+        last = self._called.get(device.id)
+        if _is_wanted(report.running, device, target) or _is_wanted(report.refused, device, target):
             return False
         return last is None or last.version != target or now >= last.due
 
@@ -93,3 +98,10 @@ class UpdateCalls:
 def version_of(bundle: str | None) -> str | None:
     """`MODEL/VERSION` of a bundle `MODEL/VERSION/VARIANT`."""
     return None if bundle is None else bundle.rpartition("/")[0]
+
+
+def _is_wanted(bundle: str | None, device: Device, target: str) -> bool:
+    """Whether a bundle is the one assigned to the device, or of `target` before it is assigned."""
+    if version_of(device.bundle) == target:
+        return bundle == device.bundle
+    return version_of(bundle) == target

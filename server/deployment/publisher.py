@@ -68,6 +68,14 @@ class ModelPublisher:
                 return model
         return None
 
+    def published(self, name: str, version: str) -> ServedModel | None:
+        """That version of a model, if devices can fetch its bundles; else None."""
+        try:
+            model = self._models.get(name, version)
+        except (NotReadyError, UnknownModelError):
+            return None
+        return model if _version(model) in self._published else None
+
     def _publish(self, version: Version, model: ServedModel, *, again: bool) -> None:
         reason, failed = self._failed.get(version, ("", None))
         files = files_of(model.folder)

@@ -23,6 +23,7 @@ from server.errors import (
     TokenError,
     UnknownDeviceError,
 )
+from server.registry.capabilities import Capabilities
 from server.registry.catalogue import ModelCatalogue
 from server.registry.credentials import is_secret, new_secret, secret_sha256
 from server.registry.records import AuditEntry, Device, Token
@@ -51,12 +52,14 @@ class Registry:
     Attributes:
         catalogue: the models, their versions, and the model of each fleet.
         reports: what devices report on their bundles.
+        capabilities: what the devices measured, what failed, and what the operator pinned.
     """
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
         self.catalogue = ModelCatalogue(transactions)
         self.reports = DeviceReports(transactions)
+        self.capabilities = Capabilities(transactions)
 
     @classmethod
     def open(cls, url: str, *, clock: Callable[[], float] = time.time) -> Self:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from profiles.measured import BundleMeasurement, Conditions
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -112,3 +114,45 @@ class AuditEntry:
     who: str
     what: str
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A bundle that ran out of memory on a device.
+
+    Attributes:
+        count: how often, each time within days of the one before.
+    """
+
+    bundle: str
+    why: str
+    failed_at: float
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The operator's choice for one device: a depth of its model, or a bundle of any model."""
+
+    depth: int | None
+    bundle: str | None
+
+    def __str__(self) -> str:
+        return f"depth {self.depth}" if self.bundle is None else self.bundle
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """Everything that is known of what a device can do.
+
+    Attributes:
+        measurements: oldest first, one a bundle.
+        conditions: the last that it reported; None before the first report.
+        failures: oldest first, one a bundle.
+        pin: None if the fleet's rule chooses.
+    """
+
+    measurements: tuple[BundleMeasurement, ...] = ()
+    conditions: Conditions | None = None
+    failures: tuple[Failure, ...] = ()
+    pin: Pin | None = None

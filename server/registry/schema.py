@@ -98,6 +98,42 @@ reports: Final = Table(
     Column("refused_at", Double),
 )
 
+measurements: Final = Table(
+    "measurements",
+    METADATA,
+    Column("device", String(63), ForeignKey("devices.id"), primary_key=True),
+    Column("bundle", String(160), primary_key=True),
+    Column("report", JSON, nullable=False),
+    Column("measured_at", Double, nullable=False),
+)
+
+conditions: Final = Table(
+    "conditions",
+    METADATA,
+    Column("device", String(63), ForeignKey("devices.id"), primary_key=True),
+    Column("report", JSON, nullable=False),
+    Column("reported_at", Double, nullable=False),
+)
+
+failures: Final = Table(
+    "failures",
+    METADATA,
+    Column("device", String(63), ForeignKey("devices.id"), primary_key=True),
+    Column("bundle", String(160), primary_key=True),
+    Column("why", String(300), nullable=False),
+    Column("failed_at", Double, nullable=False),
+    Column("count", Integer, nullable=False),
+)
+
+pins: Final = Table(
+    "pins",
+    METADATA,
+    Column("device", String(63), ForeignKey("devices.id"), primary_key=True),
+    Column("depth", Integer),
+    Column("bundle", String(160)),
+    Column("pinned_at", Double, nullable=False),
+)
+
 audit: Final = Table(
     "audit",
     METADATA,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 
 from edge_sdk.wire.topics import Kind
@@ -22,14 +25,19 @@ class Turns:
         self._devices = [_device("pi-1", "barn"), _device("pi-2", "shed")]
         assert self.turn() == []
 
-    def turn(self, *heard: str, connected: tuple[str, ...] = ()) -> list[str]:
+    def turn(
+        self,
+        *heard: str,
+        connected: tuple[str, ...] = (),
+        pinned: Mapping[str, str] | None = None,
+    ) -> list[str]:
         """The devices that are called in this turn."""
         reports = {
             device: DeviceReport(device, bundle, self.refused.get(device))
             for device, bundle in self.running.items()
         }
         self._calls.came_back(connected)
-        due = self._calls.due(self._devices, self.targets, reports, (*heard, *connected))
+        due = self._calls.due(self._devices, self.targets, reports, (*heard, *connected), pinned)
         return [device.id for device in due]
 
 
@@ -44,6 +52,31 @@ def test_a_fleet_is_called_when_its_version_changes_and_no_other() -> None:
     assert turns.turn() == []
     turns.targets["barn"] = "cnn/1"  # rolled back
     assert turns.turn() == ["pi-1"]
+
+
+def test_a_device_is_called_while_it_runs_another_depth_than_it_was_given() -> None:
+    turns = Turns()
+    turns._devices[0] = replace(turns._devices[0], bundle="cnn/1/d2")
+    assert turns.turn("pi-1") == ["pi-1"]  # it reports cnn/1/d1
+    turns.now += CALL_AGAIN_S
+    turns.refused["pi-1"] = "cnn/1/d2"
+    assert turns.turn("pi-1") == []
+    turns._devices[0] = replace(turns._devices[0], bundle="cnn/1/d3")
+    assert turns.turn("pi-1") == ["pi-1"]
+    turns.now += CALL_AGAIN_MOST_S
+    turns.running["pi-1"] = "cnn/1/d3"
+    assert turns.turn("pi-1") == []
+
+
+def test_a_pinned_device_does_not_follow_its_fleet() -> None:
+    turns = Turns()
+    pinned = {"pi-1": "vit/7/d1"}
+    turns.targets["barn"] = "cnn/2"
+    turns._devices[0] = replace(turns._devices[0], bundle="vit/7/d1")
+    turns.running["pi-1"] = "vit/7/d1"
+    assert turns.turn("pi-1", pinned=pinned) == []
+    turns.running["pi-1"] = "cnn/1/d1"
+    assert turns.turn("pi-1", pinned=pinned) == ["pi-1"]
 
 
 def test_a_fleet_that_gets_its_first_model_is_called() -> None:
