@@ -117,7 +117,7 @@ class MqttLink:
     Tries MQTT 5 once, and stays with 3.1.1 if the broker refuses it.
 
     Args:
-        username: None takes the client id.
+        username: None takes the client id; an empty one sends no login.
         ca: PEM file of the authority that verifies a TLS broker; None takes the system's store.
         pinned: PEM file of the certificate that the broker must present; its names are not checked.
         max_packet_bytes: larger payloads are refused before they are sent: a broker would cut
@@ -146,7 +146,7 @@ class MqttLink:
     ) -> None:
         self.address = address
         self._client_id = client_id
-        self._username = username or client_id
+        self._username = client_id if username is None else username
         self._password = password
         self._will = will
         self._ca = ca
@@ -165,6 +165,7 @@ class MqttLink:
         self._last_error = "no connection attempt yet"
         self._protocol = MQTTProtocolVersion.MQTTv5 if mqtt5 else MQTTProtocolVersion.MQTTv311
         self._client: paho.Client | None = None
+        self._newest: paho.MQTTMessageInfo | None = None
 
     @property
     def connected(self) -> bool:
@@ -228,7 +229,22 @@ class MqttLink:
             return False
         properties = self._properties(rpc)
         sent = client.publish(topic, payload, qos=qos, retain=retain, properties=properties)
+        self._newest = sent
         return sent.rc == paho.MQTT_ERR_SUCCESS
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the broker has the newest message (QoS 1), or it is written out (QoS 0).
+
+        Returns: whether it was within the time.
+        """
+        newest = self._newest
+        if newest is None:
+            return True
+        try:
+            newest.wait_for_publish(timeout_s)
+        except (RuntimeError, ValueError):  # it was refused: the queue was full
+            return False
+        return newest.is_published()
 
     def stop(self, *, last_words: Will | None = None, timeout_s: float = 2.0) -> None:
         """Publish `last_words` (retained) if connected, disconnect and end the network thread."""
@@ -258,7 +274,8 @@ class MqttLink:
             client_id=self._client_id,
             protocol=self._protocol,
         )
-        client.username_pw_set(self._username, self._password)
+        if self._username:
+            client.username_pw_set(self._username, self._password)
         if self._will is not None:
             client.will_set(self._will.topic, self._will.payload, qos=1, retain=True)
         if self.address.tls:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.edge.brokers import Mosquitto
 from tests.edge.digits import Digits, export_digits
 from tests.edge.fault_proxy import FaultProxy
 from tests.edge.fleet import Fleet
@@ -40,6 +42,15 @@ def proxy(fleet: Fleet) -> Iterator[FaultProxy]:
     proxy = FaultProxy(fleet.broker_port)
     yield proxy
     proxy.close()
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path, free_port: int) -> Iterator[Mosquitto]:
+    """A broker of the user's own."""
+    broker = Mosquitto(tmp_path, free_port)
+    broker.start()
+    yield broker
+    broker.stop()
 
 
 @pytest.fixture
