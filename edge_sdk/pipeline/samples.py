@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+# endings of the files that `read_samples` is given by folders
+SAMPLE_SUFFIXES: Final = (".npy", ".bmp", ".jpeg", ".jpg", ".png", ".webp")
 # errors that numpy and Pillow raise for a damaged file
 DAMAGED: Final = (OSError, ValueError, EOFError, MemoryError, SyntaxError, TokenError)
 DAMAGED_IMAGE: Final = (*DAMAGED, struct.error, zlib.error, IndexError, TypeError, OverflowError)
@@ -34,7 +36,7 @@ def read_samples(file: Path, spec: TensorSpec) -> Iterator[tuple[str, Array]]:
         spec: of the bundle's input.
     Raises: InputError naming the file, what was expected and what was got.
     """
-    if file.suffix == ".npy":
+    if file.suffix.lower() == ".npy":
         yield from samples_of(str(file), _load_npy(file), spec)
     else:
         yield str(file), _load_image(file, spec)

@@ -1,0 +1,196 @@
+"""Lines out of chunks of bytes, and of a file that grows, as `tail -F` follows it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from edge_sdk.pipeline.sources.feed import Feed
+
+POLL_S: Final = 0.2
+CHUNK_BYTES: Final = 65_536
+LINE_BYTES_MAX: Final = 1_000_000
+
+
+class LineSplitter:
+    """Chunks in, whole lines out. A line above the limit is dropped and counted.
+
+    Args:
+        limit: most bytes of a line.
+    """
+
+    def __init__(self, limit: int = LINE_BYTES_MAX) -> None:
+        self.too_long = 0
+        self._limit = limit
+        self._held = bytearray()
+        self._dropping = False
+
+    def push(self, chunk: bytes) -> Iterator[bytes]:
+        """The lines that this chunk completes, each with its line feed."""
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            line = bytes(self._held) + chunk[start : end + 1]
+            self._held.clear()
+            start = end + 1
+            if self._dropping or len(line) > self._limit:
+                self.too_long += not self._dropping
+                self._dropping = False
+                continue
+            yield line
+        self._held += chunk[start:]
+        if len(self._held) > self._limit:
+            self.too_long += not self._dropping
+            self._dropping = True
+            self._held.clear()
+
+    def rest(self) -> bytes:
+        """Forget the line that was begun.
+
+        Returns: it, without a line feed.
+        """
+        rest = b"" if self._dropping else bytes(self._held)
+        self._held.clear()
+        self._dropping = False
+        return rest
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a file.
+
+    Attributes:
+        text: without its end.
+        number: from 1.
+        end: offset of the byte after it.
+        first: whether it is the file's first line.
+        again: whether it was read in an earlier run: a first line, for its header alone.
+        gap: whether lines are missing before it.
+    """
+
+    text: str
+    number: int
+    end: int
+    first: bool = False
+    again: bool = False
+    gap: bool = False
+
+
+class GrowingFile:
+    """Lines of a file as they are written, by its name: a file that is rotated is followed.
+
+    A last line without a line feed waits until it has one, or until the file is rotated.
+
+    Args:
+        path: it may come and go.
+        place: where an earlier run stopped: `file` (device and inode), `offset` and `line`.
+        from_end: begin with the lines that are written from now on.
+    """
+
+    def __init__(
+        self, path: Path, place: Mapping[str, Any] | None = None, *, from_end: bool = False
+    ) -> None:
+        self._path = path
+        self._place: Mapping[str, Any] = place or {}
+        self._from_end = from_end
+        self._splitter = LineSplitter()
+        self._file: BinaryIO | None = None
+        self._number = 0  # of the last line that was given
+        self._end = 0  # offset after it
+        self._gap = False
+
+    def lines(self, feed: Feed) -> Iterator[Line]:
+        """The lines, until the feed stops."""
+        while not feed.stopped:
+            try:
+                if self._file is None:
+                    yield from self._open(self._path.open("rb"))
+                feed.back()
+                yield from self._read(feed)
+            except OSError as err:
+                self._gap = True
+                self._from_end = False  # a file that comes later is new as a whole
+                self.close()
+                feed.away(err.strerror or str(err))
+
+    def close(self) -> None:
+        """Close the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def place(self, line: Line) -> dict[str, Any]:
+        """The place after a line, for the next run."""
+        return {"file": self._identity, "offset": line.end, "line": line.number}
+
+    def _open(self, file: BinaryIO) -> Iterator[Line]:
+        self._file = file
+        self._splitter.rest()
+        status = os.fstat(file.fileno())
+        self._identity = [status.st_dev, status.st_ino]
+        place, self._place = self._place, {}
+        from_end, self._from_end = self._from_end, False
+        known = place.get("file") == self._identity and place.get("offset", 0) <= status.st_size
+        self._number = self._end = 0
+        if not known and not from_end:
+            return
+        header = file.readline(LINE_BYTES_MAX)
+        if not header.endswith(b"\n"):  # not even the first line is whole
+            file.seek(0)
+            return
+        yield Line(_text(header), 1, len(header), first=True, again=True)
+        self._end = int(place["offset"]) if known else _last_line_end(file, status.st_size)
+        self._number = int(place["line"]) if known else 1
+        file.seek(self._end)
+
+    def _read(self, feed: Feed) -> Iterator[Line]:
+        """Read to the end of the file, and look whether another file has its name now."""
+        yield from self._chunks(feed)
+        if self._file is None or feed.stopped:
+            return
+        try:
+            now = self._path.stat()
+            moved = [now.st_dev, now.st_ino] != self._identity
+        except FileNotFoundError:
+            moved = True
+        if moved:
+            feed.wait(POLL_S)  # the writer may end its last line in the old file
+            yield from self._chunks(feed)
+            rest = self._splitter.rest()
+            if rest:
+                yield self._line(rest)
+            self.close()
+        elif now.st_size < self._file.tell():  # cut short: its lines begin anew
+            self._splitter.rest()
+            self._file.seek(0)
+            self._number = self._end = 0
+        else:
+            feed.wait(POLL_S)
+
+    def _chunks(self, feed: Feed) -> Iterator[Line]:
+        while not feed.stopped and self._file is not None:
+            chunk = self._file.read(CHUNK_BYTES)
+            if not chunk:
+                return
+            for raw in self._splitter.push(chunk):
+                yield self._line(raw)
+
+    def _line(self, raw: bytes) -> Line:
+        self._number += 1
+        self._end += len(raw)
+        gap, self._gap = self._gap, False
+        return Line(_text(raw), self._number, self._end, first=self._number == 1, gap=gap)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace").rstrip("\r\n")
+
+
+def _last_line_end(file: BinaryIO, size: int) -> int:
+    """Offset after the last line feed within the last chunk of a file."""
+    start = max(0, size - LINE_BYTES_MAX)
+    file.seek(start)
+    last = file.read(size - start).rfind(b"\n")
+    return size if last < 0 else start + last + 1

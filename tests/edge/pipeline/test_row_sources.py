@@ -1,0 +1,307 @@
+"""The sources `csv:FILE` and `serial:DEV`: windows of rows, with holes, rotation and lost ports."""
+
+from __future__ import annotations
+
+import os
+import pty
+import threading
+import tty
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.manifest import TensorSpec
+from edge_sdk.pipeline.sources.lines import GrowingFile, LineSplitter
+from edge_sdk.pipeline.sources.memory import SavedPlace
+from edge_sdk.pipeline.sources.rows import (
+    CsvSource,
+    RowKeys,
+    SerialSource,
+    serial_port,
+    window_length,
+)
+from tests.edge.pipeline.reading import Reading, reading
+from tests.waiting import wait_until
+
+# two channels, windows of three rows
+SPEC = TensorSpec("float32", (2, 3))
+NEXT_TO_EACH_OTHER = RowKeys(step=3)
+
+
+def csv_source(
+    path: Path, keys: RowKeys = NEXT_TO_EACH_OTHER, memory: Path | None = None, end: bool = False
+) -> CsvSource:
+    place = SavedPlace(memory)
+    return CsvSource(GrowingFile(path, place.place, from_end=end), place, keys)
+
+
+def append(path: Path, *lines: str) -> None:
+    with path.open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def first_channel(got: Reading) -> list[list[float]]:
+    return [np.asarray(item.sample)[0].tolist() for item in got.items]
+
+
+def test_lines_out_of_chunks() -> None:
+    splitter = LineSplitter(limit=5)
+    assert list(splitter.push(b"ab\ncd")) == [b"ab\n"]
+    assert list(splitter.push(b"e\n\nf")) == [b"cde\n", b"\n"]
+    assert list(splitter.push(b"ghijklm")) == []  # above the limit, and not at its end
+    assert list(splitter.push(b"nop\nq\n")) == [b"q\n"]
+    assert splitter.too_long == 1
+    assert list(splitter.push(b"rest")) == []
+    assert splitter.rest() == b"rest"
+    assert splitter.rest() == b""
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "length"),
+    [
+        ((9, 128), 9, 128),
+        ((128, 9), 9, 128),
+        ((1, 9, 128), 9, 128),
+        ((9, 1, 128), 9, 128),
+        ((4,), 4, 1),
+        ((50,), 1, 50),
+        ((1, 50), 1, 50),
+        ((1,), 1, 1),
+        ((9, 128), 3, None),
+        ((3, 32, 32), 3, None),
+        ((50,), 4, None),
+    ],
+)
+def test_rows_of_a_window_for_a_model(
+    shape: tuple[int, ...], channels: int, length: int | None
+) -> None:
+    assert window_length(TensorSpec("float32", shape), channels) == length
+
+
+def test_windows_of_a_file_that_grows(tmp_path: Path) -> None:
+    file = tmp_path / "motion.csv"
+    append(file, "t,ax,ay", "0,1,10", "0,2,20", "0,3,30", "0,4,40")
+    keys = RowKeys(("ax", "ay"), step=2)
+    with reading(csv_source(file, keys), SPEC, "motion.csv") as got:
+        got.wait(1)
+        append(file, "0,5,50")
+        got.wait(2)
+        with file.open("a") as half:
+            half.write("0,6,60\n0,7,7")  # the last row is not whole
+            half.flush()
+            wait_until(lambda: got.source._file._end >= 41, "the row was not read")  # type: ignore[attr-defined]
+            assert len(got.items) == 2
+            half.write("0\n")
+        items = got.wait(3)
+    assert np.asarray(items[0].sample).tolist() == [[1, 2, 3], [10, 20, 30]]
+    assert np.asarray(items[2].sample).tolist() == [[5, 6, 7], [50, 60, 70]]
+    assert items[0].name == "motion.csv line 4"
+
+
+def test_layout_and_dtype_are_the_model_s(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    append(file, "1,10", "2,20", "3,30")
+    with reading(csv_source(file), TensorSpec("float16", (1, 3, 2))) as got:
+        sample = np.asarray(got.wait(1)[0].sample)
+    assert sample.dtype == np.float16
+    assert sample.tolist() == [[[1, 10], [2, 20], [3, 30]]]
+
+
+def test_holes_are_named_counted_and_begin_a_new_window(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "a.csv"
+    append(file, "ax,ay", "1,1", "2,", "3,3", "nan,4", "5,5", "x,6", "7,7", "8,8", "9,9")
+    with reading(csv_source(file), SPEC, str(file)) as got:
+        got.wait(1)
+    assert first_channel(got) == [[7, 8, 9]]
+    counts = got.feed.counts
+    assert (counts.holes, counts.windows_lost) == (3, 3)
+    assert f"{file} line 3: column ay: expected a finite number, got nothing" in caplog.text
+    assert f"{file} line 7: column ax: expected a finite number, got x" in caplog.text
+
+
+def test_many_holes_are_not_all_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "a.csv"
+    append(file, "1,1", *["2,"] * 100, "7,7", "8,8", "9,9")
+    with reading(csv_source(file), SPEC) as got:
+        got.wait(1)
+    assert got.feed.counts.holes == 100
+    assert caplog.text.count("hole: ") == 5
+
+
+def test_rotation_loses_no_row(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    append(file, "ax,ay", "1,1", "2,2")
+    with reading(csv_source(file), SPEC, str(file)) as got:
+        wait_until(lambda: got.source._file._number == 3, "not read")  # type: ignore[attr-defined]
+        file.rename(tmp_path / "a.csv.1")
+        append(tmp_path / "a.csv.1", "3,3", "4,4")  # its writer has not noticed yet
+        append(file, "ax,ay", "5,5", "6,6", "7,7", "8,8", "9,9")
+        got.wait(3)
+    assert first_channel(got) == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert got.feed.counts.lost == 0
+
+
+def test_columns_by_name_survive_another_order_after_rotation(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    append(file, "ax,ay", "1,-1", "2,-2")
+    with reading(csv_source(file, RowKeys(("ax", "ay"), step=3)), SPEC) as got:
+        wait_until(lambda: got.source._file._number == 3, "not read")  # type: ignore[attr-defined]
+        file.rename(tmp_path / "a.csv.1")
+        append(file, "ay,ax", "-5,5", "-6,6", "-7,7")
+        got.wait(1)
+    assert np.asarray(got.items[0].sample).tolist() == [[1, 2, 5], [-1, -2, -5]]
+
+
+def test_a_file_that_is_cut_short_begins_anew(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    append(file, *[f"{n},{n}" for n in (1, 2, 3)])
+    with reading(csv_source(file), SPEC) as got:
+        got.wait(1)
+        file.write_text("4,4\n")  # as logrotate's copytruncate
+        wait_until(lambda: got.source._file._end == 4, "not noticed")  # type: ignore[attr-defined]
+        append(file, "5,5", "6,6")
+        got.wait(2)
+    assert first_channel(got) == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_a_file_that_vanishes_is_waited_for_and_no_window_spans_the_gap(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "a.csv"
+    with reading(csv_source(file), SPEC, str(file)) as got:
+        wait_until(lambda: got.feed.counts.lost == 1, "not missed")
+        append(file, "1,1", "2,2")
+        wait_until(lambda: got.source._file._number == 2, "not read")  # type: ignore[attr-defined]
+        file.unlink()
+        wait_until(lambda: got.feed.counts.lost == 2, "not missed again")
+        append(file, "3,3", "4,4", "5,5")
+        got.wait(1)
+    assert first_channel(got) == [[3, 4, 5]]
+    assert caplog.text.count("is away: No such file or directory; waiting for it") == 2
+
+
+def test_after_a_restart_the_next_window_is_the_one_that_would_have_come(tmp_path: Path) -> None:
+    file, memory = tmp_path / "a.csv", tmp_path / "place.json"
+    append(file, "ax,ay", *[f"{n},0" for n in range(1, 7)])
+    keys = RowKeys(step=1)
+    with reading(csv_source(file, keys, memory), SPEC, str(file)) as first:
+        first.wait(4)  # 123, 234, 345, 456
+        for item in first.items[:2]:
+            first.source.answered(item.mark)
+    append(file, "7,0")
+    with reading(csv_source(file, keys, memory), SPEC, str(file)) as second:
+        second.wait(3)
+    assert first_channel(second) == [[3, 4, 5], [4, 5, 6], [5, 6, 7]]
+    assert second.items[0].name == f"{file} line 6"
+
+
+def test_after_a_restart_another_file_of_that_name_is_read_from_its_start(tmp_path: Path) -> None:
+    file, memory = tmp_path / "a.csv", tmp_path / "place.json"
+    append(file, *[f"{n},0" for n in range(1, 7)])
+    with reading(csv_source(file, memory=memory), SPEC) as first:
+        first.wait(2)
+        first.answer_all()
+    file.rename(tmp_path / "a.csv.1")
+    append(file, *[f"{n},0" for n in range(11, 18)])
+    with reading(csv_source(file, memory=memory), SPEC) as second:
+        second.wait(2)
+    assert first_channel(second) == [[11, 12, 13], [14, 15, 16]]
+
+
+def test_from_the_end_only_new_rows_count(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    append(file, "ax,ay", "1,1", "2,2", "3,3")
+    with reading(csv_source(file, end=True), SPEC) as got:
+        wait_until(lambda: got.source._file._end > 0, "not opened")  # type: ignore[attr-defined]
+        append(file, "4,4", "5,5", "6,6")
+        got.wait(1)
+    assert first_channel(got) == [[4, 5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("header", "keys", "message"),
+    [
+        ("t,ax,ay,c", RowKeys(), "takes (2, 3), which 4 columns (t, ax, ay, c) cannot fill"),
+        ("ax,ay", RowKeys(("ax", "az")), "column az: expected one of ax, ay"),
+        ("ax,ay", RowKeys(window=4), "with window=4 cannot fill"),
+    ],
+)
+def test_columns_that_do_not_fit_end_the_reading_with_a_sentence(
+    header: str, keys: RowKeys, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.csv"
+    append(file, header, "1,2,3,0", "4,5,6,0")
+    with reading(csv_source(file, keys), SPEC, "a.csv") as got:
+        got.wait_ended()
+    assert isinstance(got.fault, ConfigurationError)
+    assert message in str(got.fault)
+
+
+class Port:
+    """A pair of pseudo-terminals under a fixed name: what is written at one end is read at it."""
+
+    def __init__(self, name: Path) -> None:
+        self.name = name
+        self._near = -1
+
+    def plug_in(self) -> None:
+        self._near, far = pty.openpty()
+        tty.setraw(far)
+        self.name.unlink(missing_ok=True)
+        self.name.symlink_to(os.ttyname(far))
+        self._far = far
+
+    def write(self, text: str) -> None:
+        os.write(self._near, text.encode())
+
+    def unplug(self) -> None:
+        if self._near >= 0:
+            os.close(self._near)
+            os.close(self._far)
+            self.name.unlink()
+            self._near = -1
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[Port]:
+    made = Port(tmp_path / "ttyTEST")
+    yield made
+    made.unplug()
+
+
+def test_windows_of_a_serial_port_that_is_unplugged_and_plugged_in(
+    port: Port, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = threading.Semaphore(0)
+
+    def open_port() -> Any:
+        opened_port = serial_port(str(port.name), 115_200)
+        opened.release()  # what was written before is flushed
+        return opened_port
+
+    port.plug_in()
+    source = SerialSource(open_port, NEXT_TO_EACH_OTHER)
+    with reading(source, SPEC, str(port.name)) as got:
+        assert opened.acquire(timeout=10)
+        port.write("9 9\n")  # its beginning may have been missed
+        port.write("1 1\n2;2\n3,3\n4\t4\n5 bad\n6 6\n7 7\n8 ")
+        port.write("8\n")
+        got.wait(2)
+        port.write("9 9\n")
+        port.unplug()
+        wait_until(lambda: got.feed.counts.lost == 1, "not missed")
+        port.plug_in()
+        assert opened.acquire(timeout=10)
+        port.write("0 0\n1 1\n2 2\n3 3\n")
+        got.wait(3)
+    assert first_channel(got) == [[1, 2, 3], [6, 7, 8], [1, 2, 3]]
+    assert got.feed.counts.holes == 1
+    assert caplog.text.count("is away") == 1
+    assert caplog.text.count("is back") == 1
+    assert got.items[2].name == f"{port.name} window 3"

@@ -1,0 +1,233 @@
+"""The sources `-`, `module:function` and `camera:`, and the words of all sources."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from edge_sdk.errors import ConfigurationError, InputError
+from edge_sdk.manifest import TensorSpec
+from edge_sdk.pipeline.sources.camera import CameraSource, is_live, opencv_capture
+from edge_sdk.pipeline.sources.function import FunctionSource
+from edge_sdk.pipeline.sources.json_lines import JsonLinesSource
+from edge_sdk.pipeline.sources.kinds import SOURCES, Surroundings, open_source
+from tests.edge.pipeline.reading import reading
+from tests.waiting import wait_until
+
+SPEC = TensorSpec("float32", (1, 2, 2))
+VIDEO_SPEC = TensorSpec("uint8", (3, 8, 8))
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """Descriptors for reading and writing; the writing end is closed by the test."""
+    near, far = os.pipe()
+    yield near, far
+    os.close(near)
+
+
+def test_json_lines_until_the_end_of_the_input(pipe: tuple[int, int], tmp_path: Path) -> None:
+    Image.fromarray(np.full((4, 4), 7, np.uint8)).save(tmp_path / "a.png")
+    near, far = pipe
+    with reading(JsonLinesSource(near), SPEC) as got:
+        os.write(far, b'[[1, 2], [3, 4]]\n{"x": [[[0, 0], [0, 0]]], "name"')
+        got.wait(1)
+        os.write(far, b': "dark"}\n\n')
+        os.write(far, f'{{"file": "{tmp_path}/a.png"}}\n[[[1,1],[1,1]],[[2,2],[2,2]]]'.encode())
+        os.close(far)
+        got.wait_ended()
+    assert got.names == ["line 1", "dark", "a.png", "line 5[0]", "line 5[1]"]
+    assert np.asarray(got.items[0].sample).tolist() == [[[1, 2], [3, 4]]]
+    assert got.feed.counts.refused == 0
+
+
+def test_wrong_lines_are_named_and_the_next_ones_are_read(
+    pipe: tuple[int, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    near, far = pipe
+    wrong = [
+        b"no json",
+        b"3",
+        b'{"y": [1]}',
+        b"[[1, 2], [3]]",
+        b'["a", "b"]',
+        b'{"x": [[1, 2], [3, 4]], "name": 5}',
+        b"[[1, 2, 3]]",
+        b'{"file": "%s/none.png"}' % str(tmp_path).encode(),
+    ]
+    with reading(JsonLinesSource(near), SPEC) as got:
+        os.write(far, b"\n".join(wrong) + b"\n[[1, 2], [3, 4]]\n")
+        os.close(far)
+        got.wait_ended()
+    assert got.names == ["line 9"]
+    assert got.feed.counts.refused == len(wrong)
+    for number in range(1, 8):
+        assert f"line {number}: " in caplog.text
+    assert "none.png: not a readable image (No such file or directory)" in caplog.text
+
+
+def test_a_line_above_the_limit_is_counted(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_sdk.pipeline.sources.json_lines.LINE_BYTES_MAX", 100)
+    near, far = pipe
+    with reading(JsonLinesSource(near), SPEC) as got:
+        os.write(far, b"[" + b"1," * 100 + b"1]\n[[1, 2], [3, 4]]\n")
+        os.close(far)
+        got.wait_ended()
+    assert len(got.items) == 1
+    assert got.feed.counts.refused == 1
+
+
+def test_a_function_yields_arrays_with_and_without_names() -> None:
+    def frames() -> Iterator[Any]:
+        yield np.zeros((2, 2))
+        yield "named", [[[1, 2], [3, 4]]]
+        yield np.zeros(7)
+        yield np.full((2, 1, 2, 2), 5.0)
+        yield [[1], [2, 3]]
+
+    with reading(FunctionSource(frames, "own:frames"), SPEC) as got:
+        got.wait_ended()
+    assert got.names == ["own:frames 1", "named", "own:frames 4[0]", "own:frames 4[1]"]
+    assert np.asarray(got.items[1].sample).tolist() == [[[1, 2], [3, 4]]]
+    assert got.feed.counts.refused == 2
+
+
+def test_a_function_that_fails_or_gives_no_iterator_ends_the_reading() -> None:
+    def fails() -> Iterator[Any]:
+        yield np.zeros((2, 2))
+        raise ZeroDivisionError
+
+    with reading(FunctionSource(fails, "own:fails"), SPEC) as got:
+        got.wait_ended()
+    assert len(got.items) == 1
+    assert isinstance(got.fault, ZeroDivisionError)
+    with reading(FunctionSource(lambda: 3, "own:three"), SPEC) as got:
+        got.wait_ended()
+    assert "own:three: expected an iterator of arrays" in str(got.fault)
+
+
+def write_video(path: Path, levels: list[int]) -> None:
+    """A video of frames 32 x 24, each of one level of red and no other colour."""
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (32, 24))
+    assert writer.isOpened()
+    for level in levels:
+        frame = np.zeros((24, 32, 3), np.uint8)
+        frame[..., 2] = level  # OpenCV's order is blue, green, red
+        writer.write(frame)
+    writer.release()
+
+
+def camera(path: Path, *, live: bool) -> CameraSource:
+    return CameraSource(partial(opencv_capture, str(path)), path.name, live=live)
+
+
+def test_a_video_file_is_read_frame_by_frame_in_the_model_s_form(tmp_path: Path) -> None:
+    levels = [0, 100, 200, 250]
+    write_video(tmp_path / "a.avi", levels)
+    with reading(camera(tmp_path / "a.avi", live=False), VIDEO_SPEC) as got:
+        got.wait_ended()
+    assert got.names == [f"a.avi frame {n}" for n in (1, 2, 3, 4)]
+    assert not got.source.newest
+    for item, level in zip(got.items, levels, strict=True):
+        sample = item.take()
+        assert sample.dtype == np.uint8
+        assert sample.shape == (3, 8, 8)
+        # JPEG keeps an even colour within a few levels
+        np.testing.assert_allclose(sample.mean(axis=(1, 2)), [level, 0, 0], atol=6)
+
+
+def test_frames_are_grey_where_the_model_is(tmp_path: Path) -> None:
+    write_video(tmp_path / "a.avi", [255])
+    with reading(camera(tmp_path / "a.avi", live=False), TensorSpec("float32", (1, 4, 4))) as got:
+        got.wait_ended()
+    # luma of red by ITU-R 601: 0.299 * 255 = 76
+    np.testing.assert_allclose(got.items[0].take(), 76, atol=6)
+
+
+def test_a_bundle_without_pictures_says_so(tmp_path: Path) -> None:
+    write_video(tmp_path / "a.avi", [255])
+    with reading(camera(tmp_path / "a.avi", live=False), TensorSpec("float32", (9, 128))) as got:
+        got.wait_ended()
+    with pytest.raises(InputError, match="takes arrays of shape"):
+        got.items[0].take()
+
+
+def test_a_camera_that_stops_is_opened_again_until_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "camera.avi"
+    with reading(camera(path, live=True), VIDEO_SPEC, "camera 0") as got:
+        wait_until(lambda: got.feed.counts.lost == 1, "not missed")
+        write_video(tmp_path / "b.avi", [100, 200])
+        (tmp_path / "b.avi").rename(path)
+        got.wait(3)  # its end is the loss of the camera; then it is there again
+        path.unlink()
+        wait_until(lambda: got.feed.why_away == "it cannot be opened", "not missed")
+        assert got.feed.counts.lost >= 2
+    assert got.source.newest
+    assert "camera 0 is away: it cannot be opened; waiting for it" in caplog.text
+    assert "camera 0 is back after" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("place", "live"),
+    [("0", True), ("/dev/video2", True), ("rtsp://pi:554/a?b=c", True), ("a.avi", False)],
+)
+def test_cameras_and_files_are_told_apart(place: str, live: bool) -> None:
+    assert is_live(place) is live
+
+
+def test_words_of_sources(tmp_path: Path) -> None:
+    (tmp_path / "own_source.py").write_text("def frames():\n    yield [1]\n")
+    around = Surroundings(tmp_path)
+    for word, name in (
+        ("folder:in?from=end", str(tmp_path / "in")),
+        ("csv:a.csv?window=4&step=2&columns=a,b&separator=;", str(tmp_path / "a.csv")),
+        ("serial:/dev/ttyUSB0?baud=9600", "/dev/ttyUSB0"),
+        ("camera:http://pi/s?quality=3", "camera http://pi/s?quality=3"),
+        ("camera:a.avi", f"camera {tmp_path}/a.avi"),
+        ("-", "standard input"),
+        ("own_source:frames", "own_source:frames"),
+    ):
+        assert open_source(word, around).name == name
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("pictures", "expected one of folder:DIR, camera:0, csv:FILE"),
+        ("folder:", "expected more behind the colon, as in folder:DIR"),
+        ("folder:in?form=end", "expected options from, got form"),
+        ("folder:in?from=now", "from: expected one of last, start, end, got now"),
+        ("csv:a.csv?window=0", "window: expected a whole number of at least 1, got 0"),
+        ("csv:a.csv?separator=tab", "separator: expected one character, got tab"),
+        ("serial:/dev/x?baud=fast", "baud: expected a whole number of at least 1, got fast"),
+        ("-:x", "expected - alone"),
+        ("none_of_ours:frames", "expected a module none_of_ours; put none_of_ours.py in"),
+    ],
+)
+def test_a_wrong_source_is_named(word: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        open_source(word, Surroundings(tmp_path))
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(("kind", "module"), [("camera", "cv2"), ("serial", "serial")])
+def test_an_extra_that_is_not_installed_is_named(
+    kind: str, module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(ConfigurationError, match=rf"pip install 'splitedge\[{kind}\]'"):
+        open_source(SOURCES[kind].example, Surroundings(tmp_path))
