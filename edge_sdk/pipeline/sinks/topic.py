@@ -1,0 +1,62 @@
+"""The sink `mqtt://HOST/TOPIC`: one message for each answer, at a broker of the user's own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import orjson
+
+from edge_sdk.errors import LinkError
+from edge_sdk.mqtt import BrokerAddress, MqttLink
+from edge_sdk.pipeline.answer import Row
+
+
+class TopicWriter:
+    """Publishes rows as JSON on a topic.
+
+    Args:
+        address: of the broker, with the login of its URL; without one, no login is sent.
+        topic: without wildcards.
+        qos: 0 or 1. retain: whether the broker keeps the newest row for later subscribers.
+        ca: PEM file of the authority that verifies the broker; None takes the system's store.
+    """
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        topic: str,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        ca: str | None = None,
+    ) -> None:
+        self._topic = topic
+        self._qos = qos
+        self._retain = retain
+        self._link = MqttLink(
+            address,
+            client_id=f"splitedge-{secrets.token_hex(6)}",
+            username=address.username or "",
+            password=address.password,
+            ca=ca,
+        )
+        self._link.start()
+
+    def write(self, rows: Sequence[Row]) -> int:
+        """Hand the rows to the link.
+
+        Raises: LinkError with the reason while the broker cannot be reached.
+        """
+        if not self._link.connected:
+            raise LinkError(self._link.last_error)
+        for number, row in enumerate(rows):
+            payload = orjson.dumps(row)
+            if not self._link.publish(self._topic, payload, qos=self._qos, retain=self._retain):
+                return number
+        return len(rows)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait until the broker has what was handed over, and disconnect."""
+        self._link.flush(timeout_s)
+        self._link.stop()
