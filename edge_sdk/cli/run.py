@@ -25,6 +25,7 @@ from edge_sdk.cli.agent_options import (
     Threads,
     Threshold,
 )
+from edge_sdk.cli.stream_options import Every, Sinks, Smooth, Source, StreamOptions
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,10 @@ def run(
         ),
     ] = None,
     backbone: Backbone = None,
+    source: Source = None,
+    sinks: Sinks = None,
+    smooth: Smooth = None,
+    every: Every = None,
     deadline: Deadline = None,
     threshold: Threshold = None,
     budget: Limit = None,
@@ -54,7 +59,10 @@ def run(
     local: Local = False,
     personal: Personal = None,
 ) -> None:
-    """Run the agent until Ctrl-C: send heartbeats and install new bundles."""
+    """Run the agent until Ctrl-C: send heartbeats, install new bundles, answer a source.
+
+    With a source that ends, such as standard input, the command ends when all is answered.
+    """
     from edge_sdk import EdgeAgent
     from edge_sdk.errors import SplitedgeError
     from edge_sdk.settings_file.settings_file import SettingsFile
@@ -74,6 +82,8 @@ def run(
         local=local,
     )
     settings = options.settings(file.agent)
+    streaming = StreamOptions(source, tuple(sinks or ()), smooth, every)
+    table = streaming.table(file.stream)
     ended = threading.Event()  # set by a part that comes to its end, such as a source
     # Ctrl-C is the normal end
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as parts:
@@ -84,12 +94,20 @@ def run(
             training = BackgroundTraining(state, data, backbone=backbone)
             on_command = parts.enter_context(training).command
         agent = parts.enter_context(EdgeAgent.open(state, settings, on_command=on_command))
+        stream = None
+        if table.asked:
+            stream = parts.enter_context(streaming.open(agent, file.stream, state, ended.set))
         # further parts are entered here: they end before the agent does
         status = agent.status()
         weights = f" with its personal weights from {status.personal}" if status.personal else ""
-        typer.echo(f"splitedge agent: {status.device} runs {status.bundle}{weights}")
+        # a source's answers may go to standard output
+        typer.echo(
+            f"splitedge agent: {status.device} runs {status.bundle}{weights}", err=table.asked
+        )
         while not ended.wait(60 * update_minutes):
             try:
                 agent.refresh()
             except SplitedgeError as err:
                 logger.warning("%s", err)
+        if stream is not None:
+            stream.check()
