@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from edge_sdk.manifest import GatePolicy, GraphSpec, SegmentSpec, TensorSpec
 from edge_sdk.nets import Supernet
+from edge_sdk.nets.folding import fold_norms
 from exporters.composition import Composition
 from exporters.errors import ExportError
 
@@ -74,16 +76,31 @@ class DeviceGraphs:
 
 
 def shared_exit(
-    net: Supernet, depth: int, gate: GatePolicy = "entropy", run: str = ""
+    net: Supernet,
+    depth: int,
+    gate: GatePolicy = "entropy",
+    run: str = "",
+    *,
+    own_prefix: bool = False,
 ) -> DeviceGraphs:
     """Prefix and exit head of a super-network in one graph.
 
     Args:
         gate: uncertainty measure that the exit heads were trained for: `vacuity` for evidence.
         run: id of their training run, so that a device may use its personal head of that run.
+        own_prefix: whether devices of that run have stages of their own too.
     """
-    exit_graph = SharedExit(net.prefix(depth), net.exit_head(depth))
-    return DeviceGraphs(exit=exit_graph, gate=gate, run=run)
+    prefix, personal = net.prefix(depth), ("head",)
+    if own_prefix:
+        # folded as devices fold theirs, so that names and values of the two fit
+        return DeviceGraphs(
+            exit=SharedExit(fold_norms(prefix), net.exit_head(depth)),
+            personal=("prefix", *personal),
+            gate=gate,
+            run=run,
+        )
+    exit_graph = SharedExit(prefix, net.exit_head(depth))
+    return DeviceGraphs(exit=exit_graph, personal=personal, gate=gate, run=run)
 
 
 def own_exit(
@@ -98,7 +115,8 @@ def own_exit(
         extractor: raw input to features. head: features to logits.
         run: id of the training run, so that a device may use its own W_A of that run.
     """
-    auxiliary = nn.Sequential(OrderedDict(extractor=extractor, head=head)).eval()
+    parts = OrderedDict(extractor=fold_norms(extractor), head=head)
+    auxiliary = nn.Sequential(parts).eval()
     return DeviceGraphs(
         exit=auxiliary,
         prefix=net.prefix(depth),
@@ -232,7 +250,14 @@ def _write_graph(
     name, spec = given
     example = _zeros(spec, 1)
     model = _export(module, example, [name], outputs, dynamic=False)
-    overridable = _personal(model, personal, fixed={name for name, _ in module.named_buffers()})
+    overridable = _personal(model, personal, module)
+    if personal and not _all_kept(overridable, personal):
+        # the exporter drops zeros and joins equal tensors, of which other values would be neither
+        distinct = _export(_with_drawn(module, personal), example, [name], outputs, dynamic=False)
+        found = _personal(distinct, personal, module)
+        if len(found) > len(overridable):
+            model, overridable = distinct, found
+            _set_values(model, module, overridable)
     make_overridable(model, overridable)
     save(model, path)
     return GraphSpec(
@@ -244,21 +269,44 @@ def _write_graph(
     )
 
 
-def _personal(
-    model: onnx.ModelProto, scopes: Sequence[str], fixed: Collection[str]
-) -> tuple[str, ...]:
-    """Names of the float initialisers of these submodules.
+def _personal(model: onnx.ModelProto, scopes: Sequence[str], module: nn.Module) -> tuple[str, ...]:
+    """Names of the initialisers that are parameters of these submodules.
 
-    Buffers (such as mean and std of the input) stay fixed, and so do shapes and axes, which are
-    integers.
+    Buffers (such as mean and std of the input) stay fixed. A submodule is personal as a whole or
+    not at all: where the graph keeps one of its parameters in another form, as attention's,
+    values of a part of them would be of no model.
     """
-    return tuple(
-        initialiser.name
-        for initialiser in model.graph.initializer
-        if initialiser.data_type == onnx.TensorProto.FLOAT
-        and initialiser.name not in fixed
-        and any(initialiser.name.startswith(f"{scope}.") for scope in scopes)
-    )
+    held = {initialiser.name for initialiser in model.graph.initializer}
+    found: list[str] = []
+    for scope in scopes:
+        names = [f"{scope}.{name}" for name, _ in module.get_submodule(scope).named_parameters()]
+        if held.issuperset(names):
+            found += names
+    return tuple(found)
+
+
+def _all_kept(overridable: Sequence[str], scopes: Sequence[str]) -> bool:
+    return all(any(name.startswith(f"{scope}.") for name in overridable) for scope in scopes)
+
+
+def _with_drawn(module: nn.Module, scopes: Sequence[str]) -> nn.Module:
+    """A copy whose personal parameters have other values, no two alike."""
+    copy = deepcopy(module)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for scope in scopes:
+            for parameter in copy.get_submodule(scope).parameters():
+                parameter.normal_(generator=generator)
+    return copy
+
+
+def _set_values(model: onnx.ModelProto, module: nn.Module, names: Sequence[str]) -> None:
+    """Set initialisers to the module's parameters of these names."""
+    values = dict(module.named_parameters())
+    for initialiser in model.graph.initializer:
+        if initialiser.name in names:
+            array = values[initialiser.name].detach().numpy()
+            initialiser.CopyFrom(onnx.numpy_helper.from_array(array, initialiser.name))
 
 
 def _export(

@@ -47,6 +47,14 @@ FIRST: Final = Namespace("first")
 INVERSION: Final = Namespace("inversion")  # the decoder of the guard against inversion
 
 
+def answers(depth: int) -> Namespace:
+    """The weights that answer at the cut `depth`, by the names of a bundle's graphs.
+
+    They are ready to run: adapted to the device's data, BatchNorm folded.
+    """
+    return Namespace(f"answers{depth}")
+
+
 def exit_head(depth: int) -> Namespace:
     """The exit head after the cut `depth`."""
     return Namespace(f"exit{depth}")

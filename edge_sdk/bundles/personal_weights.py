@@ -7,6 +7,10 @@ The graphs of a bundle declare which of their weights can be overridden:
     head.…                  the exit head             exit{depth}.…
     extractor.…, head.…     an auxiliary model        auxiliary.…        (BESplit)
     back.…                  the last layer            back.…             (SplitLPF)
+    prefix.…, head.…        stages and exit head      answers{depth}.…   (HARMONY, SplitGP)
+
+A device that adapted to its data when training ended, or that has an auxiliary model, keeps under
+`answers{depth}.…` what it answered with then, in the form of the graph. That comes first.
 
 The file and the bundle both name the run of the training that they come from. They must agree: an
 exit head from one run on the stages of another gives wrong answers. Needs no torch.
@@ -15,7 +19,7 @@ exit head from one run on the stages of another gives wrong answers. Needs no to
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -23,7 +27,7 @@ from typing import Final
 import numpy as np
 import orjson
 
-from edge_sdk.bundles.namespaces import AUXILIARY, exit_head
+from edge_sdk.bundles.namespaces import AUXILIARY, answers, exit_head
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.session import Array
@@ -84,7 +88,7 @@ class PersonalWeights:
         self._check_run(manifest)
         overrides: dict[str, dict[str, Array]] = {}
         for graph, spec in manifest.graphs.items():
-            keys = {name: _key(name, graph, manifest) for name in spec.overridable}
+            keys = self._keys(graph, spec.overridable, manifest)
             values = {n: self.tensors[key] for n, key in keys.items() if key in self.tensors}
             if not values:
                 continue
@@ -104,6 +108,19 @@ class PersonalWeights:
         if not overrides:
             raise ConfigurationError(self._misfit(manifest))
         return overrides
+
+    def _keys(self, graph: str, names: Sequence[str], manifest: BundleManifest) -> dict[str, str]:
+        """The key under which this device keeps each of a graph's weights."""
+        own = answers(manifest.depth)
+        keys = {name: own.key(name) for name in names}
+        adapted = {key for key in self.tensors if own.holds(key)}
+        # a graph with fixed stages has no place for a head that adapted together with others
+        if graph == "exit" and adapted and adapted <= set(keys.values()):
+            return keys
+        # a device that has no stages of its own may have an exit head
+        return {
+            name: _key(name, graph, manifest) for name in names if not name.startswith("prefix.")
+        }
 
     def _check_run(self, manifest: BundleManifest) -> None:
         if not manifest.run:

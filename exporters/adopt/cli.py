@@ -11,6 +11,8 @@ import orjson
 import typer
 from rich.console import Console
 
+from exporters.next_step import serving_command
+
 if TYPE_CHECKING:  # torch takes seconds to import; --help shall not
     from exporters.adopt.adoption import Adoption
     from exporters.adopt.graph.preprocess import Preprocessing
@@ -228,16 +230,7 @@ def _tell(made: Adoption, out: Path, report: Path | None, *, as_json: bool) -> N
     Console().print(table_of(made))
     for line in made.warnings:
         typer.echo(f"warning: {line}")
-    typer.echo(f"Next: {_next_command(out)}")
-
-
-def _next_command(out: Path) -> str:
-    """The command that serves the model: a server reads the folder `models` of its state."""
-    if out.resolve().name == "models":
-        return f"splitedge server run --state {out.parent}"
-    state = out / "server"
-    linked = f"mkdir -p {state} && ln -s {out.resolve()} {state}/models"
-    return f"{linked} && splitedge server run --state {state}"
+    typer.echo(f"Next: {serving_command(out)}")
 
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ softmax, on standardised features; mean and deviation are folded into its weight
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
+from torch import Tensor
 
 from exporters.adopt.graph.cuts import Cut
 from exporters.adopt.graph.graph import Addition, Graph, Spec, part, term_weight
 from exporters.adopt.graph.split import open_session
 
 Floats = NDArray[np.float32]
+HeadLoss = Callable[[Tensor, Tensor], Tensor]
 
 FEATURES_MAX: Final = 2304  # 256 channels on a grid of 3 x 3
 GRID: Final = 3
@@ -124,17 +126,25 @@ class Extractor:
         return outputs
 
 
-def train_head(features: Floats, logits: Floats, *, seed: int) -> Head:
+def soft_cross_entropy(given: Tensor, teacher: Tensor) -> Tensor:
+    """Cross-entropy of (B, N) logits against a teacher's (B, N) probabilities: (), the mean."""
+    return torch.nn.functional.cross_entropy(given, teacher)
+
+
+def train_head(
+    features: Floats, logits: Floats, *, seed: int, loss: HeadLoss = soft_cross_entropy
+) -> Head:
     """A layer that answers as the model does.
 
     Args:
         features: (n, features). logits: (n, classes) of the whole model for the same samples.
+        loss: of the layer's logits (B, N) and the model's probabilities (B, N): (), the mean.
     """
     with _one_thread():  # steps this small gain nothing from a second
-        return _train_head(features, logits, seed)
+        return _train_head(features, logits, seed, loss)
 
 
-def _train_head(features: Floats, logits: Floats, seed: int) -> Head:
+def _train_head(features: Floats, logits: Floats, seed: int, measure: HeadLoss) -> Head:
     mean = features.mean(axis=0)
     deviation = features.std(axis=0)
     # a feature that hardly varies compared with its size carries only rounding noise
@@ -154,8 +164,7 @@ def _train_head(features: Floats, logits: Floats, seed: int) -> Head:
     while step < steps:
         for rows in torch.split(torch.randperm(len(standard), generator=generator), _BATCH):
             optimiser.zero_grad()
-            given = layer(standard[rows])
-            loss = torch.nn.functional.cross_entropy(given, teacher[rows])
+            loss = measure(layer(standard[rows]), teacher[rows])
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             optimiser.step()
             schedule.step()

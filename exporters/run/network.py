@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from edge_sdk.durable import write_atomic
-from edge_sdk.nets import Supernet, build
+from edge_sdk.nets import Supernet, build, use_network
 from edge_sdk.training.client.auxiliary import Auxiliary, auxiliary_of
 from exporters.composition import Composition
 from exporters.errors import ExportError
@@ -109,8 +109,12 @@ def load_run(folder: Path) -> TrainedRun:
 def build_network(record: NetworkRecord) -> Supernet:
     """The network of a record, with the weights of its seed.
 
+    A user's own function is imported from the current folder or from the record's.
+
     Raises: ConfigurationError for a backbone that is not known here.
     """
+    place = record.backbone_folder
+    use_network(record.backbone, (Path.cwd(), *(() if place is None else (place,))))
     more: dict[str, Any] = {"norm": record.norm, "bottleneck": record.bottleneck}
     return build(
         record.backbone,

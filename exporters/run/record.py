@@ -18,6 +18,7 @@ import orjson
 from edge_sdk.checks import check_fields, need
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.manifest import GatePolicy
 from edge_sdk.records import read_record, table_of
 from edge_sdk.training.protocol.client_part import AuxiliaryHead
 from exporters.errors import ExportError
@@ -36,6 +37,7 @@ class NetworkRecord:
     """The arguments that `edge_sdk.nets.build` takes.
 
     Attributes:
+        backbone_folder: searched for the module of a user's own network, after the current one.
         bottleneck: depth and channels of a narrowed cut; None for the backbone's own.
     """
 
@@ -47,6 +49,7 @@ class NetworkRecord:
     seed: int = 0
     norm: str | None = None
     bottleneck: tuple[int, int] | None = None
+    backbone_folder: Path | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "network", classes=whole(2), seed=whole(0))
@@ -57,14 +60,13 @@ class DataRecord:
     """The data that the run was tested on.
 
     Attributes:
-        name: of the data set, as a recipe has it. folder: of its files; None where it has none.
+        source: word that names the data (edge_sdk.training.data.load).
         held_out: share of the training part that no client trained on.
         train_max, test_max: samples used of each part; None for all.
         split: `global` has one test part for all clients; `local` splits each client's own data.
     """
 
-    name: str
-    folder: str | None = None
+    source: str
     held_out: float = 0.0
     train_max: int | None = None
     test_max: int | None = None
@@ -132,7 +134,7 @@ class RunRecord:
     own_back: bool = False
     back: bool = True
     own_prefix: bool = False
-    gate: str = "entropy"
+    gate: GatePolicy = "entropy"
     run: str = ""
     scores: tuple[ScoreRecord, ...] = ()
     format: int = FORMAT
@@ -155,7 +157,7 @@ class RunRecord:
         """
         table = table_of(self) | {"scores": [table_of(score) for score in self.scores]}
         options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-        write_atomic(folder / RECORD, orjson.dumps(table, option=options))
+        write_atomic(folder / RECORD, orjson.dumps(table, default=str, option=options))
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> RunRecord:

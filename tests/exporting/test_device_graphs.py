@@ -16,7 +16,6 @@ from edge_sdk.training.data.load import Dataset
 from exporters.errors import ExportError
 from exporters.graphs import (
     DeviceGraphs,
-    SharedExit,
     make_overridable,
     own_exit,
     save,
@@ -148,9 +147,10 @@ def test_whole_prefix_may_be_personal_with_batch_norm_folded(tmp_path: Path) -> 
     with torch.no_grad():
         net.train()(x)  # statistics other than 0 and 1
     net.eval()
-    graphs = DeviceGraphs(
-        exit=SharedExit(net.prefix(2), net.exit_head(2)), personal=("prefix", "head")
-    )
+    graphs = shared_exit(net, 2, own_prefix=True)
+    with torch.no_grad():
+        folded, plain = graphs.exit(x)[1], net.prefix(2)(x)
+    np.testing.assert_allclose(folded, plain, atol=1e-4)
     sample = TensorSpec("float32", (1, 28, 28))
     spec = write_device_graphs(graphs, sample, tmp_path)["exit"]
     kinds = [node.op_type for node in onnx.load(tmp_path / "exit.onnx").graph.node]
@@ -159,6 +159,8 @@ def test_whole_prefix_may_be_personal_with_batch_norm_folded(tmp_path: Path) -> 
     convolutions = kinds.count("Conv")
     assert convolutions == 3
     assert len(spec.overridable) == 2 * convolutions + 2
+    names = {name for name, _ in graphs.exit.named_parameters()}
+    assert names == set(spec.overridable)
 
     session = Session(tmp_path / "exit.onnx")
     one = x[:1]
@@ -172,6 +174,14 @@ def test_whole_prefix_may_be_personal_with_batch_norm_folded(tmp_path: Path) -> 
     logits, z = session.run(["logits", "z"], {"x": one.numpy()})
     assert not logits.any()
     assert not z.any()
+
+
+def test_stages_that_a_graph_keeps_in_another_form_are_not_personal(tmp_path: Path) -> None:
+    net = build("vit_s", classes=10, input_shape=(3, 32, 32), seed=0).eval()
+    graphs = shared_exit(net, 1, own_prefix=True)
+    spec = write_device_graphs(graphs, TensorSpec("float32", (3, 32, 32)), tmp_path)["exit"]
+    assert spec.overridable  # the exit head is
+    assert all(name.startswith("head.") for name in spec.overridable)
 
 
 @pytest.mark.parametrize("count", [1, 7, 64])

@@ -1,7 +1,12 @@
-"""Scores of the trained network on a client's own held-out samples, which stay on the client."""
+"""Scores of the trained network on a client's own held-out samples, which stay on the client.
+
+A client that adapts to its data does so first. The weights that it answers with from then on are
+kept in the form that a bundle's graphs take (edge_sdk.bundles.namespaces.answers).
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from copy import deepcopy
 from typing import Final
 
@@ -9,12 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edge_sdk.bundles.namespaces import answers
 from edge_sdk.errors import FrameError
+from edge_sdk.nets.folding import fold_norms
 from edge_sdk.training.client.auxiliary import build_auxiliary
+from edge_sdk.training.client.fine_tuning import fine_tune
 from edge_sdk.training.client.personal_head import personal_classifier
 from edge_sdk.training.client.state import ClientState
-from edge_sdk.training.protocol.messages import Evaluate, Scores
-from edge_sdk.training.protocol.plan import network_of
+from edge_sdk.training.protocol.messages import Evaluate, Scores, Weights
+from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.weights import load_weights, split_exit_head
 
 BATCH: Final = 128
@@ -23,21 +31,24 @@ BATCH: Final = 128
 def evaluate_locally(client: ClientState, message: Evaluate) -> Scores:
     """Count the right answers of the whole network, and of the model that answers on the device.
 
-    The client's personal weights are part of both.
+    The client's personal weights are part of both; those that answer are kept.
 
     Returns: scores of 0 samples if the client has none held out.
     Raises: FrameError if the weights are of another network.
     """
     held_out = client.held_out
-    if held_out is None or not len(held_out[1]):
-        return Scores(message.round, 0, 0, None)
-    x, y = held_out
-    if x.shape[1:] != message.plan.input_shape:
+    empty = held_out is None or not len(held_out[1])
+    if held_out is not None and not empty and held_out[0].shape[1:] != message.plan.input_shape:
         raise FrameError(
             f"client {client.name}: the plan is for inputs {message.plan.input_shape},"
-            f" the held-out data here are {x.shape[1:]}"
+            f" the held-out data here are {held_out[0].shape[1:]}"
         )
     whole, alone = _models(client, message)
+    if alone is not None and _own(client, message.plan):
+        client.keep(_answering(message.plan, alone), message.round)
+    if held_out is None or empty:
+        return Scores(message.round, 0, 0, None)
+    x, y = held_out
     for model in (whole, alone):
         if model is not None:
             model.to(client.device).eval()
@@ -70,8 +81,27 @@ def _models(client: ClientState, message: Evaluate) -> tuple[nn.Module, nn.Modul
         return whole, auxiliary if auxiliary.load(personal) else None
     if not part.exit_head or not head:
         return whole, None
-    load_weights(net.exit_head(plan.depth), head)
-    return whole, nn.Sequential(prefix, net.exit_head(plan.depth))
+    exit_head = net.exit_head(plan.depth)
+    load_weights(exit_head, head)
+    if client.fine_tuning.steps:
+        net.to(client.device)
+        fine_tune(client, plan, (prefix, exit_head), client.fine_tuning, message.round)
+    return whole, nn.Sequential(OrderedDict(prefix=prefix, head=exit_head))
+
+
+def _own(client: ClientState, plan: Plan) -> bool:
+    """Whether the client answers with more of its own than the exit head of its last round."""
+    part = plan.part
+    return bool(part.personal_share or client.fine_tuning.steps or part.distil is not None)
+
+
+def _answering(plan: Plan, alone: nn.Module) -> Weights:
+    """The weights of the model that answers on the device, by the names of a bundle's graphs."""
+    parts = OrderedDict(alone.named_children())
+    for name in parts.keys() - {"head"}:  # stages, whose BatchNorm a graph has folded
+        parts[name] = fold_norms(parts[name])
+    weights = {name: p.detach() for name, p in nn.Sequential(parts).named_parameters()}
+    return answers(plan.depth).prefixed(weights)
 
 
 def _right(model: nn.Module, x: Tensor, labels: Tensor) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from edge_sdk.bundles import namespaces
 from edge_sdk.errors import FrameError
+from edge_sdk.training.protocol.fine_tuning import FineTuning
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.plan import Plan
 
@@ -34,6 +35,7 @@ class ClientState:
         held_out: inputs and labels that the client never trains on, to score it by.
         personal: weights that stay on the client, by their keys (edge_sdk.bundles.namespaces). A
             method with a personal share also keeps all weights that the client trained last.
+        fine_tuning: how the client adapts to its data once training has ended.
     """
 
     name: str
@@ -43,6 +45,7 @@ class ClientState:
     secret: int
     held_out: tuple[Array, NDArray[np.int64]] | None = None
     personal: Weights = field(default_factory=dict)
+    fine_tuning: FineTuning = field(default_factory=FineTuning)
 
     @property
     def samples(self) -> int:

@@ -179,6 +179,7 @@ class TrainingSession:
         if welcome.backbone:
             client.check_backbone(welcome.backbone)
         self._no_reply_s = welcome.no_reply_s
+        client.fine_tuning = welcome.fine_tuning
         self._heartbeat.pace(welcome.alive_s)
         if self._store.open(welcome):
             client.personal = self._store.personal()
@@ -253,9 +254,10 @@ class TrainingSession:
         )
 
     def _count(self, reply: Reply) -> None:
-        """Count an update, and save the personal weights that came with it."""
+        """Count an update, and save the personal weights that came with it or with scores."""
         if isinstance(reply, Update):
             self.counts.updates += 1
+        if isinstance(reply, Update | Scores):
             self._store.save_personal(self._client.personal)
 
     def _pause(self) -> None:

@@ -12,11 +12,13 @@ Messages travel as bytes (messages.py), all else as JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from edge_sdk.errors import FrameError
+from edge_sdk.errors import ConfigurationError, FrameError
+from edge_sdk.records import read_record
+from edge_sdk.training.protocol.fine_tuning import FineTuning
 
 JOIN_PATH: Final = "/api/v1/training/hello"
 NEXT_PATH: Final = "/api/v1/training/next"
@@ -63,6 +65,7 @@ class Welcome:
         no_reply_s: silence of the trainer after which a device finishes the round alone.
         alive_s: how often a device says that it is alive, whatever it does meanwhile.
         backbone: name of the network; empty from a trainer of an earlier release.
+        fine_tuning: personalisation of the device when training ends; none from such a trainer.
     """
 
     training: str
@@ -70,6 +73,7 @@ class Welcome:
     no_reply_s: float
     alive_s: float
     backbone: str = ""
+    fine_tuning: FineTuning = field(default_factory=FineTuning)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Welcome:
@@ -78,14 +82,16 @@ class Welcome:
         Raises: FrameError if a field is missing or not of its type.
         """
         try:
+            how = read_record(FineTuning, fields.get("fine_tuning", {}), "fine_tuning")
             return cls(
                 training=str(fields["training"]),
                 run=str(fields["run"]),
                 no_reply_s=float(fields["no_reply_s"]),
                 alive_s=float(fields["alive_s"]),
                 backbone=str(fields.get("backbone", "")),
+                fine_tuning=how,
             )
-        except (KeyError, TypeError, ValueError) as err:
+        except (KeyError, TypeError, ValueError, ConfigurationError) as err:
             raise FrameError(f"expected a trainer's welcome, got another answer ({err!r})") from err
 
 

@@ -211,6 +211,7 @@ class _Trainer:
                 no_reply_s=recipe.round.step_deadline_s + NO_REPLY_S,
                 alive_s=settings.silence_s / BEATS,
                 backbone=recipe.train.backbone,
+                fine_tuning=self._run.method.fine_tuning,
             ),
             tuple(dataset.x_train.shape[1:]),
             reply_bytes_max=_size_bytes(self._run.state.net) + REPLY_SLACK_BYTES,

@@ -12,6 +12,7 @@ from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import GatePolicy
 from edge_sdk.training.protocol.client_part import ClientPart, OutputKind
+from edge_sdk.training.protocol.fine_tuning import FineTuning
 from profiles.checks import number, optional, whole
 from server.training.core.server_state import Trunk
 from server.training.core.weighted_mean import WeightRule, by_samples
@@ -66,6 +67,11 @@ class Method:
     align: Alignment | None = None
     evidence_rounds: int | None = None
     asks: tuple[OutputKind, ...] = ()
+
+    @property
+    def fine_tuning(self) -> FineTuning:
+        """Personalisation of each client after training."""
+        return FineTuning(self.finetune_steps, self.finetune_rate)
 
     @property
     def gate(self) -> GatePolicy:

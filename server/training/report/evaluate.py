@@ -25,11 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edge_sdk.training.client.auxiliary import Auxiliary, build_auxiliary
-from edge_sdk.training.client.exit_head import exit_loss
+from edge_sdk.training.client.fine_tuning import fine_tune
 from edge_sdk.training.client.personal_head import personal_classifier
 from edge_sdk.training.data.load import Array
 from edge_sdk.training.protocol.weights import load_weights, split_exit_head
-from edge_sdk.training.streams import Stream
 from server.training.recipe.partition import RhoTest, rho_tests
 from server.training.report.best_gate import Right, best_gate
 from server.training.report.metrics import Score, benign_rate, score
@@ -322,24 +321,10 @@ class Evaluator:
     def _personalised(self, name: str) -> tuple[nn.Module, nn.Module]:
         """A client's prefix and exit head, fine-tuned on its own data for the method's steps."""
         run = self._run
-        client, plan = run.clients[name], run.plans[name]
-        prefix, head = self._pair(name)
-        generator = Stream.FINE_TUNING.generator(plan.seed, client=name)
-        parameters = [*prefix.parameters(), *head.parameters()]
-        # HARMONY, Eq. 5: plain SGD on mini-batches of own data
-        rate = run.method.finetune_rate or plan.training.learning_rate
-        optimiser = torch.optim.SGD(parameters, rate)
-        prefix.train()
-        head.train()
-        for _ in range(run.method.finetune_steps):
-            rows = generator.permutation(client.samples)[: plan.training.batch]
-            x = torch.from_numpy(np.ascontiguousarray(client.x[rows])).to(run.device)
-            y = torch.from_numpy(client.y[rows]).to(run.device)
-            optimiser.zero_grad(set_to_none=True)
-            loss = exit_loss(plan, run.recipe.train.rounds, head(prefix(x)), y)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            optimiser.step()
-        return prefix, head
+        pair = self._pair(name)
+        how, rounds = run.method.fine_tuning, run.recipe.train.rounds
+        fine_tune(run.clients[name], run.plans[name], pair, how, rounds)
+        return pair
 
     def _pair(self, name: str) -> tuple[nn.Module, nn.Module]:
         """Copies of a client's prefix and exit head, as they start its next round."""

@@ -72,11 +72,10 @@ def trained_run(run: Run, rows: Sequence[Row], run_id: str = "") -> TrainedRun:
     record = RunRecord(
         method=method.name,
         rounds=len(rows),
-        network=_network_record(run),
+        network=replace(_network_record(run), backbone_folder=recipe.train.backbone_folder),
         class_names=run.class_names,
         data=DataRecord(
-            name=data.name,
-            folder=None if data.folder is None else str(data.folder.absolute()),
+            source=data.name if data.folder is None else f"{data.name}={data.folder.absolute()}",
             train_max=data.train_max,
             test_max=data.test_max,
             split=data.split,
