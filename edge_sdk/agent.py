@@ -216,21 +216,35 @@ class EdgeAgent:
         """Manifest of the bundle that runs now."""
         return self._bundle.runner.manifest
 
-    def predict(self, x: Array, *, deadline_s: float | None = None) -> Prediction:
+    def predict(
+        self,
+        x: Array,
+        *,
+        deadline_s: float | None = None,
+        threshold: float | None = None,
+        local: bool = False,
+    ) -> Prediction:
         """Classify one input.
 
         Args:
             x: raw input, of the manifest's dtype and shape, without a batch axis.
             deadline_s: replaces the settings' deadline.
+            threshold: replaces the gate's, for this input.
+            local: True never asks the server about this input.
         Raises: InputError for a wrong dtype, shape or value; ConfigurationError for a wrong
             deadline; nothing because of the network or the disk.
         """
         if deadline_s is not None:
             check_value("deadline_s", deadline_s, SECONDS)
-        return self._finish(self._begin(x, deadline_s))
+        return self._finish(self._begin(x, deadline_s, threshold, local))
 
     def predict_many(
-        self, inputs: Iterable[Array | None], *, deadline_s: float | None = None
+        self,
+        inputs: Iterable[Array | None],
+        *,
+        deadline_s: float | None = None,
+        threshold: float | None = None,
+        local: bool = False,
     ) -> Iterator[Prediction]:
         """Classify a stream of inputs, in order, with up to `max_in_flight` offloads under way.
 
@@ -241,6 +255,8 @@ class EdgeAgent:
             inputs: each as `predict` takes it. None stands for no input at the moment: the answers
                 that are ready are given, so that a slow source holds none of them back.
             deadline_s: replaces the settings' deadline.
+            threshold: replaces the gate's, for these inputs.
+            local: True never asks the server about these inputs.
         Raises: as `predict`, after the answers to all inputs before the faulty one.
         """
         if deadline_s is not None:
@@ -252,7 +268,7 @@ class EdgeAgent:
             for x in inputs:
                 if x is not None:
                     try:
-                        begun = self._begin(x, deadline_s)
+                        begun = self._begin(x, deadline_s, threshold, local)
                     except InputError as err:
                         fault = err
                         break
@@ -419,13 +435,17 @@ class EdgeAgent:
         if command.get("op") == "update":
             self._bundle.request_update()
 
-    def _begin(self, x: Array, deadline_s: float | None) -> _Offload | Prediction:
+    def _begin(
+        self, x: Array, deadline_s: float | None, threshold: float | None, local: bool
+    ) -> _Offload | Prediction:
         """The device's part: an answer, or a query under way."""
         start = time.perf_counter()
         runner = self._bundle.runner
         decision, z, audit = runner.exit(runner.check(x))
-        if decision.exit or self._offloader is None:
-            if audit:
+        if threshold is not None:
+            decision = _at_threshold(decision, threshold)
+        if decision.exit or local or self._offloader is None:
+            if audit and not local:
                 self._audit_exit(runner, decision, x, z)
             with self._counting:
                 self._counters.device += 1
@@ -568,6 +588,14 @@ def _prediction(
         reason,
         identifier,
         late,
+    )
+
+
+def _at_threshold(decision: Decision, threshold: float) -> Decision:
+    """The decision that the gate makes with another threshold."""
+    uncertainty = decision.uncertainty
+    return Decision(
+        uncertainty < threshold, decision.label, decision.probabilities, uncertainty, threshold
     )
 
 

@@ -10,7 +10,6 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -18,48 +17,11 @@ from typing import Final, Self
 import uvicorn
 from fastapi import FastAPI
 
-from edge_sdk.errors import ConfigurationError, LinkError
-from edge_sdk.wire.address import Address
+from edge_sdk.errors import LinkError
+from edge_sdk.service.listening import Listener
 
 START_S: Final = 10.0
 STOP_S: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """A socket that listens.
-
-    Attributes:
-        address: where; port 0 has become a free one.
-    """
-
-    socket: socket.socket
-    address: Address
-
-    def close(self) -> None:
-        """Stop listening."""
-        self.socket.close()
-
-
-def listen(address: Address) -> Listener:
-    """Listen there; connections wait until a server accepts them.
-
-    Raises: ConfigurationError if the address is taken, or not this machine's.
-    """
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # accepted connections take it over: their messages are small and awaited
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listening.bind((address.host, address.port))
-        listening.listen()  # two servers can bind one port; only one can listen there
-    except OSError as err:
-        listening.close()
-        raise ConfigurationError(
-            f"--http {address}: cannot listen there ({err.strerror}); choose another port"
-        ) from err
-    return Listener(listening, Address(address.host, int(listening.getsockname()[1])))
 
 
 class HttpServer:

@@ -12,10 +12,11 @@ from typing import Final
 import orjson
 
 from edge_sdk.durable import write_atomic
+from edge_sdk.service.listening import listen
 from edge_sdk.state import StateLock
 from edge_sdk.wire.address import Address
 from server.app import create_app
-from server.http_server import HttpServer, listen
+from server.http_server import HttpServer
 from server.services import Services
 from server.settings import ServerSettings
 

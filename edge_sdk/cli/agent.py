@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,25 +14,15 @@ from rich.table import Table
 
 from edge_sdk.cli.agent_options import (
     STATE_DEFAULT,
-    AgentOptions,
     AsJson,
     Backbone,
-    Codec,
-    Deadline,
-    Delta,
-    LateAnswers,
-    Limit,
-    Local,
-    Personal,
     State,
-    Threads,
-    Threshold,
 )
 from edge_sdk.cli.output import print_json
+from edge_sdk.cli.predict import predict
 from edge_sdk.cli.run import run
 
 if TYPE_CHECKING:
-    from edge_sdk.answers.prediction import Prediction
     from profiles.device import DeviceProfile
 
 app = typer.Typer(
@@ -107,14 +97,20 @@ app.command(epilog="Example: splitedge agent run --state ./pi")(run)
 def update(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
     """Fetch the bundle that the server assigns to this device.
 
-    A running agent switches to it at its next check.
+    An agent that runs here fetches it itself, and switches to it at once.
     """
     from edge_sdk.bundles import lifecycle
     from edge_sdk.identity import Identity
+    from edge_sdk.service.client import RunningAgent
 
     identity = Identity.load(state)
     with Console(stderr=True).status(f"asking {identity.server}"):
-        lifecycle.update(state)
+        running = RunningAgent.find(state)
+        if running is None:
+            lifecycle.update(state)
+        else:
+            with running:
+                running.refresh()
     bundle = _active_bundle(state)
     if as_json:
         print_json({"device": identity.device, "bundle": bundle})
@@ -156,70 +152,19 @@ def train(
         )
 
 
-@app.command(epilog="Example: splitedge agent predict image.png samples.npy --state ./pi --json")
-def predict(
-    files: Annotated[
-        list[Path],
-        typer.Argument(help=".npy arrays (one sample or several), or images (pixels 0..255)."),
-    ],
-    state: State = STATE_DEFAULT,
-    deadline: Deadline = None,
-    threshold: Threshold = None,
-    budget: Limit = None,
-    agreement: Delta = None,
-    codec: Codec = None,
-    threads: Threads = None,
-    late_answers: LateAnswers = None,
-    local: Local = False,
-    personal: Personal = None,
-    as_json: AsJson = False,
-) -> None:
-    """Classify files: on the device if it is sure, else on the server."""
-    from edge_sdk import EdgeAgent
-    from edge_sdk.pipeline.samples import read_samples
-    from edge_sdk.settings_file.settings_file import SettingsFile
-
-    options = AgentOptions(
-        deadline_s=deadline,
-        threshold=threshold,
-        limit=budget,
-        delta=agreement,
-        codec=codec,
-        threads=threads,
-        late_answers=late_answers,
-        personal=personal,
-        local=local,
-    )
-    settings = options.settings(SettingsFile.load(state).agent)
-    with EdgeAgent.open(state, settings) as agent:
-        named = [named for file in files for named in read_samples(file, agent.manifest.input)]
-        answers = agent.predict_many(sample for _, sample in named)
-        rows = [_row(name, answer) for (name, _), answer in zip(named, answers, strict=True)]
-    if as_json:
-        print_json(rows)
-        return
-    table = Table("input", "label", "class", "source", "uncertainty", "threshold", "ms", "reason")
-    for row in rows:
-        table.add_row(
-            row["input"],
-            str(row["label"]),
-            row["class_name"],
-            row["source"],
-            f"{row['uncertainty']:.4f}",
-            f"{row['threshold']:.4f}",
-            f"{row['latency_ms']:.3f}",
-            row["reason"],
-        )
-    Console().print(table)
+app.command(epilog="Example: splitedge agent predict image.png samples.npy --state ./pi --json")(
+    predict
+)
 
 
 @app.command(epilog="Example: splitedge agent status --state ./pi --json")
 def status(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
-    """Show this device's identity and bundle, and whether its server answers."""
+    """Show this device's identity and bundle, whether its server answers, and the running agent."""
     from edge_sdk import api
     from edge_sdk.bundles.store import BundleStore
     from edge_sdk.errors import BundleError, LinkError
     from edge_sdk.identity import Identity
+    from edge_sdk.service.client import RunningAgent
 
     identity = Identity.load(state)
     fields: dict[str, Any] = {
@@ -244,6 +189,12 @@ def status(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
     except LinkError as err:
         fields["server_answers"] = False
         fields["why_not"] = str(err)
+    running = RunningAgent.find(state)
+    if running is None:
+        fields["agent"] = None
+    else:
+        with running:
+            fields["agent"] = running.status()
     _show(fields, as_json)
 
 
@@ -301,15 +252,20 @@ def _measure_link(identity: Any) -> Any:
         return measure_link(echo)
 
 
-def _row(name: str, answer: Prediction) -> dict[str, Any]:
-    return {"input": name, **asdict(answer), "probabilities": answer.probabilities.tolist()}
-
-
 def _show(fields: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(fields)
         return
     table = Table(show_header=False)
-    for key, value in fields.items():
+    for key, value in _flat(fields):
         table.add_row(key.replace("_", " "), "none" if value is None else str(value))
     Console().print(table)
+
+
+def _flat(fields: Mapping[str, Any], owner: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields, those of tables within them by the names of both."""
+    for key, value in fields.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{owner}{key}: ")
+        else:
+            yield f"{owner}{key}", value

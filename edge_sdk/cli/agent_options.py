@@ -131,5 +131,7 @@ class AgentOptions:
         return replace(file, **changed)
 
     def given(self) -> list[str]:
-        """Names of the fields that an option set."""
-        return [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        """The options that were given, as the user writes them."""
+        words = {"deadline_s": "deadline", "limit": "budget", "delta": "agreement"}
+        set_ = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        return [f"--{words.get(name, name).replace('_', '-')}" for name in set_]

@@ -15,10 +15,11 @@ from edge_sdk.installation import require_package
 from profiles.errors import ProfileError
 
 GROUP: Final = "splitedge.commands"
-EXTRAS: Final = {  # modules that the base install leaves out
+SERVER: Final = (  # modules that the base install leaves out
     "alembic", "amqtt", "fastapi", "fsspec", "matplotlib", "onnx", "onnxscript",
     "prometheus_client", "pydantic", "safetensors", "sklearn", "sqlalchemy", "torch", "uvicorn",
-}  # fmt: skip
+)  # fmt: skip
+EXTRAS: Final = {**dict.fromkeys(SERVER, "server"), "h11": "serve"}
 DEBUG: Final = "--debug"
 HELP: Final = (
     "Run the front of a neural network on a small device and the rest on a server.\n\n"
@@ -39,9 +40,10 @@ def main() -> None:
             raise
         _fail(" ".join(str(err).split()))
     except ModuleNotFoundError as err:
-        if debug or (err.name or "").partition(".")[0] not in EXTRAS:
+        extra = EXTRAS.get((err.name or "").partition(".")[0])
+        if debug or extra is None:
             raise
-        _fail(f"this command needs {err.name}: pip install 'splitedge[server]'")
+        _fail(f"this command needs {err.name}: pip install 'splitedge[{extra}]'")
     except BrokenPipeError:
         # the reader of a pipe closed it, as `| head` does: no error of ours
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

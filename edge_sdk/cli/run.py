@@ -25,6 +25,14 @@ from edge_sdk.cli.agent_options import (
     Threads,
     Threshold,
 )
+from edge_sdk.cli.serve_options import (
+    Insecure,
+    Serve,
+    ServeCert,
+    ServeKey,
+    ServeOptions,
+    ServeSecret,
+)
 from edge_sdk.cli.stream_options import Every, Sinks, Smooth, Source, StreamOptions
 
 logger = logging.getLogger(__name__)
@@ -58,13 +66,21 @@ def run(
     late_answers: LateAnswers = None,
     local: Local = False,
     personal: Personal = None,
+    serve: Serve = None,
+    serve_cert: ServeCert = None,
+    serve_key: ServeKey = None,
+    serve_secret: ServeSecret = None,
+    insecure: Insecure = False,
 ) -> None:
-    """Run the agent until Ctrl-C: send heartbeats, install new bundles, answer a source.
+    """Run the agent until Ctrl-C: answer programs and a source, send heartbeats, take new bundles.
 
-    With a source that ends, such as standard input, the command ends when all is answered.
+    Programs of this user ask it over the socket agent.sock in the state folder, as `splitedge agent
+    predict` does; with --serve, others ask it over HTTP. With a source that ends, such as standard
+    input, the command ends when all is answered.
     """
     from edge_sdk import EdgeAgent
     from edge_sdk.errors import SplitedgeError
+    from edge_sdk.service.service import AgentService
     from edge_sdk.settings_file.settings_file import SettingsFile
 
     logging.getLogger("edge_sdk").setLevel(logging.INFO)
@@ -84,9 +100,12 @@ def run(
     settings = options.settings(file.agent)
     streaming = StreamOptions(source, tuple(sinks or ()), smooth, every)
     table = streaming.table(file.stream)
+    serving = ServeOptions(serve, serve_cert, serve_key, serve_secret, insecure)
     ended = threading.Event()  # set by a part that comes to its end, such as a source
     # Ctrl-C is the normal end
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as parts:
+        # the port first: one that is taken is told before anything else begins
+        service = parts.enter_context(AgentService(state, serving.table(file.serve)))
         on_command = None
         if data is not None:
             from edge_sdk.training.device.background import BackgroundTraining
@@ -94,6 +113,7 @@ def run(
             training = BackgroundTraining(state, data, backbone=backbone)
             on_command = parts.enter_context(training).command
         agent = parts.enter_context(EdgeAgent.open(state, settings, on_command=on_command))
+        parts.enter_context(service.answering(agent))
         stream = None
         if table.asked:
             stream = parts.enter_context(streaming.open(agent, file.stream, state, ended.set))
@@ -104,6 +124,11 @@ def run(
         typer.echo(
             f"splitedge agent: {status.device} runs {status.bundle}{weights}", err=table.asked
         )
+        if service.new_secret is not None:
+            typer.echo(f"clients send the secret in {service.new_secret}, which is new", err=True)
+        if service.url is not None:
+            path = f"/v2/models/{agent.manifest.model}/infer"
+            typer.echo(f"programs ask it at {service.url}{path}", err=table.asked)
         while not ended.wait(60 * update_minutes):
             try:
                 agent.refresh()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, Final
@@ -27,19 +27,22 @@ DAMAGED: Final = (OSError, ValueError, EOFError, MemoryError, SyntaxError, Token
 DAMAGED_IMAGE: Final = (*DAMAGED, struct.error, zlib.error, IndexError, TypeError, OverflowError)
 
 
-def read_samples(file: Path, spec: TensorSpec) -> Iterator[tuple[str, Array]]:
+def read_samples(
+    file: Path, spec: TensorSpec, changed: Callable[[str], None] = lambda _: None
+) -> Iterator[tuple[str, Array]]:
     """The samples in a file, each with a name for the output.
 
     Args:
         file: a .npy array of one sample or several, where a single channel may lack its axis; or an
             image, which is resized and keeps pixel values 0..255.
         spec: of the bundle's input.
+        changed: called with a sentence on a picture that was resized or made grey.
     Raises: InputError naming the file, what was expected and what was got.
     """
     if file.suffix.lower() == ".npy":
         yield from samples_of(str(file), _load_npy(file), spec)
     else:
-        yield str(file), _load_image(file, spec)
+        yield str(file), _load_image(file, spec, changed)
 
 
 def samples_of(name: str, array: Array, spec: TensorSpec) -> Iterator[tuple[str, Array]]:
@@ -120,13 +123,21 @@ def _load_npy(file: Path) -> Array:
     return array
 
 
-def _load_image(file: Path, spec: TensorSpec) -> Array:
+def _load_image(file: Path, spec: TensorSpec, changed: Callable[[str], None]) -> Array:
     from PIL import Image  # noqa: PLC0415 - as above
 
-    _picture_form(str(file), spec)  # before the file is opened
+    _, channels, height, width = _picture_form(str(file), spec)  # before the file is opened
     try:
         with Image.open(file) as image:
-            return picture_sample(str(file), image, spec)
+            sample = picture_sample(str(file), image, spec)
+            changes = []
+            if image.size != (width, height):
+                changes.append(f"resized from {image.width} x {image.height} to {width} x {height}")
+            if channels == 1 and image.mode not in ("L", "1"):
+                changes.append("made grey")
+            if changes:
+                changed(f"{file} was {' and '.join(changes)}, as the model takes it")
+            return sample
     except InputError:  # a ValueError too
         raise
     except (*DAMAGED_IMAGE, Image.DecompressionBombError) as err:

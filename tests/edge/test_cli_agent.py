@@ -193,8 +193,10 @@ def test_image_is_taken_at_its_own_values(
 def test_image_of_another_size_is_resized(pi: Path, tmp_path: Path, splitedge: Splitedge) -> None:
     file = tmp_path / "photo.jpg"
     Image.effect_noise((120, 80), 50).save(file)
-    (row,) = splitedge("agent", "predict", file, "--state", pi, "--local", "--json").json
-    assert row["class_name"] == str(row["label"])
+    called = splitedge("agent", "predict", file, file, "--state", pi, "--local", "--json")
+    assert called.json[0]["class_name"] == str(called.json[0]["label"])
+    told = "was resized from 120 x 80 to 8 x 8, as the model takes it (and 1 more)"
+    assert called.err == f"note: {file} {told}\n"
 
 
 def test_table_names_each_sample(pi: Path, tmp_path: Path, splitedge: Splitedge) -> None:
@@ -377,18 +379,37 @@ def test_running_agent_keeps_its_state_to_itself_and_ends_well(
 ) -> None:
     file = tmp_path / "x.npy"
     np.save(file, SAMPLES)
+    predict = ("agent", "predict", file, "--state", pi, "--json")
+    alone = splitedge(*predict, "--local").json
     command = [sys.executable, "-P", "-m", "edge_sdk.cli", "agent", "run", "--state", str(pi)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as run:
         assert run.stdout is not None
         assert "pi-1 runs bench-tiny/1/d2" in run.stdout.readline()
-        refusal = splitedge("agent", "predict", file, "--state", pi).refusal
-        assert f"process {run.pid} already runs as agent here" in refusal
+        # the running agent answers for it
+        asked = splitedge(*predict, "--local").json
+        assert [(row["input"], row["probabilities"]) for row in asked] == [
+            (row["input"], row["probabilities"]) for row in alone
+        ]
+        assert {row["source"] for row in splitedge(*predict, *NEVER, "--deadline", 10).json} == {
+            "server"
+        }
+        status = splitedge("agent", "status", "--state", pi, "--json").json["agent"]
+        assert (status["pid"], status["counters"]["device"]) == (run.pid, 5)
+        assert status["counters"]["server"] == 5
+        update = splitedge("agent", "update", "--state", pi, "--json").json
+        assert update == {"device": "pi-1", "bundle": "bench-tiny/1/d2"}
+        # settings of the agent as a whole, and a second agent, are refused
+        assert "--threads: an agent runs here" in splitedge(*predict, "--threads", 2).refusal
+        second = splitedge("agent", "run", "--state", pi).refusal
+        assert f"process {run.pid} already runs as agent here" in second
         run.send_signal(signal.SIGTERM)
         _, err = run.communicate(timeout=20)
     assert run.returncode == 0
     assert "Traceback" not in err
+    assert not (pi / "agent.sock").exists()
+    assert splitedge("agent", "status", "--state", pi, "--json").json["agent"] is None
 
 
 def test_running_agent_trains_when_it_is_invited(

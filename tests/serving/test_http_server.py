@@ -10,8 +10,9 @@ import pytest
 import urllib3
 from fastapi import FastAPI
 
+from edge_sdk.service.listening import listen
 from edge_sdk.wire.address import Address
-from server.http_server import HttpServer, listen
+from server.http_server import HttpServer
 
 
 def test_long_poll_that_is_cut_off_at_the_end_leaves_no_traceback(

@@ -23,12 +23,13 @@ import torch
 from hypothesis import settings
 
 from edge_sdk.identity import Identity
+from edge_sdk.service.listening import listen
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.device.session import TrainingSession
 from edge_sdk.training.device.trainer_client import TrainerClient
 from edge_sdk.training.protocol.http import Welcome
 from edge_sdk.wire.address import Address
-from server.http_server import HttpServer, listen
+from server.http_server import HttpServer
 from server.registry.credentials import new_secret, secret_sha256
 from server.registry.database import Registry, open_registry
 from server.training.fleet.api import create_app

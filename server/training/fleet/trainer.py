@@ -30,6 +30,7 @@ from torch import nn
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.nets.supernet import Supernet
+from edge_sdk.service.listening import listen
 from edge_sdk.state import StateLock
 from edge_sdk.training.data.load import Dataset
 from edge_sdk.training.device.warmup import warm_up
@@ -39,7 +40,7 @@ from exporters.composition import Composition
 from profiles.allocation import supersfl_latency_ms
 from profiles.device import DeviceProfile
 from profiles.errors import InvalidProfileError
-from server.http_server import HttpServer, listen
+from server.http_server import HttpServer
 from server.registry.credentials import secret_sha256
 from server.registry.database import Registry, open_registry, registry_file
 from server.registry.operator import load_operator_secret

@@ -15,11 +15,12 @@ import torch
 from fastapi import FastAPI, Request
 
 from edge_sdk.errors import ConfigurationError, LinkError
+from edge_sdk.service.listening import listen
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.plan import network_of
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.wire.address import Address
-from server.http_server import HttpServer, listen
+from server.http_server import HttpServer
 from server.registry.database import Registry
 from server.training.core.server_state import ServerState
 from server.training.fleet.invite import Inviter

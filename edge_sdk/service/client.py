@@ -1,0 +1,141 @@
+"""Asking the agent that runs on a state folder, over its socket there."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import orjson
+
+from edge_sdk.errors import InputError, LinkError, SplitedgeError
+from edge_sdk.manifest import TensorSpec
+from edge_sdk.service.inference import LIMITS, ROWS_MAX
+from edge_sdk.service.listening import connect_in
+from edge_sdk.session import Array
+from edge_sdk.wire.answers import HEADER_LENGTH
+from edge_sdk.wire.frames import DATATYPES, Tensor, encode
+from edge_sdk.wire.messages import RAW_INPUT
+
+# an update fetches a bundle and tries it, which takes minutes on a slow link
+TIMEOUT_S: Final = 900.0
+BYTES_AT_ONCE: Final = LIMITS.frame_bytes // 4
+
+
+class RunningAgent:
+    """The agent that another process runs on a state folder.
+
+    running = RunningAgent.find(state)
+    if running is not None:
+        with running:
+            print(running.status())
+    """
+
+    def __init__(self, connection: socket.socket, state: Path) -> None:
+        self._http = http.client.HTTPConnection("localhost", timeout=TIMEOUT_S)
+        connection.settimeout(TIMEOUT_S)
+        self._http.sock = connection
+        self._state = state
+
+    @classmethod
+    def find(cls, state: Path) -> RunningAgent | None:
+        """The agent that answers in that folder; None if there is none.
+
+        Raises: LinkError if there is one, and it cannot be asked.
+        """
+        try:
+            connection = connect_in(state)
+        except OSError as err:
+            raise LinkError(
+                f"{state}: an agent runs here, and cannot be asked ({err.strerror}); run this "
+                "command as the user of the agent"
+            ) from err
+        return None if connection is None else cls(connection, state)
+
+    def status(self) -> dict[str, Any]:
+        """Status of the agent, as `EdgeAgent.status` gives it, and the id of its process."""
+        status: dict[str, Any] = self._ask("GET", "/agent/status")
+        return status
+
+    def refresh(self) -> dict[str, Any]:
+        """Fetch the bundle that the server assigns. Returns: device and bundle."""
+        done: dict[str, Any] = self._ask("POST", "/agent/refresh")
+        return done
+
+    def input(self) -> TensorSpec:
+        """Dtype and shape of one sample."""
+        (listed,) = self._ask("POST", "/v2/repository/index")
+        described = self._ask("GET", f"/v2/models/{listed['name']}")["inputs"][0]
+        return TensorSpec(DATATYPES[described["datatype"]].name, tuple(described["shape"][1:]))
+
+    def predict(
+        self, samples: Iterable[Array], parameters: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Predictions of the samples, in order, each as the fields of a `Prediction`.
+
+        Args:
+            samples: each of the input's dtype and shape.
+            parameters: of the requests: `deadline_ms`, `threshold`, `local`.
+        """
+        held: list[Array] = []
+        for sample in samples:
+            held.append(sample)
+            if len(held) == ROWS_MAX or len(held) * sample.nbytes > BYTES_AT_ONCE:
+                yield from self._predict(held, parameters)
+                held = []
+        if held:
+            yield from self._predict(held, parameters)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _predict(
+        self, samples: Sequence[Array], parameters: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        tensor = Tensor(RAW_INPUT, np.stack(samples))
+        text, parts = encode({"parameters": parameters}, [tensor], key="inputs")
+        headers = {HEADER_LENGTH: str(len(text))}
+        answer = self._ask("POST", "/agent/predict", b"".join((text, *parts)), headers)
+        found: list[dict[str, Any]] = answer["predictions"]
+        return found
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Any:
+        """The JSON of the answer.
+
+        Raises: InputError for a request that the agent refuses; SplitedgeError with its reason for
+            what it could not do; LinkError if it has ended.
+        """
+        try:
+            self._http.request(method, path, body, headers or {})
+            response = self._http.getresponse()
+            raw = response.read()
+        except (OSError, http.client.HTTPException) as err:
+            raise LinkError(
+                f"{self._state}: the agent that ran here gave no answer; has it ended?"
+            ) from err
+        answer = orjson.loads(raw)
+        if response.status == 200:
+            return answer
+        raise (InputError if response.status == 400 else SplitedgeError)(answer["error"])
