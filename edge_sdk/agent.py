@@ -23,7 +23,7 @@ from edge_sdk.bundles.runner import BundleRunner, read_logits
 from edge_sdk.checks import check_value
 from edge_sdk.errors import ConfigurationError, InputError, SplitedgeError, shown
 from edge_sdk.gate.controllers import AgreementReport
-from edge_sdk.gate.gate import POLICIES, Decision
+from edge_sdk.gate.gate import Decision, answer_policy
 from edge_sdk.gate.threshold_control import Audit, Auditor
 from edge_sdk.identity import Identity
 from edge_sdk.manifest import BundleManifest
@@ -559,7 +559,7 @@ class EdgeAgent:
                 f"{manifest.bundle} was replaced, and this reply needs its graph `back`"
             )
         logits = read_logits(reply, len(manifest.class_names))
-        label, probabilities, _ = POLICIES[manifest.gate.policy](logits)
+        label, probabilities, _ = answer_policy(manifest.gate)(logits)
         return label, probabilities
 
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, cast, get_args
+from typing import Any, Final, Literal, TypeVar, cast
 
 import orjson
 
 from edge_sdk.checks import check_value, need
 from edge_sdk.errors import ManifestError
+from edge_sdk.gate_form import GATE
 from profiles.checks import number, one_of
 
 FORMAT: Final = 1
@@ -30,7 +31,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _BUNDLE = re.compile(r"[a-z0-9-]{1,63}/[0-9]{1,9}/d[0-9]{1,3}(-[a-z0-9]{1,20})?")
 
 Codec = Literal["fp32", "fp16", "int8"]
-GatePolicy = Literal["entropy", "margin", "vacuity"]
+GatePolicy = str  # a gate as text: edge_sdk.gate_form
 T = TypeVar("T")
 
 _need = partial(need, error=ManifestError)
@@ -99,14 +100,18 @@ class GatePoint:
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """The gate that the bundle was measured with, its threshold and its operating curve."""
+    """The gate that the bundle was measured with, its threshold and its operating curve.
+
+    Agents of 0.1.0 know single measures alone: they refuse a bundle with a composed gate, and keep
+    the one that they have.
+    """
 
     policy: GatePolicy
     threshold: float
     curve: tuple[GatePoint, ...] = ()
 
     def __post_init__(self) -> None:
-        _check("gate policy", self.policy, one_of(get_args(GatePolicy)))
+        _check("gate policy", self.policy, GATE)
         _check("gate threshold", self.threshold, number())
 
 
@@ -412,7 +417,7 @@ def _segment(data: Mapping[str, Any]) -> SegmentSpec:
 
 def _gate(data: Mapping[str, Any]) -> GateSpec:
     return GateSpec(
-        policy=cast("GatePolicy", _text(data, "policy")),
+        policy=_text(data, "policy"),
         threshold=_number(data, "threshold"),
         curve=tuple(_gate_point(point) for point in _objects(data, "curve")),
     )

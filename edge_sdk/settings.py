@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from edge_sdk.checks import check_fields, check_value, need
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import CODECS, Codec
 from profiles.checks import number, one_of, optional, whole
 
@@ -69,7 +70,9 @@ class AgentSettings:
 
     Attributes:
         deadline_s: how long `predict` may take when it offloads; it answers by then plus 0.25 s.
-        threshold: of the gate; None takes the bundle's.
+        gate: measure of uncertainty, or a composition (edge_sdk.gate_form), with a threshold, a
+            `Budget`, or scales that are its thresholds; None takes the bundle's.
+        threshold: of the gate, in its unit; None takes the bundle's.
         controller: adapts the threshold while the agent runs, from the device's own data.
         codec: of the smashed data; None takes the bundle's.
         offload: False answers every input on the device.
@@ -83,6 +86,7 @@ class AgentSettings:
     """
 
     deadline_s: float = 1.0
+    gate: str | None = None
     threshold: float | None = None
     controller: Budget | Agreement | None = None
     codec: Codec | None = None
@@ -105,11 +109,33 @@ class AgentSettings:
             heartbeat_s=SECONDS,
             max_in_flight=whole(1, 200),
         )
+        self._check_gate()
         if self.threshold is not None and self.controller is not None:
             raise ConfigurationError("threshold and controller: expected one of them, got both")
         for name in ("late_answers", "controller"):
             if getattr(self, name) and not self.offload:
                 raise ConfigurationError(f"{name} needs offload: no query would ever be sent")
+
+    def _check_gate(self) -> None:
+        """Refuse a gate that would have no threshold.
+
+        A bundle's threshold and curve are in the unit of the bundle's gate, and the next bundle may
+        have another one.
+        """
+        if self.gate is None:
+            return
+        form = read_gate(self.gate)
+        if isinstance(self.controller, Agreement):
+            raise ConfigurationError(
+                "gate and agreement: expected one of them, got both; agreement chooses among the"
+                " thresholds on the bundle's operating curve, which is of the bundle's gate"
+            )
+        if self.threshold is None and self.controller is None and form.threshold is None:
+            example = "" if not form.terms else ", or with scales, as all(entropy:0.3, margin:0.2)"
+            raise ConfigurationError(
+                f"gate {self.gate}: expected it with a threshold{example}; the bundle's is for the"
+                " bundle's gate"
+            )
 
 
 def check_budget(

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import BundleManifest, ModelManifest
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help must not
@@ -68,6 +69,16 @@ def export(
         Literal["auto", "never"],
         typer.Option(help="auto: also publish an int8 bundle where it agrees and runs faster."),
     ] = "auto",
+    gate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GATE",
+            help="Uncertainty that exits are judged by: entropy, margin, vacuity, or several:"
+            " 'all(entropy, margin)', 'any(...)'. Scales, as in 'all(entropy:0.3, margin:0.2)', are"
+            " fitted where they are left out.",
+            show_default="what the exits were trained for",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Export a trained network: ONNX graphs for devices, segments for the server.
@@ -83,6 +94,7 @@ def export(
         version=version,
         depths=depth,
         int8=int8,
+        gate=None if gate is None else str(read_gate(gate, "--gate")),
     )
     target = out / name / manifest.version
     bundles = [BundleManifest.load(target / "bundles" / variant) for variant in manifest.variants]
@@ -102,6 +114,7 @@ def _export(
     version: int | None,
     depths: list[int] | None,
     int8: Literal["auto", "never"],
+    gate: str | None,
 ) -> ModelManifest:
     console = Console(stderr=True)
     with console.status("loading torch") as status:
@@ -131,7 +144,7 @@ def _export(
             calibration_x=dataset.x_train,
             depths=depths or trained,
             int8=int8,
-            device=partial(shared_exit, gate=origin.gate, run=origin.run),
+            device=partial(shared_exit, gate=gate or origin.gate, run=origin.run),
             progress=progress,
         )
 

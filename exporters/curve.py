@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.gate.gate import uncertainties
+from edge_sdk.gate.gate import largest_uncertainty, uncertainties
+from edge_sdk.gate_form import GateForm, read_gate
 from edge_sdk.manifest import GatePoint, GatePolicy, GateSpec
 
 Floats = NDArray[np.floating[Any]]
@@ -20,6 +22,8 @@ HARMONY_GRID: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.3)
 QUANTILES: Final = tuple(q / 20 for q in range(1, 20))
 # Half a point is one sample of a few hundred: luck would decide, and everything would exit.
 TOLERANCE: Final = 0.0
+# Shares at which a scale is taken: quantiles further out rest on few samples.
+SHARES: Final = (0.05, 0.95)
 
 
 def measure_gate(
@@ -36,20 +40,54 @@ def measure_gate(
         exit_logits: (n, classes) of the exit head on held-out samples.
         full_logits: (n, classes) of the whole network on the same samples.
         labels: (n,) their true classes.
+        policy: the gate as text; scales that it leaves open are fitted (`fit_scales`), at the share
+            of samples that exit by its first measure alone.
         tolerance: see `choose_threshold`.
     """
-    uncertainty = uncertainties(policy, exit_logits.astype(np.float32))
     exit_correct = exit_logits.argmax(axis=1) == labels
     full_correct = full_logits.argmax(axis=1) == labels
-    thresholds = candidate_thresholds(uncertainty, exit_logits.shape[1], policy)
-    curve = operating_curve(uncertainty, exit_correct, full_correct, thresholds)
-    threshold = choose_threshold(
-        curve,
-        exit_accuracy=float(exit_correct.mean()),
-        full_accuracy=float(full_correct.mean()),
-        tolerance=tolerance,
-    )
-    return GateSpec(policy, threshold, curve)
+
+    def measured(text: str) -> tuple[GateSpec, float]:
+        uncertainty = uncertainties(text, exit_logits.astype(np.float32))
+        thresholds = candidate_thresholds(uncertainty, exit_logits.shape[1], text)
+        curve = operating_curve(uncertainty, exit_correct, full_correct, thresholds)
+        threshold = choose_threshold(
+            curve,
+            exit_accuracy=float(exit_correct.mean()),
+            full_accuracy=float(full_correct.mean()),
+            tolerance=tolerance,
+        )
+        return GateSpec(text, threshold, curve), float((uncertainty < threshold).mean())
+
+    form = read_gate(policy)
+    if form.terms and not form.closed:
+        policy = fit_scales(policy, exit_logits, measured(form.first)[1])
+    return measured(policy)[0]
+
+
+def fit_scales(policy: GatePolicy, exit_logits: Floats, share: float) -> GatePolicy:
+    """The gate with a scale for each measure of a composition that has none: the quantile of its
+    uncertainties on these samples, at the same share for all of them.
+
+    So at the threshold 1 each of the measures alone would let that share exit.
+
+    Args:
+        exit_logits: (n, classes) of the exit head on held-out samples.
+        share: of the samples, in [0, 1]; it is moved to 0.05 or 0.95 where it is beyond.
+    """
+    low, high = SHARES
+    return str(_fitted(read_gate(policy), exit_logits, min(max(share, low), high)))
+
+
+def _fitted(form: GateForm, exit_logits: Floats, share: float) -> GateForm:
+    if form.terms:
+        return replace(form, terms=tuple(_fitted(term, exit_logits, share) for term in form.terms))
+    if form.scale is not None:
+        return form
+    values = uncertainties(form.kind, exit_logits.astype(np.float32))
+    # a network that is sure of all samples has quantiles of 0
+    least = 1e-6 * largest_uncertainty(form.kind, exit_logits.shape[1])
+    return replace(form, scale=float(f"{max(float(np.quantile(values, share)), least):.4g}"))
 
 
 def candidate_thresholds(
@@ -61,8 +99,7 @@ def candidate_thresholds(
     samples, and one threshold at which every sample exits. Quantiles lie midway between two
     neighbouring samples: at a sample's own value, the last bit of a float would decide its side.
     """
-    # margin and vacuity lie between 0 and 1 for any number of classes
-    top = math.log(classes) if policy == "entropy" else 1.0
+    top = largest_uncertainty(policy, classes)
     grid = np.array(HARMONY_GRID if policy == "entropy" else ()) * top / math.log(10)
     ordered = np.sort(uncertainty)
     below = np.array([int(q * (len(ordered) - 1)) for q in QUANTILES])

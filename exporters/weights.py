@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import GatePolicy
 from edge_sdk.nets import NAMES, Supernet, build
 from exporters.errors import ExportError
@@ -83,14 +84,10 @@ def read_origin(path: Path) -> WeightsOrigin:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
     gate = metadata.get("gate", "entropy")
-    known: tuple[GatePolicy, ...] = get_args(GatePolicy)
-    for policy in known:
-        if gate == policy:
-            return WeightsOrigin(policy, metadata.get("run", ""))
-    raise ExportError(
-        f"{path}: gate: expected one of {', '.join(known)}, got {gate!r:.50};"
-        " export with the release that trained it"
-    )
+    try:
+        return WeightsOrigin(str(read_gate(gate)), metadata.get("run", ""))
+    except ConfigurationError as err:
+        raise ExportError(f"{path}: {err}; export with the release that trained it") from err
 
 
 def check_depths(

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_sdk.bundles.personal_weights import PersonalWeights
 from edge_sdk.errors import InputError
-from edge_sdk.gate.gate import Decision, Gate, gate_from
+from edge_sdk.gate.gate import Decision, Gate, answer_policy, gate_from
 from edge_sdk.gate.threshold_control import control_from
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.offload.pending import Target
@@ -41,7 +41,13 @@ class BundleRunner:
     ) -> None:
         self.manifest = manifest
         self.class_names = manifest.class_names
-        self.gate: Gate = gate_from(manifest.gate, settings.threshold)
+        self.gate: Gate = gate_from(
+            manifest.gate,
+            len(manifest.class_names),
+            text=settings.gate,
+            threshold=settings.threshold,
+        )
+        self._answer = answer_policy(manifest.gate)
         self.control = control_from(settings.controller, manifest.gate, self.gate)
         self.codec = settings.codec or manifest.smashed.codec
         self.target = Target(manifest.model, manifest.version)
@@ -117,7 +123,7 @@ class BundleRunner:
                 raise InputError(f"reply: expected {name}, got {sorted(reply.tensors)}")
             logits = self._back.run(["logits"], {name: features.astype(np.float32)})[0]
             reply = Reply(reply.id, {"logits": logits})
-        label, probabilities, _ = self.gate.policy(read_logits(reply, len(self.class_names)))
+        label, probabilities, _ = self._answer(read_logits(reply, len(self.class_names)))
         return label, probabilities
 
 

@@ -33,6 +33,15 @@ Backbone = Annotated[
         "machine, with the module in the current folder; default: any that splitedge has.",
     ),
 ]
+Gate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="GATE",
+        help="Uncertainty that answers are judged by: entropy, margin or vacuity, with --threshold "
+        "or --budget; or several, each with its own threshold: 'all(entropy:0.3, margin:0.2)', "
+        f"'any(...)'; {FILE}, else the bundle's.",
+    ),
+]
 Limit = Annotated[
     float | None,
     typer.Option(
@@ -87,6 +96,7 @@ class AgentOptions:
     """
 
     deadline_s: float | None = None
+    gate: str | None = None
     threshold: float | None = None
     limit: float | None = None
     delta: float | None = None
@@ -117,6 +127,8 @@ class AgentOptions:
         }
         if self.local:
             changed = {"offload": False, "late_answers": False, "controller": None, **changed}
+        if self.gate is not None:  # the file's threshold is in another gate's unit
+            changed |= {"gate": self.gate, "threshold": None}
         old = file.controller
         if self.threshold is not None:
             changed |= {"threshold": self.threshold, "controller": None}

@@ -17,6 +17,7 @@ from edge_sdk.cli.agent_options import (
     Codec,
     Deadline,
     Delta,
+    Gate,
     LateAnswers,
     Limit,
     Local,
@@ -44,6 +45,7 @@ def predict(
     ],
     state: State = STATE_DEFAULT,
     deadline: Deadline = None,
+    gate: Gate = None,
     threshold: Threshold = None,
     budget: Limit = None,
     agreement: Delta = None,
@@ -64,6 +66,7 @@ def predict(
 
     options = AgentOptions(
         deadline_s=deadline,
+        gate=gate,
         threshold=threshold,
         limit=budget,
         delta=agreement,

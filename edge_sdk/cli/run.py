@@ -17,6 +17,7 @@ from edge_sdk.cli.agent_options import (
     Codec,
     Deadline,
     Delta,
+    Gate,
     LateAnswers,
     Limit,
     Local,
@@ -58,6 +59,7 @@ def run(
     smooth: Smooth = None,
     every: Every = None,
     deadline: Deadline = None,
+    gate: Gate = None,
     threshold: Threshold = None,
     budget: Limit = None,
     agreement: Delta = None,
@@ -88,6 +90,7 @@ def run(
     file = SettingsFile.load(state)
     options = AgentOptions(
         deadline_s=deadline,
+        gate=gate,
         threshold=threshold,
         limit=budget,
         delta=agreement,

@@ -1,8 +1,9 @@
 """The gate decides whether one sample exits on the device or is offloaded to the server.
 
 A policy is a pure function from one sample's logits to its label, its probabilities and its
-uncertainty; a gate exits when the uncertainty is strictly below its threshold. Gates compose with
-`AllOf` and `AnyOf`. Thresholds come from the user, the bundle or `edge_sdk.gate.controllers`.
+uncertainty; a gate exits when the uncertainty is strictly below its threshold. A composed policy
+(edge_sdk.gate_form) has one uncertainty too. Thresholds come from the user, the bundle or
+`edge_sdk.gate.controllers`.
 
 `decide` is in the path of every prediction: at 10 classes it takes about 5 us on one x86 core, a
 tenth of a small network's run. Hence array methods and `math` for scalars below, where a call of
@@ -12,14 +13,15 @@ tenth of a small network's run. Hence array methods and `math` for scalars below
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.gate_form import GateForm, read_gate
 from edge_sdk.manifest import GateSpec
 
 Floats = NDArray[np.float32]
@@ -44,13 +46,6 @@ class Decision:
     probabilities: Floats
     uncertainty: float
     threshold: float
-
-
-class ExitRule(Protocol):
-    """A gate, or a composition of gates."""
-
-    def decide(self, logits: Floats) -> Decision:
-        """The decision for one sample's logits, (N,) float32."""
 
 
 def entropy(logits: Floats) -> tuple[int, Floats, float]:
@@ -139,79 +134,109 @@ class Gate:
         return Decision(uncertainty < threshold, label, probabilities, uncertainty, threshold)
 
 
-@dataclass(frozen=True, slots=True)
-class AllOf:
-    """Exits when every gate does. As with Python's `and`, the decision is that of the first gate
-    that does not exit, or else of the last gate.
+def policy_of(text: str, classes: int, *, answer: str | None = None) -> Policy:
+    """The policy that a text stands for (edge_sdk.gate_form).
+
+    Label and probabilities are those of the measure that is named first: the softmax for entropy
+    and margin, the expected probabilities of the evidence for vacuity.
+
+    Args:
+        classes: N, for measures without a scale.
+        answer: measure that gives the probabilities in place of the first.
+    Raises: ConfigurationError for a text that is no gate.
     """
+    form = read_gate(text)
+    answer = answer or form.first
+    if form.kind == answer:
+        return POLICIES[answer]
+    answering, value = POLICIES[answer], _value(form, classes, answer)
 
-    gates: Sequence[ExitRule]
+    def policy(logits: Floats) -> tuple[int, Floats, float]:
+        label, probabilities, uncertainty = answering(logits)
+        return label, probabilities, value(logits, uncertainty)
 
-    def __post_init__(self) -> None:
-        _need_gates(self.gates)
-
-    def decide(self, logits: Floats) -> Decision:
-        """The decision for one sample's logits, (N,) float32."""
-        for gate in self.gates:
-            decision = gate.decide(logits)
-            if not decision.exit:
-                break
-        return decision
+    return policy
 
 
-@dataclass(frozen=True, slots=True)
-class AnyOf:
-    """Exits when one gate does. As with Python's `or`, the decision is that of the first gate that
-    exits, or else of the last gate.
-    """
-
-    gates: Sequence[ExitRule]
-
-    def __post_init__(self) -> None:
-        _need_gates(self.gates)
-
-    def decide(self, logits: Floats) -> Decision:
-        """The decision for one sample's logits, (N,) float32."""
-        for gate in self.gates:
-            decision = gate.decide(logits)
-            if decision.exit:
-                break
-        return decision
+def answer_policy(spec: GateSpec) -> Policy:
+    """The policy that turns logits of the bundle's network into label and probabilities."""
+    return POLICIES[read_gate(spec.policy).first]
 
 
-def gate_from(spec: GateSpec, threshold: float | None = None) -> Gate:
-    """The bundle's gate; a user's `threshold`, in the policy's unit, replaces the bundle's.
+def largest_uncertainty(text: str, classes: int) -> float:
+    """The largest uncertainty that a gate can have; none is above it, but for rounding."""
+    return _largest(read_gate(text), classes)
 
+
+def term_scale(term: GateForm, classes: int) -> float:
+    """The scale of a term; where it is open, its largest value, and 1 for a composition."""
+    if term.scale is not None:
+        return term.scale
+    return 1.0 if term.terms else _largest(term, classes)
+
+
+def gate_from(
+    spec: GateSpec, classes: int, *, text: str | None = None, threshold: float | None = None
+) -> Gate:
+    """The bundle's gate, or the user's.
+
+    Probabilities stay those of the bundle's own gate: the network learnt evidence, or it did not.
+
+    Args:
+        text: the user's gate; None takes the bundle's.
+        threshold: in that gate's unit; None takes the bundle's, and with `text` the threshold that
+            its scales stand for, else inf, which a controller replaces.
     Raises: ConfigurationError if `threshold` is nan.
     """
-    return Gate(POLICIES[spec.policy], spec.threshold if threshold is None else threshold)
+    form = read_gate(text or spec.policy)
+    if threshold is None:
+        own = math.inf if form.threshold is None else form.threshold
+        threshold = spec.threshold if text is None else own
+    answer = read_gate(spec.policy).first
+    return Gate(policy_of(str(form), classes, answer=answer), threshold)
 
 
-def uncertainties(policy: str, logits: Floats) -> NDArray[np.float64]:
+def uncertainties(text: str, logits: Floats) -> NDArray[np.float64]:
     """The uncertainty of many samples, each as a gate on the device computes it.
 
     One row at a time, so that the export and the device get the same bits, and a sample that lies
-    on a threshold falls on the same side for both. Takes 5 us a row at 10 classes.
+    on a threshold falls on the same side for both. Takes 5 us a row and measure at 10 classes.
 
     Args:
         logits: (n, N).
     Returns: (n,) float64.
-    Raises: ConfigurationError for an unknown policy.
+    Raises: ConfigurationError for a text that is no gate.
     """
-    try:
-        measure = POLICIES[policy]
-    except KeyError:
-        known = ", ".join(POLICIES)
-        raise ConfigurationError(f"gate policy: expected one of {known}, got {policy!r}") from None
     rows = np.ascontiguousarray(logits, np.float32)
-    return np.fromiter((measure(row)[2] for row in rows), np.float64, len(rows))
+    policy = policy_of(text, rows.shape[1])
+    return np.fromiter((policy(row)[2] for row in rows), np.float64, len(rows))
+
+
+def _value(form: GateForm, classes: int, known: str) -> Callable[[Floats, float], float]:
+    """The uncertainty of a gate from logits and the uncertainty of the measure `known`."""
+    if not form.terms:
+        measure = POLICIES[form.kind]
+        if form.kind == known:
+            return lambda _, given: given
+        return lambda logits, _: measure(logits)[2]
+    values = [(_value(term, classes, known), term_scale(term, classes)) for term in form.terms]
+    pick = max if form.kind == "all" else min
+
+    def composed(logits: Floats, given: float) -> float:
+        parts = [value(logits, given) / scale for value, scale in values]
+        # a nan would win or lose by its place
+        return math.nan if math.isnan(sum(parts)) else pick(parts)
+
+    return composed
+
+
+def _largest(form: GateForm, classes: int) -> float:
+    if not form.terms:
+        return math.log(classes) if form.kind == "entropy" else 1.0
+    pick = max if form.kind == "all" else min
+    return pick(_largest(term, classes) / term_scale(term, classes) for term in form.terms)
 
 
 def _unsure(logits: Floats, label: int) -> tuple[int, Floats, float]:
     """The result for logits that are not finite: argmax picks a NaN first, and +inf next."""
     return label, np.full(logits.shape, np.nan, np.float32), math.nan
-
-
-def _need_gates(gates: Sequence[ExitRule]) -> None:
-    if not gates:
-        raise ConfigurationError("composed gate: expected at least one gate, got none")

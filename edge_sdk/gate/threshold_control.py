@@ -103,7 +103,7 @@ def control_from(
     """
     match settings:
         case Budget(limit=limit, cost=cost, per=per, floor=floor):
-            budget = BudgetController(limit, start=spec.threshold, cost=cost, per=per, floor=floor)
+            budget = BudgetController(limit, start=gate.threshold, cost=cost, per=per, floor=floor)
             return BudgetControl(gate, budget)
         case Agreement(delta=delta, confidence=confidence, audit_share=share):
             grid = grid_from_curve(spec.curve, GRID_SIZE)

@@ -18,13 +18,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.manifest import GatePolicy, ModelManifest, TensorSpec
+from edge_sdk.manifest import GateSpec, ModelManifest, TensorSpec
 from edge_sdk.training.data.samples import Part, Parts
 from exporters.adopt.classifier import PREFIX, Classifier, checked
 from exporters.adopt.graph.cuts import Cut, Offer, Plan, choose_cuts, find_cuts
 from exporters.adopt.heads import Extractor, Head, crossed_logits, train_head
 from exporters.adopt.inputs import as_raw
-from exporters.adopt.operating import Figures, Judged, agreed_threshold, figures_at, require_finite
+from exporters.adopt.operating import Figures, Judged, agreement_gate, figures_at, require_finite
 from exporters.adopt.settings import Settings
 from exporters.adopt.tree import Exit, write_model
 from exporters.model import check_place
@@ -51,7 +51,7 @@ class CutFigures:
     z_bytes: int
     x_bytes: int
     codec: str
-    threshold: float
+    gate: GateSpec
     figures: Figures
 
     @property
@@ -147,7 +147,7 @@ def adopt(
         progress=progress,
     )
     cuts = tuple(
-        _figures(each, test, place, settings.gate, sent_as=(codecs[each.cut.depth], x_bytes))
+        _figures(each, test, place, sent_as=(codecs[each.cut.depth], x_bytes))
         for place, each in enumerate(exits)
     )
     for each in cuts:
@@ -232,13 +232,11 @@ def _exit(
             whole,
             np.concatenate(labels) if len(labels) == len(seen) else None,
         )
-    threshold = agreed_threshold(settings.gate, judged, settings.agreement)
-    return Exit(cut, head, judged, threshold, logits)
+    gate = agreement_gate(settings.gate, judged, settings.agreement)
+    return Exit(cut, head, judged, gate, logits)
 
 
-def _figures(
-    each: Exit, test: _Answers, place: int, gate: GatePolicy, *, sent_as: tuple[str, int]
-) -> CutFigures:
+def _figures(each: Exit, test: _Answers, place: int, *, sent_as: tuple[str, int]) -> CutFigures:
     codec, x_bytes = sent_as
     judged = Judged(each.head.logits(test.features[place]), test.logits, test.part.y)
     width = {"fp32": 4, "fp16": 2, "int8": 1}[codec]
@@ -247,8 +245,8 @@ def _figures(
         z_bytes=width * each.cut.values,
         x_bytes=x_bytes,
         codec=codec,
-        threshold=each.threshold,
-        figures=figures_at(gate, each.threshold, judged),
+        gate=each.gate,
+        figures=figures_at(each.gate, judged),
     )
 
 

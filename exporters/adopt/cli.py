@@ -101,7 +101,13 @@ def adopt(
         typer.Option(metavar="FILE", help="Names of the classes in order, one on each line."),
     ] = None,
     gate: Annotated[
-        Literal["entropy", "margin"], typer.Option(help="Measure of certainty that the gate uses.")
+        str,
+        typer.Option(
+            metavar="GATE",
+            help="Uncertainty that exits are judged by: entropy, margin, vacuity, or several:"
+            " 'all(entropy, margin)', 'any(...)'. Scales, as in 'all(entropy:0.3, margin:0.2)', are"
+            " fitted where they are left out.",
+        ),
     ] = "entropy",
     int8: Annotated[
         Literal["auto", "never"],

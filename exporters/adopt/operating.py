@@ -6,7 +6,6 @@ which chose nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.gate.gate import uncertainties
+from edge_sdk.gate.gate import largest_uncertainty, uncertainties
+from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import GatePoint, GatePolicy, GateSpec
-from exporters.curve import measure_gate, operating_curve
+from exporters.curve import fit_scales, measure_gate, operating_curve
 from exporters.errors import ExportError
 
 Floats = NDArray[np.float32]
@@ -74,17 +74,24 @@ def agreed_threshold(policy: GatePolicy, judged: Judged, agreement: float) -> fl
         return 0.0
     place = int(good[-1])
     if place == len(ordered) - 1:
-        top = math.log(judged.exit.shape[1]) if policy == "entropy" else 1.0
-        return 1.001 * top
+        return 1.001 * largest_uncertainty(policy, judged.exit.shape[1])
     return float(ordered[place] + ordered[place + 1]) / 2
 
 
 def agreement_gate(policy: GatePolicy, judged: Judged, agreement: float) -> GateSpec:
     """The gate of a bundle: the threshold that keeps the agreement, and the curve around it.
 
+    Scales that a composed gate leaves open are fitted, at the share of samples that exit by its
+    first measure alone with the agreement.
+
     Accuracies of the curve are against the labels; without labels, against the whole model.
     """
     labels = judged.whole.argmax(axis=1) if judged.labels is None else judged.labels
+    form = read_gate(policy)
+    if form.terms and not form.closed:
+        alone = agreed_threshold(form.first, judged, agreement)
+        share = float((uncertainties(form.first, judged.exit) < alone).mean())
+        policy = fit_scales(policy, judged.exit, share)
     spec = measure_gate(judged.exit, judged.whole, labels, policy=policy)
     threshold = agreed_threshold(policy, judged, agreement)
     own = operating_curve(
@@ -97,9 +104,9 @@ def agreement_gate(policy: GatePolicy, judged: Judged, agreement: float) -> Gate
     return replace(spec, threshold=threshold, curve=_distinct(curve))
 
 
-def figures_at(policy: GatePolicy, threshold: float, judged: Judged) -> Figures:
-    """Figures of a threshold on these samples."""
-    exits = uncertainties(policy, judged.exit) < threshold
+def figures_at(gate: GateSpec, judged: Judged) -> Figures:
+    """Figures of a gate on these samples."""
+    exits = uncertainties(gate.policy, judged.exit) < gate.threshold
     own, whole = judged.exit.argmax(axis=1), judged.whole.argmax(axis=1)
     final = np.where(exits, own, whole)
     figures = Figures(

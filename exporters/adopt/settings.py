@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import GatePolicy
 from exporters.errors import ExportError
 
@@ -18,7 +19,8 @@ class Settings:
     Attributes:
         depths: the cuts to publish; None offers a handful by cost.
         agreement: how often exits shall answer as the whole model does, in (0, 1].
-        gate: what exits are judged by.
+        gate: what exits are judged by, as text (edge_sdk.gate_form); scales that it leaves open are
+            fitted on the samples that choose the threshold.
         threads: of onnxruntime while features are computed.
     """
 
@@ -36,3 +38,4 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 < self.agreement <= 1:
             raise ExportError(f"--agreement: expected above 0 to 1, got {self.agreement:g}")
+        read_gate(self.gate, "--gate")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edge_sdk.manifest import (
     BundleManifest,
+    GateSpec,
     GraphSpec,
     ModelManifest,
     SegmentSpec,
@@ -26,7 +27,7 @@ from exporters.adopt.graph.cuts import Cut, Plan
 from exporters.adopt.graph.split import TOLERANCE, device_model, open_session, segment_model
 from exporters.adopt.heads import BIAS, LOGITS, WEIGHT, Head, head_addition
 from exporters.adopt.inputs import as_raw
-from exporters.adopt.operating import Judged, agreement_gate, figures_at
+from exporters.adopt.operating import Judged, figures_at
 from exporters.adopt.settings import Settings
 from exporters.bundle import BundleSource, HeldOut, spread_rows
 from exporters.graphs import make_overridable, save, strip
@@ -52,14 +53,14 @@ class Exit:
 
     Attributes:
         head: trained.
-        judged: exit and whole model on the samples that chose the threshold.
+        judged: exit and whole model on the samples that chose the gate's threshold.
         logits: of the head for the held-out part.
     """
 
     cut: Cut
     head: Head
     judged: Judged
-    threshold: float
+    gate: GateSpec
     logits: Floats
 
 
@@ -186,7 +187,6 @@ def _source(
         return {"exit": GraphSpec("exit.onnx", "fp32", inputs, outputs, (WEIGHT, BIAS))}
 
     exit_logits = each.logits[rows]
-    gate = agreement_gate(settings.gate, each.judged, settings.agreement)
     return BundleSource(
         model=f"{settings.name}/{settings.version}",
         backbone=BACKBONE,
@@ -194,7 +194,7 @@ def _source(
         class_names=settings.class_names,
         held_out=checked,
         exit_logits=exit_logits,
-        gate=gate,
+        gate=each.gate,
         write=write,
         suffix=_suffix(classifier, cut),
         tolerance=_tolerance(exit_logits),
@@ -204,7 +204,7 @@ def _source(
 
 def _notes(each: Exit, settings: Settings) -> dict[str, Any]:
     """Figures at the bundle's threshold, of the samples that chose it, for the manifest."""
-    figures = figures_at(settings.gate, each.threshold, each.judged)
+    figures = figures_at(each.gate, each.judged)
     return {
         "samples": len(each.judged.exit),
         "agreement_asked": settings.agreement,

@@ -9,10 +9,12 @@ from scipy.special import softmax
 from scipy.stats import entropy as scipy_entropy
 
 from edge_sdk.gate.gate import gate_from, uncertainties
+from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import GatePoint
 from exporters.curve import (
     candidate_thresholds,
     choose_threshold,
+    fit_scales,
     measure_gate,
     operating_curve,
 )
@@ -120,7 +122,16 @@ def test_last_point_of_a_measured_curve_is_the_device_alone() -> None:
     assert rates == sorted(rates)
 
 
-@pytest.mark.parametrize("policy", ["entropy", "margin", "vacuity"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "entropy",
+        "margin",
+        "vacuity",
+        "all(entropy:0.3, margin:0.2)",
+        "any(vacuity:0.4, margin:0.2)",
+    ],
+)
 def test_a_curve_is_of_the_gate_that_a_device_runs(policy: Any) -> None:
     rng = np.random.default_rng(3)
     exit_logits = (4 * rng.normal(size=(200, 10))).astype(np.float32)
@@ -129,9 +140,43 @@ def test_a_curve_is_of_the_gate_that_a_device_runs(policy: Any) -> None:
     spec = measure_gate(exit_logits, full_logits, labels, policy=policy)
     assert spec.policy == policy
     for point in spec.curve[:: len(spec.curve) // 4]:
-        gate = gate_from(spec, point.threshold)
+        gate = gate_from(spec, 10, threshold=point.threshold)
         exits = np.array([gate.decide(row).exit for row in exit_logits])
         assert exits.mean() == pytest.approx(point.exit_rate)
         pair = np.where(exits, exit_logits.argmax(1), full_logits.argmax(1))
         assert (pair == labels).mean() == pytest.approx(point.accuracy)
     assert spec.curve[-1].exit_rate == 1.0
+
+
+def test_open_scales_are_fitted_at_the_share_that_the_first_measure_lets_exit() -> None:
+    rng = np.random.default_rng(4)
+    exit_logits = (3 * rng.normal(size=(400, 10))).astype(np.float32)
+    labels = exit_logits.argmax(1)
+    # the exit head is wrong exactly where its entropy is high, the whole network everywhere else
+    high = uncertainties("entropy", exit_logits) > 0.8
+    labels[high] = (labels[high] + 1) % 10
+    full_logits = np.eye(10, dtype=np.float32)[np.where(high, labels, (labels + 1) % 10)]
+    alone = measure_gate(exit_logits, full_logits, labels, policy="entropy")
+    share = float((uncertainties("entropy", exit_logits) < alone.threshold).mean())
+    assert 0.1 < share < 0.95
+    fitted = measure_gate(exit_logits, full_logits, labels, policy="all(entropy, margin)")
+    form = read_gate(fitted.policy)
+    assert [term.kind for term in form.terms] == ["entropy", "margin"]
+    for term in form.terms:
+        assert term.scale is not None
+        below = (uncertainties(term.kind, exit_logits) < term.scale).mean()
+        assert below == pytest.approx(share, abs=0.01)  # a scale has four digits
+    # given scales stay, and so does a gate that leaves nothing open
+    half = measure_gate(exit_logits, full_logits, labels, policy="any(entropy:0.5, margin)")
+    terms = read_gate(half.policy).terms
+    assert (terms[0].scale, terms[1].scale) == (0.5, form.terms[1].scale)
+    closed = "all(entropy:0.5, margin:0.25)"
+    assert measure_gate(exit_logits, full_logits, labels, policy=closed).policy == closed
+
+
+def test_a_network_that_is_sure_of_everything_gives_scales_above_0() -> None:
+    exit_logits = np.zeros((50, 10), np.float32)
+    exit_logits[:, 3] = 1e4  # entropy and margin are 0
+    text = fit_scales("all(entropy, margin)", exit_logits, 0.5)
+    assert all(term.scale is not None and term.scale > 0 for term in read_gate(text).terms)
+    assert (uncertainties(text, exit_logits) < 1).all()

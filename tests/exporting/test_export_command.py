@@ -4,15 +4,22 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from edge_sdk import EdgeAgent
 from edge_sdk.errors import SplitedgeError
-from edge_sdk.manifest import ModelManifest
+from edge_sdk.gate_form import read_gate
+from edge_sdk.manifest import BundleManifest, ModelManifest
 from edge_sdk.nets import Supernet
+from edge_sdk.training.data.load import load_dataset
 from exporters.cli import app
+from server.training.report.best_gate import uncertainty_of
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +58,45 @@ def test_command_publishes_a_model_and_prints_it_as_json(weights: Path, tmp_path
     assert "published" in run.stderr
 
 
+@pytest.mark.parametrize("gate", ["margin", "all(entropy, margin)", "any(vacuity:0.5, entropy)"])
+def test_gate_is_measured_fitted_and_the_devices_gate(
+    weights: Path, tmp_path: Path, gate: str
+) -> None:
+    run = CliRunner().invoke(
+        app, [*arguments(weights, tmp_path, gate=gate, int8="never"), "--json"]
+    )
+    assert run.exit_code == 0, run.output + str(run.exception)
+    folder = Path(json.loads(run.stdout)["path"]) / "bundles" / "d1"
+    manifest = BundleManifest.load(folder)
+    published = read_gate(manifest.gate.policy)
+    asked = read_gate(gate)
+    assert [term.kind for term in published.terms] == [term.kind for term in asked.terms]
+    for term, wanted in zip(published.terms, asked.terms, strict=True):
+        assert term.scale is not None
+        assert wanted.scale in (None, term.scale)
+    data = load_dataset("digits")
+    with EdgeAgent.from_bundle(folder) as agent:
+        answers = [agent.predict(x) for x in data.x_test[:200]]
+    logits = exit_logits(folder, data.x_test[:200])
+    torch_u = uncertainty_of(published, torch.from_numpy(logits)).numpy()
+    np.testing.assert_allclose([answer.uncertainty for answer in answers], torch_u, rtol=1e-6)
+    assert {answer.threshold for answer in answers} == {manifest.gate.threshold}
+    # 0 where no threshold is as accurate as the server alone
+    assert manifest.gate.threshold in {0.0, *(point.threshold for point in manifest.gate.curve)}
+    assert manifest.parity["gate_changes"] == 0
+
+
+def exit_logits(folder: Path, x: Any) -> Any:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(folder / "exit.onnx")
+    return np.concatenate([session.run(["logits"], {"x": row[None]})[0] for row in x])
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
+        ({"gate": "all(entropy)"}, "--gate 'all(entropy)': expected two or more measures"),
         ({"weights": "nowhere.safetensors"}, "nowhere.safetensors: expected a .safetensors"),
         ({"weights": __file__}, "expected a safetensors file"),
         ({"backbone": "cnn6", "data": "FIXTURE"}, "expected the weights of cnn6"),

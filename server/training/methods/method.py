@@ -45,6 +45,8 @@ class Method:
         align: how the server's stages learn from the clients' second views; None if they do not.
         evidence_rounds: T of the loss by which exit heads learn evidence, where exits are gated by
             vacuity; None where they learn by cross-entropy and are gated by entropy.
+        judged_by: gate of the exits as text (edge_sdk.gate_form); None for the measure that they
+            learn: vacuity for evidence, else entropy.
         asks: the outputs that the server step can have its clients score.
         finetune_steps: SGD steps of each client on its own data after training.
         finetune_rate: learning rate of these steps; None for the client's own.
@@ -66,6 +68,7 @@ class Method:
     reads_records: bool = False
     align: Alignment | None = None
     evidence_rounds: int | None = None
+    judged_by: GatePolicy | None = None
     asks: tuple[OutputKind, ...] = ()
 
     @property
@@ -75,8 +78,8 @@ class Method:
 
     @property
     def gate(self) -> GatePolicy:
-        """Uncertainty measure that the exits' gates use."""
-        return "entropy" if self.evidence_rounds is None else "vacuity"
+        """The gate of the exits, as text."""
+        return self.judged_by or ("entropy" if self.evidence_rounds is None else "vacuity")
 
     def __post_init__(self) -> None:
         step = self.server_step

@@ -24,13 +24,14 @@ from __future__ import annotations
 import inspect
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, get_type_hints
 
 from edge_sdk.checks import check_fields, check_value
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.gate_form import read_gate
 from edge_sdk.installation import names_function
 from edge_sdk.nets import TOKENS, use_network
 from edge_sdk.records import check_types, inline, read_record, table_of
@@ -205,6 +206,8 @@ class Recipe:
         method_numbers: arguments of the method's function.
         parts: by part, the other method that it is taken from (server.training.methods.compose):
             its name, or a table of `method` and `numbers`.
+        gate: what exits are judged by, as text (edge_sdk.gate_form); None for the method's measure.
+            An export fits scales that it leaves open.
     """
 
     method: str
@@ -216,10 +219,13 @@ class Recipe:
     energy: EnergySettings = field(default_factory=EnergySettings)
     method_numbers: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, Any] = field(default_factory=dict)
+    gate: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self, seed=whole(0))
+        if self.gate is not None:
+            read_gate(self.gate)
         codec = self.train.update.codec
         if self.round.staleness_max and codec != "fp32":
             raise ConfigurationError(
@@ -237,11 +243,11 @@ class Recipe:
 
         Raises: ConfigurationError naming what is wrong and what is known.
         """
-        base = _method(self.method, self.method_numbers, "method_numbers")
-        if not self.parts:
-            return with_noise(base, self.privacy.noise())
-        parts = {name: _part(name, source) for name, source in self.parts.items()}
-        return with_noise(combine(base, parts), self.privacy.noise())
+        method = _method(self.method, self.method_numbers, "method_numbers")
+        if self.parts:
+            parts = {name: _part(name, source) for name, source in self.parts.items()}
+            method = combine(method, parts)
+        return with_noise(replace(method, judged_by=self.gate), self.privacy.noise())
 
 
 def _method(name: str, numbers: object, where: str) -> Method:

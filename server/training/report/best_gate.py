@@ -6,6 +6,7 @@ HARMONY's oracle choice: an upper bound of what a gate can reach, not a gate to 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edge_sdk.gate.gate import largest_uncertainty, term_scale
+from edge_sdk.gate_form import GateForm, read_gate
 from edge_sdk.manifest import GatePolicy
 from edge_sdk.training.formulas.evidence import concentration
 
@@ -45,13 +48,12 @@ def best_gate(
     """The gate with most right answers of those in THRESHOLDS, the loosest of equals.
 
     Args:
+        policy: the gate as text (edge_sdk.gate_form).
         logits: (n, N) of the exit head.
         exit_right, server_right: (n,) whether the exit head and the server are right.
     """
-    if policy == "entropy":
-        uncertainty, largest = _entropy(logits), math.log(logits.shape[1])
-    else:
-        uncertainty, largest = _vacuity(logits), 1.0
+    uncertainty = uncertainty_of(read_gate(policy), logits)
+    largest = largest_uncertainty(policy, logits.shape[1])
     best: BestGate | None = None
     for point in THRESHOLDS:
         threshold = point * (largest / math.log(10))
@@ -63,12 +65,36 @@ def best_gate(
     return best
 
 
+def uncertainty_of(form: GateForm, logits: Tensor) -> Tensor:
+    """Uncertainty of every sample at once, (n,) float64; `logits` (n, N)."""
+    if not form.terms:
+        return MEASURES[form.kind](logits)
+    scaled = [
+        uncertainty_of(term, logits) / term_scale(term, logits.shape[1]) for term in form.terms
+    ]
+    stacked = torch.stack(scaled)
+    return stacked.amax(0) if form.kind == "all" else stacked.amin(0)
+
+
 def _entropy(logits: Tensor) -> Tensor:
     """Shannon entropy of the softmax in nats, (n,)."""
     logs = torch.log_softmax(logits.double(), 1)
     return -(logs.exp() * logs).sum(1)
 
 
+def _margin(logits: Tensor) -> Tensor:
+    """1 - (p1 - p2) of the two largest entries of the softmax, (n,)."""
+    first, second = torch.softmax(logits.double(), 1).topk(2, 1).values.unbind(1)
+    return 1 - (first - second)
+
+
 def _vacuity(logits: Tensor) -> Tensor:
     """N / S of the Dirichlet distribution that the logits stand for, (n,)."""
     return logits.shape[1] / concentration(logits).sum(1)
+
+
+MEASURES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "entropy": _entropy,
+    "margin": _margin,
+    "vacuity": _vacuity,
+}

@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 
 from edge_sdk import AgentSettings, EdgeAgent
 from edge_sdk.errors import SplitedgeError
+from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import BundleManifest, ModelManifest
 from edge_sdk.training.data.load import Dataset
 from exporters.adopt.cli import app
@@ -147,6 +148,23 @@ def test_labels_add_accuracies(small_onnx: Path, tmp_path: Path) -> None:
     assert report["path"].endswith("models/digits/1")
     assert cut["whole_accuracy"] > 0.9
     assert cut["hybrid_accuracy"] > cut["whole_accuracy"] - 0.03
+
+
+@pytest.mark.parametrize("gate", ["vacuity", "any(entropy, margin)"])
+def test_gate_of_several_measures_keeps_the_agreement(
+    small_onnx: Path, unlabelled: Path, tmp_path: Path, gate: str
+) -> None:
+    report = tmp_path / "report.json"
+    more = ("--gate", gate, "--report", str(report), "--depth", "2", "--int8", "never")
+    assert run(small_onnx, unlabelled, tmp_path, *more).exit_code == 0
+    [cut] = json.loads(report.read_bytes())["cuts"]
+    bundle = BundleManifest.load(tmp_path / "digits" / "1" / "bundles" / "d2")
+    assert bundle.gate.policy == cut["gate"]
+    form = read_gate(cut["gate"])
+    assert form.kind == gate.partition("(")[0]
+    assert all(term.scale is not None for term in form.terms)
+    assert cut["exit_rate"] > 0.3
+    assert cut["agreement"] > 0.95
 
 
 def test_depth_that_was_asked_for_is_published_though_z_is_larger(

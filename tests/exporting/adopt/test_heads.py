@@ -3,6 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_sdk.gate.gate import uncertainties
+from edge_sdk.gate_form import read_gate
+from edge_sdk.manifest import GateSpec
 from edge_sdk.training.data.load import Dataset
 from exporters.adopt.classifier import load_classifier
 from exporters.adopt.graph.cuts import find_cuts
@@ -88,7 +91,7 @@ def test_threshold_is_the_loosest_that_keeps_the_agreement() -> None:
     whole = logits_of([1.0] * 10)
     whole[[2, 9]] = [0, 1, 0]
     judged = Judged(exits, whole, None)
-    at = {share: figures_at("entropy", agreed_threshold("entropy", judged, share), judged)
+    at = {share: figures_at(agreement_gate("entropy", judged, share), judged)
           for share in (0.5, 0.8, 0.85, 0.9)}  # fmt: skip
     assert at[0.5].exit_rate == 1.0
     assert at[0.8].exit_rate == 1.0  # 8 of 10
@@ -102,7 +105,7 @@ def test_nothing_exits_where_no_threshold_agrees() -> None:
     exits, whole = logits_of([5, 4, 3]), logits_of([1, 1, 1], label=1)
     judged = Judged(exits, whole, None)
     assert agreed_threshold("margin", judged, 0.5) == 0
-    figures = figures_at("margin", 0.0, judged)
+    figures = figures_at(GateSpec("margin", 0.0), judged)
     assert (figures.exit_rate, figures.agreement, figures.hybrid_agreement) == (0, None, 1)
 
 
@@ -114,3 +117,23 @@ def test_curve_holds_the_chosen_threshold_and_is_against_labels_where_there_are_
     assert (point.exit_rate, point.exit_accuracy, point.accuracy) == (1, 0.5, 0.5)
     bare = agreement_gate("entropy", Judged(exits, whole, None), 1.0)
     assert [each.exit_accuracy for each in bare.curve if each.threshold == bare.threshold] == [1]
+
+
+def test_scales_of_a_composed_gate_are_fitted_where_the_agreement_is_kept() -> None:
+    rng = np.random.default_rng(5)
+    exits = (3 * rng.normal(size=(400, 6))).astype(np.float32)
+    whole = exits.copy()
+    unsure = uncertainties("entropy", exits) > 0.7
+    whole[unsure] = np.roll(whole[unsure], 1, axis=1)  # the whole model answers otherwise there
+    judged = Judged(exits, whole, None)
+    share = (uncertainties("entropy", exits) < agreed_threshold("entropy", judged, 0.9)).mean()
+    assert 0.2 < share < 0.9
+    gate = agreement_gate("all(entropy, margin)", judged, 0.9)
+    for term in read_gate(gate.policy).terms:
+        assert term.scale is not None
+        below = (uncertainties(term.kind, exits) < term.scale).mean()
+        assert below == pytest.approx(share, abs=0.01)  # a scale has four digits
+    figures = figures_at(gate, judged)
+    assert figures.agreement is not None
+    assert figures.agreement >= 0.9
+    assert figures.exit_rate > 0

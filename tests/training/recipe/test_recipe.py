@@ -186,7 +186,7 @@ def test_a_recipe_is_written_as_the_tables_that_it_is_read_from() -> None:
     written = read_recipe(SMALL).to_dict()
     assert list(written) == [
         *("method", "data", "train", "round", "evaluate", "privacy", "energy"),
-        *("method_numbers", "parts", "seed"),
+        *("method_numbers", "parts", "gate", "seed"),
     ]
     assert written["train"] == {
         **SMALL["train"],
