@@ -17,6 +17,9 @@ from edge_sdk.manifest import BundleManifest, ModelManifest
 if TYPE_CHECKING:  # torch takes seconds to import, which --help must not
     from edge_sdk.nets import Supernet
     from edge_sdk.training.data.load import Dataset
+    from exporters.scores import BundleScore
+
+    Scores = dict[str, BundleScore]
 
 _EPILOG = (
     "Example: splitedge export --backbone tiny --weights tiny.safetensors --data digits"
@@ -24,6 +27,15 @@ _EPILOG = (
 )
 
 app = typer.Typer(add_completion=False)
+
+Resize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HxW",
+        help="Size of the pictures of a folder, in pixels.",
+        show_default="their own, if all have the same",
+    ),
+]
 
 
 @app.command(epilog=_EPILOG)
@@ -42,11 +54,12 @@ def export(
     data: Annotated[
         str,
         typer.Option(
-            metavar="NAME_OR_DIR",
-            help="'digits', or a folder with the four IDX files of an image set. The test part"
-            " sets the gate and checks every graph.",
+            metavar="DATA",
+            help="Labelled samples: digits, fashion-mnist=DIR, a folder of pictures, FILE.npz, ..."
+            " (docs/data.md). Held-out samples set the gate, and test samples give the figures.",
         ),
     ],
+    resize: Resize = None,
     out: Annotated[Path, typer.Option(help="Folder of models; this writes OUT/NAME/VERSION.")],
     name: Annotated[str, typer.Option(help="Name of the model: a-z, 0-9 and '-'.")],
     version: Annotated[
@@ -85,10 +98,12 @@ def export(
 
     Every graph must give the answers of the torch model; otherwise nothing is published.
     """
-    manifest = _export(
+    from edge_sdk.training.data.load import with_resize
+
+    manifest, scores = _export(
         backbone=backbone,
         weights=weights,
-        data=data,
+        data=with_resize(data, resize),
         out=out,
         name=name,
         version=version,
@@ -99,9 +114,9 @@ def export(
     target = out / name / manifest.version
     bundles = [BundleManifest.load(target / "bundles" / variant) for variant in manifest.variants]
     if as_json:
-        typer.echo(_json(target, manifest, bundles))
+        typer.echo(_json(target, manifest, bundles, scores))
     else:
-        Console().print(_table(target, bundles))
+        Console().print(_table(target, bundles, scores))
 
 
 def _export(
@@ -115,11 +130,14 @@ def _export(
     depths: list[int] | None,
     int8: Literal["auto", "never"],
     gate: str | None,
-) -> ModelManifest:
+) -> tuple[ModelManifest, Scores]:
     console = Console(stderr=True)
     with console.status("loading torch") as status:
+        from edge_sdk.training.data.load import described, labelled_dataset, open_data
         from exporters.graphs import shared_exit
         from exporters.model import export_model, next_version
+        from exporters.parity import run_torch
+        from exporters.scores import score_bundle
         from exporters.weights import check_depths, load_weights, read_origin
 
         def progress(line: str) -> None:
@@ -127,35 +145,35 @@ def _export(
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
         status.update("loading data and weights")
-        dataset = _dataset(data)
+        samples = open_data(data)
+        dataset = labelled_dataset(samples)
+        progress(described(samples, dataset.sizes))
         net = _network(backbone, dataset)
         trained = load_weights(net, weights)
         check_depths(weights, net, trained, depths or ())
         origin = read_origin(weights)
         status.update("tracing the network")
-        return export_model(
+        manifest = export_model(
             net,
-            dataset.x_test,
-            dataset.y_test,
+            dataset.x_held_out,
+            dataset.y_held_out,
             out,
             name=name,
             version=next_version(out, name) if version is None else version,
             class_names=dataset.class_names,
-            calibration_x=dataset.x_train,
             depths=depths or trained,
             int8=int8,
             device=partial(shared_exit, gate=gate or origin.gate, run=origin.run),
             progress=progress,
         )
-
-
-def _dataset(data: str) -> Dataset:
-    from edge_sdk.training.data.load import load_dataset
-
-    folder = Path(data)
-    if folder.is_dir():
-        return load_dataset("fashion-mnist", folder)
-    return load_dataset(data)
+        status.update("scoring the bundles on test samples")
+        whole = run_torch(net.eval(), dataset.x_test)[0].argmax(axis=1)
+        bundles = out / name / manifest.version / "bundles"
+        scores = {
+            variant: score_bundle(bundles / variant, whole, dataset.x_test, dataset.y_test)
+            for variant in manifest.variants
+        }
+        return manifest, scores
 
 
 def _network(backbone: str, dataset: Dataset) -> Supernet:
@@ -171,22 +189,27 @@ def _network(backbone: str, dataset: Dataset) -> Supernet:
     )
 
 
-def _json(target: Path, manifest: ModelManifest, bundles: list[BundleManifest]) -> str:
+def _json(
+    target: Path, manifest: ModelManifest, bundles: list[BundleManifest], scores: Scores
+) -> str:
     result = {
         "path": str(target),
         "name": manifest.name,
         "version": manifest.version,
-        "bundles": [_row(target, bundle) for bundle in bundles],
+        "figures_of": "test",
+        "bundles": [_row(target, bundle, scores) for bundle in bundles],
     }
     return orjson.dumps(result, option=orjson.OPT_INDENT_2).decode()
 
 
-def _table(target: Path, bundles: list[BundleManifest]) -> Table:
-    table = Table(title=str(target), title_justify="left")
+def _table(target: Path, bundles: list[BundleManifest], scores: Scores) -> Table:
+    scored = next(iter(scores.values())).samples
+    title = f"{target}\nexits and accuracy: on {scored:,} test samples"
+    table = Table(title=title, title_justify="left")
     for heading in ("bundle", "kB", "us a run", "z as", "exit below", "exits", "accuracy"):
         table.add_column(heading, justify="left" if heading == "bundle" else "right")
     for bundle in bundles:
-        row = _row(target, bundle)
+        row = _row(target, bundle, scores)
         table.add_row(
             row["variant"],
             f"{row['bytes'] / 1e3:.0f}",
@@ -194,16 +217,16 @@ def _table(target: Path, bundles: list[BundleManifest]) -> Table:
             row["codec"],
             f"{row['threshold']:.3g} {row['measure']}",
             f"{row['exit_rate']:.1%}",
-            "" if row["accuracy"] is None else f"{row['accuracy']:.1%}",
+            f"{row['accuracy']:.1%}",
         )
     return table
 
 
-def _row(target: Path, bundle: BundleManifest) -> dict[str, Any]:
-    """Figures of a bundle; no accuracy at a threshold below which nothing exits."""
+def _row(target: Path, bundle: BundleManifest, scores: Scores) -> dict[str, Any]:
+    """Figures of a bundle; exit rate and accuracies are of the test part."""
     variant = bundle.bundle.rpartition("/")[2]
     folder = target / "bundles" / variant
-    points = [point for point in bundle.gate.curve if point.threshold == bundle.gate.threshold]
+    score = scores[variant]
     return {
         "variant": variant,
         "bytes": sum((folder / file).stat().st_size for file in bundle.files),
@@ -211,6 +234,8 @@ def _row(target: Path, bundle: BundleManifest) -> dict[str, Any]:
         "codec": bundle.smashed.codec,
         "threshold": bundle.gate.threshold,
         "measure": "nats" if bundle.gate.policy == "entropy" else bundle.gate.policy,
-        "exit_rate": points[0].exit_rate if points else 0.0,
-        "accuracy": points[0].accuracy if points else None,
+        "exit_rate": score.exit_rate,
+        "accuracy": score.accuracy,
+        "exit_accuracy": score.exit_accuracy,
+        "test_samples": score.samples,
     }

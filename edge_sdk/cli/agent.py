@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,14 +124,26 @@ def train(
     data: Annotated[
         str,
         typer.Option(
-            metavar="NAME_OR_DIR_OR_NPZ",
-            help="This device's samples (their training part): digits, a folder of images or IDX "
-            "files, module:function, or an .npz file with x_train (N, C, H, W), raw and in the "
-            "scale of the recipe's data, y_train (N,), and for a score x_test and y_test. They "
-            "stay on this device.",
+            metavar="DATA",
+            help="This device's labelled samples, in the scale of the recipe's data: a folder of "
+            "pictures with a folder for each class, FILE.npz, csv:FILE?window=..., digits, "
+            "fashion-mnist=DIR, module:function (docs/data.md). Their training part is trained on, "
+            "their test part gives the score, and they stay on this device.",
         ),
     ],
     state: State = STATE_DEFAULT,
+    held_out: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=0.9,
+            help="Share of the samples that is not trained on, as the recipe's held_out.",
+        ),
+    ] = 0.1,
+    resize: Annotated[
+        str | None,
+        typer.Option(metavar="HxW", help="Size of the pictures of a folder, in pixels."),
+    ] = None,
     trainer: Annotated[
         str | None,
         typer.Option(help="URL of the trainer; default: wait for the server's invitation."),
@@ -139,12 +152,20 @@ def train(
     backbone: Backbone = None,
 ) -> None:
     """Take part in training until it ends, or until Ctrl-C. The data stay on this device."""
+    from edge_sdk.training.data.load import with_resize
     from edge_sdk.training.device.participate import participate
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         counts = participate(
-            state, data, trainer=trainer, threads=threads, backbone=backbone, say=typer.echo
+            state,
+            with_resize(data, resize),
+            held_out=held_out,
+            trainer=trainer,
+            threads=threads,
+            backbone=backbone,
+            say=typer.echo,
+            note=partial(typer.echo, err=True),
         )
         typer.echo(
             f"training is over: {counts.updates} rounds here,"

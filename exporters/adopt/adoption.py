@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.manifest import GateSpec, ModelManifest, TensorSpec
-from edge_sdk.training.data.samples import Part, Parts
+from edge_sdk.training.data.load import Part, Parts
 from exporters.adopt.classifier import PREFIX, Classifier, checked
 from exporters.adopt.graph.cuts import Cut, Offer, Plan, choose_cuts, find_cuts
 from exporters.adopt.heads import Extractor, Head, crossed_logits, train_head
@@ -156,11 +156,7 @@ def adopt(
         manifest=manifest,
         path=settings.out / settings.name / manifest.version,
         cuts=cuts,
-        samples={
-            "train": len(parts.train),
-            "held_out": len(parts.held_out),
-            "test": len(parts.test),
-        },
+        samples=parts.sizes,
         labelled=parts.test.y is not None,
         seconds=time.perf_counter() - started,
         head_seconds=head_seconds,

@@ -190,11 +190,10 @@ def _adopt(
 ) -> Adoption:
     console = Console(stderr=True)
     with console.status("loading torch and onnxruntime") as status:
-        from edge_sdk.training.data.samples import read_samples, split_samples
+        from edge_sdk.training.data.load import described, split_samples
         from exporters.adopt import inputs
         from exporters.adopt.adoption import adopt as make
         from exporters.adopt.classifier import load_classifier
-        from exporters.adopt.graph.preprocess import picture_form
         from exporters.model import check_place, next_version
 
         def progress(line: str) -> None:
@@ -209,16 +208,12 @@ def _adopt(
         check_place(chosen.out, chosen.name, chosen.version)
         status.update(f"reading {data}")
         raw = classifier.raw
-        read = read_samples(data, form=picture_form(raw.shape), most=2 * most)
+        read = inputs.read_inputs(data, raw, most=2 * most)
         names = inputs.names_of(classifier.classes, given, read)
-        read = inputs.with_labels(read, names, wanted=labels, named=given is not None)
-        parts = split_samples(inputs.fitted(read, raw), seed=seed, most=most)
-        skipped = f", {len(read.skipped)} skipped" if read.skipped else ""
-        progress(
-            f"{read.name}: {len(parts.train)} samples to train heads, {len(parts.held_out)}"
-            f" held out, {len(parts.test)} test{skipped}; raw input {raw.dtype} {raw.shape},"
-            f" {classifier.classes} classes"
-        )
+        parts = split_samples(read, seed=seed, most=most)
+        parts = inputs.with_labels(parts, read, names, wanted=labels, named=given is not None)
+        progress(described(read, parts.sizes))
+        progress(f"raw input {raw.dtype} {raw.shape}, {classifier.classes} classes")
         return make(classifier, parts, settings(names, chosen.version), progress)
 
 

@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.manifest import TensorSpec
-from edge_sdk.training.data.samples import Part, Samples
-from exporters.adopt.graph.preprocess import layout_of
+from edge_sdk.training.data.load import Part, Parts, Samples, open_data
+from exporters.adopt.graph.preprocess import layout_of, picture_form
 from exporters.errors import ExportError
 
 Array = NDArray[Any]
 
+LEAST: Final = 6
 
-def fitted(samples: Samples, raw: TensorSpec) -> Samples:
-    """The samples in the shape of the raw input; their values and dtype stay.
 
-    Raises: ExportError where the shape does not fit, or a uint8 input gets other values.
+def read_inputs(word: str, raw: TensorSpec, *, most: int) -> Samples:
+    """The samples that a word of the grammar names, in the shape of the raw input.
+
+    Their values and dtype stay.
+
+    Args:
+        most: files to read of each part of a folder.
+    Raises: ExportError where the shape does not fit, a uint8 input gets other values, or there are
+        too few samples; what `open_data` raises.
     """
-    parts = [
-        None if part is None else Part(_shaped(samples.name, part.x, raw), part.y)
+    form = picture_form(raw.shape)
+    if form is None and Path(word.partition("?")[0]).is_dir():
+        raise ExportError(
+            f"{word}: holds pictures, and this model takes none: its input is no (channels,"
+            " height, width) of 1 or 3 channels; give FILE.npz, csv:FILE or module:function"
+        )
+    samples = open_data(word, form=form, most=most)
+    if len(samples.train) < LEAST:
+        raise ExportError(
+            f"{samples.name}: expected at least {LEAST} samples, got {len(samples.train)}"
+        )
+    train, test = (
+        None if part is None else replace(part, x=_shaped(samples.name, part.x, raw))
         for part in (samples.train, samples.test)
-    ]
-    train, test = parts
+    )
     assert train is not None
-    return Samples(samples.name, train, test, samples.class_names, samples.skipped)
+    return replace(samples, train=train, test=test)
 
 
 def as_raw(x: Array, raw: TensorSpec) -> Array:
@@ -53,31 +72,28 @@ def names_of(classes: int, given: Sequence[str] | None, samples: Samples) -> tup
 
 
 def with_labels(
-    samples: Samples, class_names: Sequence[str], *, wanted: bool, named: bool
-) -> Samples:
-    """The samples with labels in the order of the model's classes; without any unless wanted.
+    parts: Parts, samples: Samples, class_names: Sequence[str], *, wanted: bool, named: bool
+) -> Parts:
+    """The parts with labels in the order of the model's classes; without any unless wanted.
 
     Args:
+        samples: those that were parted.
         named: whether the class names were given: labels are then matched by name.
     Raises: ExportError where labels are wanted and there are none, or they do not fit.
     """
-    if not wanted:
-        bare = None if samples.test is None else Part(samples.test.x, None)
-        return Samples(samples.name, Part(samples.train.x, None), bare, (), samples.skipped)
-    judged = samples.train if samples.test is None else samples.test
-    if judged.y is None:
+    if wanted and parts.test.y is None:
         raise ExportError(
             f"--labels: expected labels of the test part, {samples.name} has none; leave out"
             " --labels, or give data with a folder for each class or the array y_test"
         )
-    places = _places(samples, class_names) if named else None
-    parts = [
-        None if part is None else Part(part.x, _moved(part.y, places, len(class_names), samples))
-        for part in (samples.train, samples.test)
-    ]
-    train, test = parts
-    assert train is not None
-    return Samples(samples.name, train, test, tuple(class_names), samples.skipped)
+    places = _places(samples, class_names) if wanted and named else None
+
+    def moved(part: Part) -> Part:
+        if not wanted or part.y is None:
+            return replace(part, y=None)
+        return replace(part, y=_moved(part.y, places, len(class_names), samples))
+
+    return Parts(moved(parts.train), moved(parts.held_out), moved(parts.test))
 
 
 def _places(samples: Samples, class_names: Sequence[str]) -> Array | None:
@@ -94,17 +110,16 @@ def _places(samples: Samples, class_names: Sequence[str]) -> Array | None:
     return np.array([list(class_names).index(name) for name in samples.class_names])
 
 
-def _moved(y: Array | None, places: Array | None, classes: int, samples: Samples) -> Array | None:
-    if y is None:
-        return None
+def _moved(y: Array, places: Array | None, classes: int, samples: Samples) -> Array:
     if places is None and samples.class_names and len(samples.class_names) != classes:
         raise ExportError(
             f"--labels: {samples.name} has {len(samples.class_names)} classes, the model {classes};"
             " name the model's classes with --class-names, and labels are matched by name"
         )
     if places is not None:
-        return places[y]
-    if y.max() >= classes:
+        moved: Array = places[y]
+        return moved
+    if len(y) and y.max() >= classes:
         raise ExportError(
             f"--labels: expected labels 0 to {classes - 1}, the model's classes, got {y.max()} in"
             f" {samples.name}"

@@ -20,7 +20,7 @@ from edge_sdk.manifest import (
     TensorSpec,
 )
 from edge_sdk.session import Session
-from edge_sdk.training.data.samples import Part
+from edge_sdk.training.data.load import Part
 from exporters.adopt.classifier import Classifier
 from exporters.adopt.costs import Timed, cost_table
 from exporters.adopt.graph.cuts import Cut, Plan

@@ -11,7 +11,7 @@ import contextlib
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,15 +31,13 @@ READY: Final = "waits to be invited"  # in the line of `agent train` before it t
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The training samples of a data set, dealt out by row.
+    """The training part of a data set, dealt out by row.
 
     Attributes:
-        held_out: rows of the server; they set the gate, and are neither trained nor tested on.
-        devices: rows of each device, out of the others.
+        devices: rows of each device.
     """
 
     dataset: Dataset
-    held_out: Array
     devices: tuple[Array, ...]
 
 
@@ -65,13 +63,10 @@ class Trained:
     weights: str
 
 
-def share_out(dataset: Dataset, held_out_every: int, devices: int) -> Shares:
-    """Hold out one training sample in so many, and deal the others to the devices in turn."""
+def share_out(dataset: Dataset, devices: int) -> Shares:
+    """Deal the training samples to the devices in turn."""
     rows = np.arange(len(dataset.y_train))
-    held_out = rows % held_out_every == 0
-    left = rows[~held_out]
-    parts = tuple(left[place::devices] for place in range(devices))
-    return Shares(dataset, rows[held_out], parts)
+    return Shares(dataset, tuple(rows[place::devices] for place in range(devices)))
 
 
 def train(
@@ -88,7 +83,10 @@ def train(
     recipe = Path(shutil.copy(recipe, folder))
     text = tomllib.loads(recipe.read_text())
     rounds = text["train"]["rounds"]
-    _save(folder / text["data"]["name"], shares.dataset, shares.held_out)
+    held_out = replace(
+        shares.dataset, x_train=shares.dataset.x_held_out, y_train=shares.dataset.y_held_out
+    )
+    _save(folder / text["data"]["name"], held_out, np.arange(len(held_out.y_train)))
     with contextlib.ExitStack() as stack:
         with progress("starting the devices' training, each a process with its own samples"):
             members = []
@@ -118,7 +116,8 @@ def train(
 
 def start_member(state: Path, data: Path) -> ChildProcess:
     """`splitedge agent train` on a device's state folder, with its samples in `data`."""
-    words = ["agent", "train", "--state", str(state), "--data", str(data)]
+    # what is held out of the training has been taken out already
+    words = ["agent", "train", "--state", str(state), "--data", str(data), "--held-out", "0"]
     return ChildProcess.splitedge(state.name, words, data.with_suffix(".log"))
 
 

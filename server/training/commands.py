@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -58,8 +59,18 @@ def simulate(
         ),
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", show_default="the recipe's", help="Folder of the data set."),
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            show_default="the recipe's",
+            help="Labelled samples in place of the recipe's: digits, fashion-mnist=DIR, a folder of"
+            " pictures, FILE.npz, csv:FILE?..., module:function (docs/data.md); or the folder with"
+            " the files of the recipe's data set.",
+        ),
+    ] = None,
+    resize: Annotated[
+        str | None,
+        typer.Option(metavar="HxW", help="Size of the pictures of a folder, in pixels."),
     ] = None,
     threads: Annotated[
         int,
@@ -82,10 +93,17 @@ def simulate(
         from server.training.simulation.run import simulate as run
 
     torch.set_num_threads(threads)
-    changed = _changed(load_recipe(recipe), seed, data)
+    changed = _changed(load_recipe(recipe), seed, data, resize)
     folder = out or Path("splitedge-runs") / f"{recipe.stem}-{changed.seed}"
     with resumable(), _progress(console, changed.train.rounds) as on_round:
-        result = run(changed, folder, resume=resume, device=device, on_round=on_round)
+        result = run(
+            changed,
+            folder,
+            resume=resume,
+            device=device,
+            on_round=on_round,
+            note=partial(typer.echo, err=True),
+        )
     if report is not None:
         write_report(report, result)
     _print_summary(console, result, folder)
@@ -166,20 +184,31 @@ def train(
         insecure=insecure,
     )
     with resumable():
-        result = run(load_recipe(recipe), settings, say=typer.echo, on_round=_print_round)
+        result = run(
+            load_recipe(recipe),
+            settings,
+            say=typer.echo,
+            on_round=_print_round,
+            note=partial(typer.echo, err=True),
+        )
     if report is not None:
         write_report(report, result)
     typer.echo(
         f"{len(result['rounds'])} rounds with {result['clients']} devices,"
-        f" accuracy {result['final']['accuracy']:.1%}: {result['weights']}"
+        f" accuracy on the test part {result['final']['accuracy']:.1%}: {result['weights']}"
     )
 
 
-def _changed(recipe: Recipe, seed: int | None, data: Path | None) -> Recipe:
+def _changed(recipe: Recipe, seed: int | None, data: str | None, resize: str | None) -> Recipe:
+    from edge_sdk.training.data.load import with_resize
+
     if seed is not None:
         recipe = replace(recipe, seed=seed)
     if data is not None:
-        recipe = replace(recipe, data=replace(recipe.data, folder=data))
+        recipe = replace(recipe, data=recipe.data.taken_from(data))
+    if resize is not None:
+        word = with_resize(recipe.data.word, resize)
+        recipe = replace(recipe, data=replace(recipe.data, name=word, folder=None))
     return recipe
 
 
@@ -219,15 +248,15 @@ def _print_summary(console: Console, result: Mapping[str, Any], folder: Path) ->
         f"[bold]{result['method']}[/] on {result['dataset']}, {result['clients']} clients, "
         f"{len(rows)} rounds in {seconds:.1f} s, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
     )
-    console.print(f"accuracy on the test set: [bold]{final['accuracy']:.1%}[/] ({path})")
+    console.print(f"accuracy on the test part: [bold]{final['accuracy']:.1%}[/] ({path})")
     console.print(
-        f"mean accuracy of clients: {_percent(final['accuracy_id'])} on classes they have,"
-        f" {_percent(final['accuracy_ood'])} on other classes; standard deviation"
+        f"mean accuracy of clients on test samples: {_percent(final['accuracy_id'])} of classes"
+        f" they have, {_percent(final['accuracy_ood'])} of other classes; standard deviation"
         f" {_percent(final['std'])}"
     )
     if final["exits"]:
         each = ", ".join(f"{depth}: {value:.1%}" for depth, value in final["exits"].items())
-        console.print(f"accuracy of exits on the test set, by depth: {each}")
+        console.print(f"accuracy of exits on the test part, by depth: {each}")
     lost = sum(len(row["missing"]) + len(row["refused"]) for row in rows)
     if lost:
         console.print(f"[yellow]{lost} updates are missing or refused[/]; the report says why")

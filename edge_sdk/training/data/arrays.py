@@ -1,4 +1,4 @@
-"""Data sets in .npz files; nothing in them is unpickled."""
+"""Samples in .npz files; nothing in them is unpickled."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ import numpy as np
 from numpy.lib import format as npy
 
 from edge_sdk.errors import ConfigurationError, InputError
-from edge_sdk.training.data.dataset import Array, Dataset, Part, make_dataset
+from edge_sdk.training.data.samples import Array, Part, Samples, checked_samples
 
 ARRAY_BYTES_MAX: Final = 8 << 30
-REQUIRED: Final = ("x_train", "y_train", "x_test", "y_test")
-TEST: Final = ("x_test", "y_test")
 _UNREADABLE: Final = (
     OSError,
     EOFError,
@@ -31,29 +29,20 @@ _UNREADABLE: Final = (
 )
 
 
-def npz(path: Path, *, test: bool = True) -> Dataset:
-    """A data set of the arrays `x_train`, `y_train`, `x_test` and `y_test`.
+def npz(path: Path) -> Samples:
+    """Samples of the array `x_train`, and of `y_train`, `x_test` and `y_test` where they are there.
 
     The file may hold `class_names`, `group_train` and `group_test` too.
 
-    Args:
-        test: require a test part; False lets the file leave it out, and it is empty then.
     Raises: ConfigurationError if the file is missing; InputError naming it, the array and what is
         wrong with it.
     """
     if not path.is_file():
         raise ConfigurationError(
-            f"{path}: expected a file there; put it in {path.parent}, with the arrays"
-            f" {', '.join(REQUIRED)} (numpy.savez)"
+            f"{path}: expected a file there; put it in {path.parent}, with the array x_train and"
+            " perhaps y_train, x_test, y_test and class_names (numpy.savez)"
         )
-    arrays = read_npz(path)
-    if test or any(key in arrays for key in TEST):
-        return dataset_of(path.stem, path, arrays, group="group")
-    # a training sample stands in for the test part while the arrays are checked
-    kinds = [kind for kind in "xy" if _is_rows(arrays, kind)]
-    stand_in = {f"{kind}_test": arrays[f"{kind}_train"][:1] for kind in kinds}
-    dataset = dataset_of(path.stem, path, arrays | stand_in, group="group")
-    return dataset.head(len(dataset.y_train), 0)
+    return samples_of(path.stem, path, read_npz(path), group="group")
 
 
 def read_npz(path: Path) -> dict[str, Array]:
@@ -81,35 +70,36 @@ def read_npz(path: Path) -> dict[str, Array]:
         raise InputError(f"{path}: cannot be read as .npz ({err})") from err
 
 
-def dataset_of(name: str, path: Path, arrays: dict[str, Array], group: str) -> Dataset:
-    """A data set of the arrays of an .npz file.
+def samples_of(name: str, path: Path, arrays: dict[str, Array], group: str) -> Samples:
+    """Samples of the arrays of an .npz file.
 
     Args:
         group: prefix of the arrays that name the person of each sample, as `group_train`.
 
     Raises: InputError naming the file, the array and what is wrong with it.
     """
-    missing = [key for key in REQUIRED if key not in arrays]
-    if missing:
+    if "x_train" not in arrays:
         raise InputError(
-            f"{path}: expected the arrays {', '.join(REQUIRED)}, got {', '.join(arrays) or 'none'}"
+            f"{path}: expected the array x_train, and perhaps y_train, x_test and y_test, got"
+            f" {', '.join(arrays) or 'none'}"
         )
+    if "y_test" in arrays and "x_test" not in arrays:
+        raise InputError(f"{path}: expected the array x_test next to y_test, got none")
     train, test = (
-        Part(arrays[f"x_{side}"], arrays[f"y_{side}"], arrays.get(f"{group}_{side}"))
+        Part(arrays[f"x_{side}"], arrays.get(f"y_{side}"), arrays.get(f"{group}_{side}"))
+        if f"x_{side}" in arrays
+        else None
         for side in ("train", "test")
     )
+    assert train is not None
     class_names = arrays.get("class_names")
     if class_names is not None and (class_names.ndim != 1 or class_names.dtype.kind != "U"):
         raise InputError(
             f"{path}: class_names: expected a row of text,"
             f" got {class_names.dtype} of shape {class_names.shape}"
         )
-    names = None if class_names is None else [str(entry) for entry in class_names]
-    return make_dataset(name, train, test, source=path, class_names=names)
-
-
-def _is_rows(arrays: dict[str, Array], kind: str) -> bool:
-    return arrays.get(f"{kind}_train", np.array(0)).ndim > 0
+    names = () if class_names is None else [str(entry) for entry in class_names]
+    return checked_samples(name, train, test, source=path, class_names=names)
 
 
 def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from edge_sdk.errors import InputError
-from edge_sdk.training.data.dataset import Array, Dataset, Part, make_dataset
-from edge_sdk.training.data.files import find, need_folder, read_bytes
+from edge_sdk.training.data.files import find, read_bytes
+from edge_sdk.training.data.samples import Array, Part, Samples, checked_samples
 
 CIFAR10_CLASSES: Final = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -32,33 +32,31 @@ PIXELS: Final = 3 * 32 * 32
 RECORDS_MAX: Final = 60_000
 
 
-def cifar10(folder: Path | None) -> Dataset:
+def cifar10(folder: Path) -> Samples:
     """50,000 + 10,000 RGB images of 32 x 32 in 10 classes, uint8, from six batches.
 
     `data_batch_1.bin` ... `data_batch_5.bin` and `test_batch.bin`, or with .xz (unpacking takes
     1.5 s a batch) or a leading `cifar10_`, in `folder` or in the `cifar-10-batches-bin` in it.
     """
-    folder = need_folder("cifar-10", folder, "the six batches of its binary version")
     batches = [f"data_batch_{number}" for number in range(1, 6)]
     train, test = (
         _part([_find(folder, "cifar-10-batches-bin", "cifar10_", stem) for stem in stems], 1)
         for stems in (batches, ["test_batch"])
     )
-    return make_dataset("cifar-10", train, test, source=folder, class_names=CIFAR10_CLASSES)
+    return checked_samples("cifar-10", train, test, source=folder, class_names=CIFAR10_CLASSES)
 
 
-def cifar100(folder: Path | None) -> Dataset:
+def cifar100(folder: Path) -> Samples:
     """50,000 + 10,000 RGB images of 32 x 32 in 100 fine classes, uint8, from two files.
 
     `train.bin` and `test.bin`, or with .xz or a leading `cifar100_`, in `folder` or in the
     `cifar-100-binary` in it.
     """
-    folder = need_folder("cifar-100", folder, "the two files of its binary version")
     train, test = (
         _part([_find(folder, "cifar-100-binary", "cifar100_", stem)], 2)
         for stem in ("train", "test")
     )
-    return make_dataset("cifar-100", train, test, source=folder, class_names=CIFAR100_CLASSES)
+    return checked_samples("cifar-100", train, test, source=folder, class_names=CIFAR100_CLASSES)
 
 
 def read_cifar(path: Path, labels: int) -> tuple[Array, Array]:

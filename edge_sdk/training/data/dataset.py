@@ -1,44 +1,47 @@
-"""The data set, and the checks of the arrays that it is made of."""
+"""The labelled data set in its three parts, as training takes it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_sdk.errors import InputError
+from edge_sdk.training.data.samples import Array, Part, Samples, blocks
+from edge_sdk.training.data.split import HELD_OUT_SHARE, SEED, split_samples
 
-Array = NDArray[Any]
-
-# 1,000 images of Fashion-MNIST; as float64, twice, they take 12 MB
-BLOCK_VALUES: Final = 1000 * 28 * 28
+_SIDES: Final = ("train", "held_out", "test")
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A labelled data set with a train and a test part.
+    """A labelled data set in three parts.
+
+    `train` is for training. `held_out` chooses: thresholds, calibrations, stopping points; it is
+    empty where nothing was held out. Figures are of `test`.
 
     Attributes:
-        x_train, x_test: (n, channels, ...) as recorded, uint8 or float32: the network's first layer
-            normalises them.
-        y_train, y_test: (n,) int64, each in [0, classes).
+        x_train, x_held_out, x_test: (n, channels, ...) as recorded, uint8 or float32: the network's
+            first layer normalises them.
+        y_train, y_held_out, y_test: (n,) int64, each in [0, classes).
         mean, std: per channel, of the training part, in the units of x.
-        group_train, group_test: (n,) int64, the person that each sample is from (the subject who
-            wore the sensor): natural clients. None if unknown.
+        group_train, group_held_out, group_test: (n,) int64, the person that each sample is from
+            (the subject who wore the sensor): natural clients. None if unknown.
     """
 
     name: str
     x_train: Array
     y_train: Array
+    x_held_out: Array
+    y_held_out: Array
     x_test: Array
     y_test: Array
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     group_train: Array | None = None
+    group_held_out: Array | None = None
     group_test: Array | None = None
 
     @property
@@ -46,20 +49,30 @@ class Dataset:
         """Number of classes."""
         return len(self.class_names)
 
-    def head(self, train: int, test: int) -> Dataset:
-        """The first samples of each part."""
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Samples of each part, by `train`, `held_out`, `test`."""
+        return {side: len(getattr(self, f"y_{side}")) for side in _SIDES}
+
+    def head(self, train: int, test: int, held_out: int | None = None) -> Dataset:
+        """The first samples of each part.
+
+        Args:
+            held_out: None for all.
+        """
+        counts = {"train": train, "held_out": held_out, "test": test}
         return replace(
             self,
-            x_train=self.x_train[:train],
-            y_train=self.y_train[:train],
-            x_test=self.x_test[:test],
-            y_test=self.y_test[:test],
-            group_train=None if self.group_train is None else self.group_train[:train],
-            group_test=None if self.group_test is None else self.group_test[:test],
+            **{
+                f"{array}_{side}": part[: counts[side]]
+                for side in _SIDES
+                for array in ("x", "y", "group")
+                if (part := getattr(self, f"{array}_{side}")) is not None
+            },
         )
 
     def merged(self) -> tuple[Array, Array, Array | None]:
-        """x, y and groups of both parts, train first, to be split again client by client."""
+        """x, y and groups of train and test, train first, to be split again client by client."""
         groups = None
         if self.group_train is not None and self.group_test is not None:
             groups = np.concatenate([self.group_train, self.group_test])
@@ -70,63 +83,30 @@ class Dataset:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part as read from a file; `make_dataset` checks it.
-
-    Attributes:
-        groups: the person that each sample is from; None if unknown.
-    """
-
-    x: Array
-    y: Array
-    groups: Array | None = None
-
-
-def make_dataset(
-    name: str,
-    train: Part,
-    test: Part,
-    *,
-    source: object,
-    class_names: Sequence[str] | None = None,
+def labelled_dataset(
+    samples: Samples, *, held_out: float = HELD_OUT_SHARE, seed: int = SEED
 ) -> Dataset:
-    """Check that arrays fit together, and make a data set of them.
+    """The data set of labelled samples, parted by the rule (edge_sdk.training.data.split).
 
     Args:
-        source: where they come from, for errors.
-        class_names: in label order; by default the numbers up to the largest training label.
-    Raises: InputError naming the source, the array, what was expected and what was got.
+        held_out: share of the samples that are not for test; with 0 the held-out part is empty.
+    Raises: InputError for samples without labels, or too few to part.
     """
-    x_train, x_test = (_values(f"{source}: x_{side}", part.x) for side, part in _sides(train, test))
-    if x_train.shape[1:] != x_test.shape[1:]:
-        raise InputError(
-            f"{source}: expected samples of one shape in both parts,"
-            f" got {x_train.shape[1:]} for training and {x_test.shape[1:]} for test"
-        )
-    y_train, y_test = (
-        _whole_numbers(f"{source}: y_{side}", part.y, len(part.x))
-        for side, part in _sides(train, test)
-    )
-    if class_names is None:
-        class_names = [str(label) for label in range(int(y_train.max()) + 1)]
-    for side, labels in (("train", y_train), ("test", y_test)):
-        if labels.min() < 0 or labels.max() >= len(class_names):
+    parts = split_samples(samples, held_out=held_out, seed=seed)
+    found: dict[str, Array | None] = {}
+    for side in _SIDES:
+        part: Part = getattr(parts, side)
+        if part.y is None:
+            where = "the test part has none" if side == "test" else "there are none"
             raise InputError(
-                f"{source}: y_{side}: expected labels 0..{len(class_names) - 1},"
-                f" got {labels.min()}..{labels.max()}"
+                f"{samples.name}: expected labels to train with, {where}; put the pictures into a"
+                " folder for each class, or add the arrays y_train and y_test;"
+                " `splitedge adopt` takes samples without labels"
             )
-    group_train, group_test = (
-        None
-        if part.groups is None
-        else _whole_numbers(f"{source}: group_{side}", part.groups, len(part.x))
-        for side, part in _sides(train, test)
-    )
-    mean, std = moments(x_train)
-    return Dataset(
-        name, x_train, y_train, x_test, y_test, tuple(class_names), mean, std,
-        group_train, group_test,
-    )  # fmt: skip
+        found |= {f"x_{side}": part.x, f"y_{side}": part.y, f"group_{side}": part.groups}
+    names = samples.class_names or tuple(map(str, range(samples.classes)))
+    mean, std = moments(parts.train.x)
+    return Dataset(samples.name, class_names=names, mean=mean, std=std, **found)  # type: ignore[arg-type]
 
 
 def moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -140,44 +120,8 @@ def moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """
     axes = (0, *range(2, x.ndim))
     per_channel = x.size // x.shape[1]
-    mean = sum(block.sum(axes, dtype=np.float64) for block in _blocks(x)) / per_channel
+    mean = sum(block.sum(axes, dtype=np.float64) for block in blocks(x)) / per_channel
     centre = np.reshape(mean, (-1, *(1,) * (x.ndim - 2)))
-    squares = sum(np.square(block - centre).sum(axes) for block in _blocks(x))
+    squares = sum(np.square(block - centre).sum(axes) for block in blocks(x))
     std = np.sqrt(squares / per_channel)
     return tuple(np.ravel(mean).tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
-
-
-def _sides(train: Part, test: Part) -> tuple[tuple[str, Part], tuple[str, Part]]:
-    return ("train", train), ("test", test)
-
-
-def _blocks(x: Array) -> Iterator[Array]:
-    step = max(1, BLOCK_VALUES // max(1, x[0].size))
-    return (x[at : at + step] for at in range(0, len(x), step))
-
-
-def _values(owner: str, x: Array) -> Array:
-    """`x` as uint8 or float32; other real numbers become float32."""
-    if x.ndim < 2 or not x.size:
-        raise InputError(
-            f"{owner}: expected at least one sample and the shape (samples, channels, ...),"
-            f" got shape {x.shape}; reshape it, a grey image is (1, height, width)"
-        )
-    if x.dtype == np.uint8:
-        return x
-    if x.dtype.kind not in "biuf":
-        raise InputError(f"{owner}: expected numbers, uint8 or float32, got dtype {x.dtype}")
-    with np.errstate(over="ignore"):  # a value too large becomes inf, refused below
-        x = x.astype(np.float32, copy=False)
-    if not all(np.isfinite(block).all() for block in _blocks(x)):
-        raise InputError(f"{owner}: expected finite float32 values, got NaN or infinity among them")
-    return x
-
-
-def _whole_numbers(owner: str, values: Array, samples: int) -> Array:
-    if values.shape != (samples,) or values.dtype.kind not in "iu":
-        raise InputError(
-            f"{owner}: expected whole numbers of shape ({samples},), one a sample,"
-            f" got {values.dtype} of shape {values.shape}"
-        )
-    return values.astype(np.int64)

@@ -14,16 +14,6 @@ from edge_sdk.errors import ConfigurationError, InputError
 PIECE_BYTES: Final = 1 << 20
 
 
-def need_folder(name: str, folder: Path | None, what: str) -> Path:
-    """The folder, if one is given.
-
-    Raises: ConfigurationError saying what to put where.
-    """
-    if folder is None:
-        raise ConfigurationError(f"{name}: expected a folder with {what}; name it with --data DIR")
-    return folder
-
-
 def find(folder: Path, names: Sequence[str], remedy: str) -> Path:
     """The first of `names` that is a file in `folder`.
 

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from edge_sdk.errors import InputError
-from edge_sdk.training.data.arrays import dataset_of, read_npz
-from edge_sdk.training.data.dataset import Array, Dataset, Part, make_dataset
-from edge_sdk.training.data.files import find, need_folder
+from edge_sdk.training.data.arrays import read_npz, samples_of
+from edge_sdk.training.data.files import find
+from edge_sdk.training.data.samples import Array, Part, Samples, checked_samples
 
 ACTIVITIES: Final = (
     "WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STANDING", "LAYING",
@@ -22,31 +22,30 @@ WINDOW: Final = 128  # samples at 50 Hz
 _REMEDY: Final = "put uci_har.npz in it, or the published folder 'UCI HAR Dataset', unpacked"
 
 
-def uci_har(folder: Path | None) -> Dataset:
+def uci_har(folder: Path) -> Samples:
     """7,352 + 2,947 windows of 9 x 128, float32, in 6 activities; groups are the 30 subjects.
 
     Read from `uci_har.npz`, or from the published text files (`train/Inertial Signals/...`, about
     3 s). The published split is by subject. Neighbouring windows of one recording overlap by half:
     never split them at random between training and test.
     """
-    folder = need_folder("uci-har", folder, "uci_har.npz or its text files")
     if (folder / "uci_har.npz").is_file():
         path = folder / "uci_har.npz"
-        dataset = dataset_of("uci-har", path, read_npz(path), group="subject")
+        samples = samples_of("uci-har", path, read_npz(path), group="subject")
     else:
         inner = folder / "UCI HAR Dataset"
         root = inner if inner.is_dir() else folder
         if not (root / "train").is_dir():
             find(folder, ["uci_har.npz"], _REMEDY)
         train, test = (_text_part(root, side) for side in ("train", "test"))
-        dataset = make_dataset("uci-har", train, test, source=root, class_names=ACTIVITIES)
+        samples = checked_samples("uci-har", train, test, source=root, class_names=ACTIVITIES)
     shape = (len(CHANNELS), WINDOW)
-    if dataset.x_train.shape[1:] != shape or dataset.group_train is None:
+    if samples.train.x.shape[1:] != shape or samples.train.groups is None:
         raise InputError(
             f"{folder}: expected windows of shape {shape} and the subject of each,"
-            f" got shape {dataset.x_train.shape[1:]}; {_REMEDY}"
+            f" got shape {samples.train.x.shape[1:]}; {_REMEDY}"
         )
-    return dataset
+    return samples
 
 
 def _text_part(root: Path, side: str) -> Part:

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from edge_sdk.errors import InputError
-from edge_sdk.training.data.dataset import Array, Dataset, Part, make_dataset
-from edge_sdk.training.data.files import find, need_folder, read_bytes
+from edge_sdk.training.data.files import find, read_bytes
+from edge_sdk.training.data.samples import Array, Part, Samples, checked_samples
 
 FASHION_CLASSES: Final = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
@@ -38,14 +38,13 @@ def read_idx(path: Path) -> Array:
         raise InputError(f"{path}: numpy has no array of that shape ({err})") from err
 
 
-def fashion_mnist(folder: Path | None) -> Dataset:
+def fashion_mnist(folder: Path) -> Samples:
     """60,000 + 10,000 grey images of 28 x 28 in 10 classes, uint8, from four IDX files."""
-    folder = need_folder("fashion-mnist", folder, "its four IDX files")
     train, test = (
         _part(folder, _find(folder, f"{side}-images"), _find(folder, f"{side}-labels"))
         for side in ("train", "t10k")
     )
-    return make_dataset("fashion-mnist", train, test, source=folder, class_names=FASHION_CLASSES)
+    return checked_samples("fashion-mnist", train, test, source=folder, class_names=FASHION_CLASSES)
 
 
 def _part(folder: Path, images_path: Path, labels_path: Path) -> Part:

@@ -1,8 +1,19 @@
-"""Labelled data sets by name, read from disk; nothing is downloaded."""
+"""One grammar for data, `DATA`: a word names samples on this machine; nothing is downloaded.
+
+    digits                               of scikit-learn
+    fashion-mnist=DIR, cifar-10=DIR, cifar-100=DIR, emnist=DIR, uci-har=DIR
+                                         the published files in DIR
+    DIR                                  pictures, flat (no labels) or a folder for each class
+    FILE.npz                             x_train, and perhaps y_train, x_test, y_test, class_names
+    csv:FILE?window=128&label=NAME       windows of rows of numbers
+    module:function                      returns x_train, y_train, x_test, y_test
+
+docs/data.md has the whole grammar.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -10,41 +21,188 @@ import numpy as np
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.installation import names_function
+from edge_sdk.pipeline.words import read_word
 from edge_sdk.training.data.arrays import npz
 from edge_sdk.training.data.cifar import cifar10, cifar100
-from edge_sdk.training.data.dataset import Array, Dataset, Part, make_dataset
+from edge_sdk.training.data.dataset import Dataset, labelled_dataset
 from edge_sdk.training.data.har import uci_har
 from edge_sdk.training.data.idx import FASHION_CLASSES, fashion_mnist, read_idx
-from edge_sdk.training.data.images import image_folder
+from edge_sdk.training.data.pictures import PictureForm, holds_pictures, read_pictures
+from edge_sdk.training.data.samples import Array, Part, Samples, checked_samples
+from edge_sdk.training.data.split import HELD_OUT_SHARE, SEED, Parts, split_samples
 from edge_sdk.training.data.user import from_function
 
-__all__ = ["FASHION_CLASSES", "Array", "Dataset", "load_dataset", "read_idx"]
+__all__ = [
+    "FASHION_CLASSES",
+    "HELD_OUT_SHARE",
+    "PUBLISHED",
+    "SEED",
+    "Array",
+    "Dataset",
+    "Part",
+    "Parts",
+    "Samples",
+    "data_word",
+    "described",
+    "labelled_dataset",
+    "load_dataset",
+    "open_data",
+    "picture_size",
+    "read_idx",
+    "split_samples",
+    "with_resize",
+]  # fmt: skip
+
+# published data sets in files, and what to put into their folder
+PUBLISHED: Final[Mapping[str, tuple[Callable[[Path], Samples], str]]] = {
+    "fashion-mnist": (fashion_mnist, "the four IDX files"),
+    "cifar-10": (cifar10, "the six batches of the binary version"),
+    "cifar-100": (cifar100, "the two files of the binary version"),
+    "uci-har": (uci_har, "uci_har.npz or the folder 'UCI HAR Dataset'"),
+}
+SIDE_MAX: Final = 10_000
+GRAMMAR: Final = (
+    f"digits, {', '.join(f'{name}=DIR' for name in PUBLISHED)}, a folder of pictures, FILE.npz or"
+    " module:function"
+)
 
 
-def load_dataset(name: str, folder: Path | None = None) -> Dataset:
-    """The data set of that name.
+def open_data(
+    text: str,
+    *,
+    form: PictureForm | None = None,
+    most: int | None = None,
+    folder: Path | None = None,
+) -> Samples:
+    """The samples that a word of the grammar names.
 
     Args:
-        name: `digits` (from scikit-learn), `fashion-mnist`, `cifar-10`, `cifar-100` or `uci-har`
-            (the published files in `folder`), `images` (`folder`/train/CLASS/*.png and
-            `folder`/test/CLASS/*.png), a file `NAME.npz` (in `folder`), or `module:function`.
-            The last runs code of this machine: never pass a name that a peer sent.
-    Raises: ConfigurationError naming what is known, or what to put where; InputError naming a
-        damaged file.
+        text: see the module. `module:function` runs code of this machine: never pass a word that a
+            peer sent.
+        form: form of pictures, where a model settles it.
+        most: files to read of each part of a folder.
+        folder: searched for a user's module; the current one if None.
+    Raises: ConfigurationError naming the grammar, or what to put where; InputError naming the file
+        or array that is not sound.
     """
-    if name in _LOADERS:
-        return _LOADERS[name](folder)
-    if name.endswith(".npz"):
-        return npz((folder or Path()) / name)
-    if names_function(name):
-        return from_function(name, folder)
-    known = ", ".join(_LOADERS)
-    raise ConfigurationError(
-        f"data set {name!r}: expected one of {known}, a file NAME.npz, or module:function"
+    if Path(text).is_dir():
+        return _from_folder(Path(text), form, most)
+    name, _, place = text.partition("=")
+    if name in PUBLISHED:
+        return _published(name, place)
+    if text == "digits":
+        return _digits()
+    if text.endswith(".npz"):
+        return npz(Path(text))
+    if names_function(text):
+        return from_function(text, folder)
+    head, question, _ = text.partition("?")
+    if question and Path(head).is_dir():
+        word = read_word(text, ("resize",))
+        return _from_folder(Path(head), form, most, size=picture_size(word.options["resize"]))
+    raise ConfigurationError(f"data {text!r}: expected {GRAMMAR}; there is no folder of that name")
+
+
+def with_resize(text: str, resize: str | None) -> str:
+    """The word with the size that pictures of its folder are brought to.
+
+    Args:
+        resize: HEIGHTxWIDTH; None leaves the word as it is.
+    Raises: ConfigurationError for a size that is none, or a word that names no folder.
+    """
+    if resize is None:
+        return text
+    picture_size(resize)
+    if not Path(text).is_dir():
+        raise ConfigurationError(f"--resize: expected a folder of pictures as data, got {text!r}")
+    return f"{text}?resize={resize}"
+
+
+def picture_size(text: str) -> tuple[int, int]:
+    """Height and width of HEIGHTxWIDTH; a single number stands for both.
+
+    Raises: ConfigurationError.
+    """
+    sizes = text.lower().split("x")
+    if len(sizes) not in (1, 2) or not all(s.isascii() and s.isdecimal() for s in sizes):
+        raise ConfigurationError(f"resize: expected HEIGHTxWIDTH in pixels, 48x192 say, got {text}")
+    height, width = int(sizes[0]), int(sizes[-1])
+    if not (0 < height <= SIDE_MAX and 0 < width <= SIDE_MAX):
+        raise ConfigurationError(f"resize: expected 1 to {SIDE_MAX} pixels a side, got {text}")
+    return height, width
+
+
+def load_dataset(name: str, folder: Path | None = None, *, held_out: float = 0.0) -> Dataset:
+    """The labelled data set of a name and a folder, as recipes of the first version write it.
+
+    Args:
+        name: a word of the grammar; of a published set without its folder; `images` for a folder
+            of pictures; or a file NAME.npz in `folder`.
+        held_out: share of the training part that is held out of it.
+    Raises: as `open_data` and `labelled_dataset`.
+    """
+    samples = open_data(data_word(name, folder), folder=folder)
+    return labelled_dataset(samples, held_out=held_out)
+
+
+def data_word(name: str, folder: Path | None) -> str:
+    """The word of the grammar that a name and a folder stand for.
+
+    Raises: ConfigurationError where `images` comes without a folder.
+    """
+    if name == "images":
+        if folder is None:
+            raise ConfigurationError("images: expected a folder of pictures; name it with --data")
+        return str(folder)
+    if folder is None:
+        return name
+    if name in PUBLISHED:
+        return f"{name}={folder}"
+    return str(folder / name) if name.endswith(".npz") else name
+
+
+def described(samples: Samples, parts: Mapping[str, int]) -> str:
+    """One line about what was read.
+
+    Args:
+        parts: number of samples by part.
+    """
+    shape = " x ".join(map(str, samples.train.x.shape[1:]))
+    classes = f" in {samples.classes} classes" if samples.classes else " without labels"
+    each = ", ".join(f"{count:,} {side.replace('_', '-')}" for side, count in parts.items())
+    skipped = f"; {samples.skipped:,} skipped ({samples.what})" if samples.skipped else ""
+    total = sum(parts.values())
+    return (
+        f"{samples.name}: {total:,} samples of {shape} {samples.train.x.dtype}{classes}:"
+        f" {each}{skipped}"
     )
 
 
-def _digits(_folder: Path | None) -> Dataset:
+def _published(name: str, place: str) -> Samples:
+    read, content = PUBLISHED[name]
+    if not place:
+        raise ConfigurationError(
+            f"{name}: expected a folder with {content}; name it: --data {name}=DIR"
+        )
+    folder = Path(place)
+    if not folder.is_dir():
+        raise ConfigurationError(f"{folder}: expected a folder there with {content} of {name}")
+    return read(folder)
+
+
+def _from_folder(
+    folder: Path,
+    form: PictureForm | None,
+    most: int | None,
+    size: tuple[int, int] | None = None,
+) -> Samples:
+    idx = any(folder.glob("train-images-idx3-ubyte*"))
+    if idx and not holds_pictures(folder):
+        return fashion_mnist(folder)
+    return read_pictures(folder, form, size=size, most=most)
+
+
+def _digits() -> Samples:
     # scikit-learn ships 1,797 handwritten digits, 8x8, 0..16; every fifth is for test
     from sklearn.datasets import load_digits  # noqa: PLC0415 - heavy, and only needed here
 
@@ -52,20 +210,10 @@ def _digits(_folder: Path | None) -> Dataset:
     x = bunch.images.astype(np.float32)[:, None]
     y = bunch.target.astype(np.int64)
     test = np.arange(len(x)) % 5 == 4
-    return make_dataset(
+    return checked_samples(
         "digits",
         Part(x[~test], y[~test]),
         Part(x[test], y[test]),
         source="digits",
         class_names=tuple("0123456789"),
     )
-
-
-_LOADERS: Final[dict[str, Callable[[Path | None], Dataset]]] = {
-    "digits": _digits,
-    "fashion-mnist": fashion_mnist,
-    "cifar-10": cifar10,
-    "cifar-100": cifar100,
-    "uci-har": uci_har,
-    "images": image_folder,
-}

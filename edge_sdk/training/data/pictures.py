@@ -3,27 +3,39 @@
 DIR/*.png                                        unlabelled
 DIR/CLASS/*.png                                  labelled
 DIR/train/..., DIR/test/...                      with a test part of its own, either of the two
+
+Arrays (.npy), one sample each, may stand in place of pictures: windows of sensors, say.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from PIL import Image
 
 from edge_sdk.errors import ConfigurationError, InputError
-from edge_sdk.training.data.dataset import Array
-from edge_sdk.training.data.images import IMAGE_BYTES_MAX, SUFFIXES
+from edge_sdk.training.data.samples import Array, Part, Samples, checked_samples
 
 logger = logging.getLogger(__name__)
 
-# what Pillow raises for damaged files of the formats it reads
-_DAMAGED: Final = (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
+PICTURES_BYTES_MAX: Final = 4 << 30
+SUFFIXES: Final = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+ARRAY_SUFFIX: Final = ".npy"
+_COLOURED: Final = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
+_GREY: Final = ("1", "L", "LA")
+# what Pillow and numpy raise for damaged files of the formats they read
+_DAMAGED: Final = (
+    OSError, ValueError, SyntaxError, EOFError, TypeError, Image.DecompressionBombError,
+)  # fmt: skip
+
+Size = tuple[int, int]
+Entry = tuple[Path, int]  # a file and its label; -1 without labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,38 +48,45 @@ class PictureForm:
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
-    """The pictures of one part.
+class _Decoder:
+    """Way from a file to one sample of that shape and type."""
 
-    Attributes:
-        x: (n, channels, height, width) uint8.
-        y: (n,) int64, or None where they are unlabelled.
-        damaged: files that could not be decoded.
-    """
-
-    x: Array
-    y: Array | None
-    damaged: tuple[Path, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    read: Callable[[Path], Array]
 
 
 def read_pictures(
-    folder: Path, form: PictureForm, *, most: int | None = None
-) -> tuple[Pictures, Pictures | None, tuple[str, ...]]:
-    """The pictures of a folder: all or the training part, its test part, the names of the classes.
+    folder: Path,
+    form: PictureForm | None = None,
+    *,
+    size: Size | None = None,
+    most: int | None = None,
+) -> Samples:
+    """The pictures of a folder as (channels, height, width) uint8, or its arrays as they are.
 
-    Pictures are resized bilinearly to the form. A picture that cannot be decoded is left out with
-    a warning that names it.
+    Pictures are resized bilinearly. A file that cannot be decoded is left out with a warning that
+    names it. Files that are neither pictures nor arrays are passed over.
 
     Args:
-        most: pictures to read of each part, evenly spread.
-    Raises: ConfigurationError saying what to put where; InputError where no picture is left.
+        form: by default grey where all pictures are, else RGB, in the size that all of them have.
+        size: height and width, in place of the form's.
+        most: files to read of each part, evenly spread.
+    Raises: ConfigurationError saying what to put where, or what to resize; InputError where no file
+        is left.
     """
     if not folder.is_dir():
         raise ConfigurationError(
             f"{folder}: expected a folder of pictures there, or of a folder for each class"
         )
     sides = {path.name: path for path in _folders(folder)}
-    if set(sides) == {"train", "test"} and not _files(folder):
+    if files := _files(folder) if {"train", "test"} & set(sides) else []:
+        raise ConfigurationError(
+            f"{folder}: expected pictures here or in train and test, got both, such as"
+            f" {files[0].name} and {next(iter({'train', 'test'} & set(sides)))}"
+        )
+    names: tuple[str, ...]
+    if set(sides) == {"train", "test"}:
         names = _classes(sides["train"])
         strange = sorted(set(_classes(sides["test"])) - set(names))
         if strange:
@@ -75,53 +94,126 @@ def read_pictures(
                 f"{sides['test']}: expected the classes {', '.join(names) or 'none'} of"
                 f" {sides['train']}, got also {', '.join(strange)}"
             )
-        train, test = (_part(sides[side], names, form, most) for side in ("train", "test"))
-        return train, test, names
-    names = _classes(folder)
-    return _part(folder, names, form, most), None, names
+        found = [_entries(sides[side], names, most) for side in ("train", "test")]
+    elif set(sides) in ({"train"}, {"test"}):
+        missing = next(iter({"train", "test"} - set(sides)))
+        raise ConfigurationError(
+            f"{folder / missing}: expected a folder there, next to {next(iter(sides))}; or put its"
+            f" content into {folder} itself, and it is parted for you"
+        )
+    else:
+        names = _classes(folder)
+        found = [_entries(folder, names, most)]
+    decoder = _decoder(folder, [path for entries in found for path, _ in entries], form, size)
+    needed = sum(map(len, found)) * int(np.prod(decoder.shape)) * decoder.dtype.itemsize
+    if needed > PICTURES_BYTES_MAX:
+        raise InputError(
+            f"{folder}: expected pictures of at most {PICTURES_BYTES_MAX} bytes together, got"
+            f" {needed}; make them smaller with --resize, or take fewer"
+        )
+    parts, skipped = [], 0
+    for entries in found:
+        x = np.empty((len(entries), *decoder.shape), decoder.dtype)
+        labels = _fill(x, entries, decoder)
+        skipped += len(entries) - len(labels)
+        if not labels:
+            raise InputError(f"{folder}: none of {len(entries)} pictures can be decoded")
+        parts.append(Part(x[: len(labels)], np.array(labels, np.int64) if names else None))
+    samples = checked_samples(
+        folder.resolve().name, parts[0], (*parts, None)[1], source=folder, class_names=names
+    )
+    return replace(samples, skipped=skipped, what="damaged files")
 
 
-def _part(folder: Path, names: Sequence[str], form: PictureForm, most: int | None) -> Pictures:
+def holds_pictures(folder: Path) -> bool:
+    """Whether a folder is one that `read_pictures` reads, by the names of its entries."""
+    return bool(_files(folder) or any(_files(inner) for inner in _folders(folder))) or any(
+        (folder / side).is_dir() for side in ("train", "test")
+    )
+
+
+def _entries(folder: Path, names: Sequence[str], most: int | None) -> list[Entry]:
+    """The files of one part with their labels."""
     files = _files(folder)
     if files and names:
         raise ConfigurationError(
             f"{folder}: expected pictures, or a folder of pictures for each class; got both, such"
             f" as {files[0].name} and {names[0]}"
         )
-    found = [(path, label) for label, name in enumerate(names) for path in _files(folder / name)]
+    found = [(path, label) for label, name in enumerate(names) for path in _class(folder, name)]
     found = found or [(path, -1) for path in files]
     if not found:
         raise ConfigurationError(
             f"{folder}: expected pictures ({', '.join(SUFFIXES)}) or a folder of them for each"
-            " class, got none; an IDX data set is named fashion-mnist=DIR"
+            " class, got none"
         )
     if most is not None and len(found) > most:
         found = [found[row] for row in np.linspace(0, len(found) - 1, most).astype(int)]
-    needed = len(found) * form.channels * form.height * form.width
-    if needed > IMAGE_BYTES_MAX:
-        raise InputError(
-            f"{folder}: expected pictures of at most {IMAGE_BYTES_MAX} bytes together, got"
-            f" {needed}; take fewer with --samples"
-        )
-    x = np.empty((len(found), form.channels, form.height, form.width), np.uint8)
+    return found
+
+
+def _fill(x: Array, entries: Sequence[Entry], decoder: _Decoder) -> list[int]:
+    """Decode files into `x`, one after the other without gaps.
+
+    Returns: the labels of those that could be decoded.
+    """
     labels: list[int] = []
-    damaged: list[Path] = []
-    for path, label in found:
+    for path, label in entries:
         try:
-            x[len(labels)] = _pixels(path, form)
+            x[len(labels)] = decoder.read(path)
         except _DAMAGED as err:
             logger.warning("%s: skipped, cannot be decoded (%s)", path, _said(err))
-            damaged.append(path)
         else:
             labels.append(label)
-    if not labels:
-        raise InputError(f"{folder}: none of {len(found)} pictures can be decoded")
-    y = np.array(labels, np.int64) if names else None
-    return Pictures(x[: len(labels)], y, tuple(damaged))
+    return labels
+
+
+def _decoder(
+    folder: Path, paths: Sequence[Path], form: PictureForm | None, size: Size | None
+) -> _Decoder:
+    arrays = [path for path in paths if path.suffix.lower() == ARRAY_SUFFIX]
+    if arrays and len(arrays) < len(paths):
+        other = next(path for path in paths if path not in arrays)
+        raise ConfigurationError(
+            f"{folder}: expected pictures or arrays, got both, such as {other} and {arrays[0]}"
+        )
+    if arrays:
+        return _array_decoder(folder, paths)
+    if form is None:
+        form = _common_form(folder, paths, size)
+    elif size is not None:
+        form = PictureForm(form.channels, *size)
+    shape = (form.channels, form.height, form.width)
+    return _Decoder(shape, np.dtype(np.uint8), partial(_pixels, form=form))
+
+
+def _common_form(folder: Path, paths: Sequence[Path], size: Size | None) -> PictureForm:
+    """Grey where all pictures are, else RGB; in `size`, or in the size that all of them have."""
+    sizes: dict[Size, Path] = {}
+    coloured = False
+    for path in paths:
+        try:
+            with Image.open(path) as image:  # reads the header alone
+                width, height = image.size
+                coloured |= image.mode in _COLOURED
+        except _DAMAGED:
+            continue  # named when it is decoded
+        sizes.setdefault((height, width), path)
+        if size is None and len(sizes) > 1:
+            (one, first), (two, second) = sizes.items()
+            raise ConfigurationError(
+                f"{folder}: expected pictures of one size, got {_size(one)} ({first.name}) and"
+                f" {_size(two)} ({second.name}); --resize {_size(one)} brings all to one size"
+            )
+    if not sizes:
+        raise InputError(f"{folder}: none of {len(paths)} pictures can be decoded")
+    return PictureForm(3 if coloured else 1, *(next(iter(sizes)) if size is None else size))
 
 
 def _pixels(path: Path, form: PictureForm) -> Array:
     with Image.open(path) as image:
+        if image.mode not in (*_GREY, *_COLOURED):
+            raise ValueError(f"expected 8-bit grey or colour, got Pillow's mode {image.mode}")
         converted = image.convert("L" if form.channels == 1 else "RGB")
         if converted.size != (form.width, form.height):
             size = (form.width, form.height)
@@ -130,8 +222,34 @@ def _pixels(path: Path, form: PictureForm) -> Array:
     return pixels[None] if form.channels == 1 else pixels.transpose(2, 0, 1)
 
 
+def _array_decoder(folder: Path, paths: Sequence[Path]) -> _Decoder:
+    """Arrays of the shape and type of the first that can be read."""
+    for path in paths:
+        try:
+            first = _array(path)
+        except _DAMAGED:
+            continue  # named when it is decoded
+        return _Decoder(first.shape, first.dtype, partial(_array, like=first))
+    raise InputError(f"{folder}: none of {len(paths)} arrays can be read")
+
+
+def _array(path: Path, like: Array | None = None) -> Array:
+    # mapped, so a size that the file does not have takes no memory
+    array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    if like is not None and (array.shape, array.dtype) != (like.shape, like.dtype):
+        raise ValueError(
+            f"expected {like.dtype} of shape {like.shape} like the first, got {array.dtype} of"
+            f" shape {array.shape}"
+        )
+    return array
+
+
 def _classes(folder: Path) -> tuple[str, ...]:
     return tuple(path.name for path in _folders(folder) if _files(path))
+
+
+def _class(folder: Path, name: str) -> list[Path]:
+    return _files(folder / name) if (folder / name).is_dir() else []
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -139,11 +257,16 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
+    known = (*SUFFIXES, ARRAY_SUFFIX)
     return sorted(
         entry
         for entry in folder.iterdir()
-        if entry.is_file() and not entry.name.startswith(".") and entry.suffix.lower() in SUFFIXES
+        if entry.is_file() and not entry.name.startswith(".") and entry.suffix.lower() in known
     )
+
+
+def _size(size: Size) -> str:
+    return f"{size[0]}x{size[1]}"
 
 
 def _said(err: BaseException) -> str:

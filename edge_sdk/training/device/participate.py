@@ -13,8 +13,12 @@ from edge_sdk.identity import Identity
 from edge_sdk.nets import use_network
 from edge_sdk.state import StateLock
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.data.arrays import npz
-from edge_sdk.training.data.load import Dataset, load_dataset
+from edge_sdk.training.data.load import (
+    HELD_OUT_SHARE,
+    described,
+    labelled_dataset,
+    open_data,
+)
 from edge_sdk.training.device.invitation import wait_for_invitation
 from edge_sdk.training.device.kept_weights import (
     drop_update,
@@ -33,15 +37,18 @@ def participate(
     state: Path,
     data: str,
     *,
+    held_out: float = HELD_OUT_SHARE,
     trainer: str | None = None,
     threads: int = 1,
     backbone: str | None = None,
     say: Callable[[str], None],
+    note: Callable[[str], None] = lambda _: None,
 ) -> SessionCounts:
     """Train on this device's samples until the trainer says that it is over.
 
     Args:
-        data: as `open_data` takes it.
+        data: a word that `open_data` knows; the samples have labels.
+        held_out: share of the samples, apart from the test part, that are not trained on.
         trainer: its URL; None waits for an invitation. Then no agent may run on the same state
             folder, for a broker knows a device once; a running agent takes invitations itself
             (edge_sdk.training.device.background).
@@ -49,13 +56,16 @@ def participate(
             module is searched in the current folder too. None trains any network that splitedge
             has.
         say: called with a line for the user: where this device trains.
+        note: called with a line about the samples that were read.
     Raises: SplitedgeError saying what to change.
     """
     torch.set_num_threads(threads)
     identity = Identity.load(state)
     if backbone is not None:
         use_network(backbone)
-    dataset = open_data(data)
+    samples = open_data(data)
+    dataset = labelled_dataset(samples, held_out=held_out)
+    note(described(samples, dataset.sizes))
     client = TrainingClient(
         identity.device,
         dataset.x_train,
@@ -123,20 +133,3 @@ class _LocalStore(SessionStore):
     def drop_update(self) -> None:
         if self._training:  # else training was over before this device joined
             drop_update(self._state, self._training)
-
-
-def open_data(data: str) -> Dataset:
-    """The data set that the argument of `--data` names.
-
-    Args:
-        data: a name that `load_dataset` knows, a folder with `train/` and `test/` in it or with
-            IDX files, or a file NAME.npz. That needs no test part: a device without one is not
-            scored.
-    """
-    path = Path(data)
-    if path.is_dir():
-        images = (path / "train").is_dir()
-        return load_dataset("images" if images else "fashion-mnist", path)
-    if path.suffix == ".npz":
-        return npz(path, test=False)
-    return load_dataset(data)

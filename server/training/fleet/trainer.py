@@ -104,6 +104,7 @@ def train(
     *,
     say: Callable[[str], None],
     on_round: OnRound,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Train to the recipe's last round.
 
@@ -111,6 +112,7 @@ def train(
         say: receives one line when the trainer listens and waits for devices, and one for each
             device that it refuses; the latter from threads of the HTTP server.
         on_round: called with each row of the report as it comes.
+        note: called with a line about the data that were read.
     Returns: the content of `report.json`.
     Raises: ConfigurationError where recipe, state and settings do not go together; LinkError if
         too few devices join; StateInUseError if this training runs already.
@@ -125,7 +127,7 @@ def train(
         stack.callback(registry.close)
         secret = load_operator_secret(settings.state)
         checkpoint = find_checkpoint(folder, resume=settings.resume, otherwise="remove the folder")
-        dataset = load_data(recipe)
+        dataset = load_data(recipe, note)
         first = settings.min_devices or recipe.data.clients
         late = LateUpdates(folder)
         run_id = _resumed_id(settings)

@@ -9,7 +9,8 @@ fusion = "tpgf"
 server = "scala"
 
 [data]
-name = "digits"           # and `folder` for a data set that has files
+name = "digits"           # or `fashion-mnist=DIR`, a folder of pictures, ...: see docs/data.md
+held_out = 0.1            # share that clients do not train on; it chooses thresholds later
 partition = "dirichlet"   # and its `numbers`
 clients = 10
 
@@ -35,6 +36,8 @@ from edge_sdk.gate_form import read_gate
 from edge_sdk.installation import names_function
 from edge_sdk.nets import TOKENS, use_network
 from edge_sdk.records import check_types, inline, read_record, table_of
+from edge_sdk.training.data.load import HELD_OUT_SHARE, PUBLISHED, data_word
+from edge_sdk.training.data.pictures import holds_pictures
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCoding
 from profiles.checks import number, one_of, optional, share, whole
@@ -72,7 +75,11 @@ class DataSettings:
     Attributes:
         partition: `iid`, `shards`, `dirichlet`, ... (server.training.recipe.partition).
         numbers: arguments of the partition.
-        folder: of the data set's files, for a data set that has files.
+        name: word that names the data (edge_sdk.training.data.load): `digits`,
+            `fashion-mnist=DIR`, a folder of pictures, ...
+        folder: of the data set's files, where `name` does not hold it.
+        held_out: share of the samples, apart from the test part, that clients do not train on: they
+            choose thresholds and calibrations after training. 0 where nothing is chosen.
         train_max, test_max: samples used; None for all.
         split: `global` tests all clients on samples of the common test set; `local` merges both
             sets, deals them out and splits them client by client
@@ -90,13 +97,39 @@ class DataSettings:
     test_max: int | None = None
     split: Literal["global", "local"] = "global"
     malignant: tuple[int, ...] = ()
+    held_out: float = HELD_OUT_SHARE
 
     def __post_init__(self) -> None:
         some = optional(whole(1))
         sets = one_of(("global", "local"))
-        check_fields(self, clients=whole(1), train_max=some, test_max=some, split=sets)
+        check_fields(
+            self,
+            clients=whole(1),
+            train_max=some,
+            test_max=some,
+            split=sets,
+            held_out=number(least=0, below=1),
+        )
         for label in self.malignant:
             check_value("malignant", label, whole(0))
+
+    @property
+    def word(self) -> str:
+        """The data by one word of the grammar, which `splitedge export --data` takes too."""
+        return data_word(self.name, self.folder)
+
+    def taken_from(self, data: str) -> DataSettings:
+        """The same settings with other data.
+
+        Args:
+            data: a word of the grammar; or the folder with the files of this data set, of which
+                pictures are none.
+        """
+        folder, name = Path(data), self.name.partition("=")[0]
+        in_folder = name in PUBLISHED or names_function(name) or (folder / name).is_file()
+        if folder.is_dir() and in_folder and not holds_pictures(folder):
+            return replace(self, name=name, folder=folder)
+        return replace(self, name=data, folder=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from edge_sdk.installation import names_function
 from edge_sdk.nets import build
 from edge_sdk.nets.own.network import check_training
 from edge_sdk.nets.supernet import Supernet
-from edge_sdk.training.data.load import Dataset, load_dataset
+from edge_sdk.training.data.load import Dataset, described, labelled_dataset, open_data
 from edge_sdk.training.protocol.plan import Plan
 from profiles.allocation import fit_to_cut, supersfl_depth
 from server.training.core.server_state import ServerState
@@ -21,22 +22,28 @@ from server.training.recipe.recipe import Recipe
 from server.training.run.first_weights import load_first_weights
 
 
-def load_data(recipe: Recipe) -> Dataset:
-    """The recipe's data set, cut to the recipe's `train_max` and `test_max`.
+def load_data(recipe: Recipe, say: Callable[[str], None] = lambda _: None) -> Dataset:
+    """The recipe's data set in its three parts, cut to the recipe's `train_max` and `test_max`.
 
+    The held-out part is cut in proportion.
+
+    Args:
+        say: receives one line about what was read.
     Raises: ConfigurationError for a malignant class that the data set does not have.
     """
     data = recipe.data
-    dataset = load_dataset(data.name, data.folder)
+    samples = open_data(data.word, folder=data.folder)
+    dataset = labelled_dataset(samples, held_out=data.held_out)
     if data.malignant and max(data.malignant) >= dataset.classes:
         raise ConfigurationError(
             f"data: malignant: expected classes from 0 to {dataset.classes - 1},"
             f" got {max(data.malignant)}"
         )
-    if data.train_max is None and data.test_max is None:
-        return dataset
-    train = data.train_max or len(dataset.y_train)
-    return dataset.head(train, data.test_max or len(dataset.y_test))
+    train = min(data.train_max or len(dataset.y_train), len(dataset.y_train))
+    held_out = math.ceil(len(dataset.y_held_out) * train / len(dataset.y_train))
+    dataset = dataset.head(train, data.test_max or len(dataset.y_test), held_out)
+    say(described(samples, dataset.sizes))
+    return dataset
 
 
 def build_network(recipe: Recipe, dataset: Dataset) -> Supernet:

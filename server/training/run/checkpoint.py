@@ -232,6 +232,9 @@ def _comparable(recipe: Mapping[str, Any]) -> dict[str, Any]:
             flat |= {f"{key}.{inner}": entry for inner, entry in value.items()}
         else:
             flat[key] = value
+    flat.setdefault("data.held_out", 0.0)  # runs of the first version held nothing out
+    if "data.name" in flat:
+        flat["data.name"] = flat["data.name"].partition("=")[0]  # the rest is a folder
     return {k: v for k, v in flat.items() if k not in _MAY_CHANGE}
 
 

@@ -6,7 +6,7 @@ thousand clients take no more memory than ten with the same data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -37,18 +37,24 @@ from server.training.run.run import Simulation
 from server.training.simulation.transport import MemoryTrimmingTransport
 
 
-def build_simulation(recipe: Recipe, device: str = "cpu", folder: Path | None = None) -> Simulation:
+def build_simulation(
+    recipe: Recipe,
+    device: str = "cpu",
+    folder: Path | None = None,
+    note: Callable[[str], None] = lambda _: None,
+) -> Simulation:
     """Build all that a recipe describes; the same recipe gives the same simulation.
 
     Args:
         device: `cpu` or `cuda`.
         folder: of the run, where rounds in cohorts keep contributions
             (server.training.core.spool).
+        note: called with a line about the data that were read.
     Raises: ConfigurationError, InputError or ProfileError saying what does not go together.
     """
     place = _device(device)
     method = recipe.built_method
-    dataset = load_data(recipe)
+    dataset = load_data(recipe, note)
     net = build_network(recipe, dataset)
     dataset, parts, tests = _split_data(recipe, dataset)
     names = client_names(len(parts))

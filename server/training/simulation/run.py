@@ -9,7 +9,7 @@ OUT/weights.safetensors, OUT/run.json   for `splitedge export --run OUT`
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edge_sdk.records import table_of
@@ -38,6 +38,7 @@ def simulate(
     resume: bool = False,
     device: str = "cpu",
     on_round: OnRound | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Run a recipe to its last round and write everything into `out`.
 
@@ -46,6 +47,7 @@ def simulate(
             none, which is logged. The weights at the end are, bit for bit, those of a run that was
             never stopped, on the same kind of machine and with the same number of torch threads.
         on_round: called with each row of the report as it comes, those of an earlier run included.
+        note: called with a line about the data that were read.
     Returns: the content of `report.json`.
     Raises: ConfigurationError where recipe, data and `out` do not go together; StateInUseError if
         another process runs there; StorageError.
@@ -54,7 +56,7 @@ def simulate(
         checkpoint = find_checkpoint(out, resume=resume, otherwise="choose another --out")
         if resume and checkpoint is None:
             logger.warning("%s: no round to continue from; starting with round 1", out)
-        simulation = build_simulation(recipe, device, out)
+        simulation = build_simulation(recipe, device, out, note)
         rows = continue_run(out, simulation, checkpoint)
         before = len(rows)
         with EnergyMeter(declared=recipe.energy.model()) as meter:

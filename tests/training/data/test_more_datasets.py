@@ -23,10 +23,10 @@ from PIL import Image
 from edge_sdk.errors import ConfigurationError, InputError
 from edge_sdk.training.data import cifar
 from edge_sdk.training.data.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES, read_cifar
-from edge_sdk.training.data.dataset import Part, make_dataset, moments
+from edge_sdk.training.data.dataset import labelled_dataset, moments
 from edge_sdk.training.data.har import ACTIVITIES, CHANNELS
-from edge_sdk.training.data.load import load_dataset
-from edge_sdk.training.device.participate import open_data
+from edge_sdk.training.data.load import load_dataset, open_data
+from edge_sdk.training.data.samples import Part, checked_samples
 
 Write = Callable[..., Path]
 
@@ -158,9 +158,11 @@ def test_a_missing_batch_is_named_with_the_place_to_put_it(cifar10_folder: Path,
     assert str(cifar10_folder) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["cifar-10", "cifar-100", "uci-har", "images"])
+@pytest.mark.parametrize("name", ["cifar-10", "cifar-100", "uci-har"])
 def test_data_in_files_needs_a_folder(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name}: expected a folder with .*--data DIR"):
+    with pytest.raises(
+        ConfigurationError, match=f"{name}: expected a folder with .*--data {name}=DIR"
+    ):
         load_dataset(name)
 
 
@@ -324,20 +326,25 @@ def test_an_npz_may_say_whose_samples_they_are(npz: Write) -> None:
     assert head.group_train.tolist() == [7, 7]
 
 
-def test_a_device_needs_no_test_part(npz: Write) -> None:
-    path = npz(x_test=None, y_test=None) / "mine.npz"
-    data = open_data(str(path))
-    assert data.x_train.tolist() == arrays()["x_train"].tolist()
-    assert data.y_train.tolist() == [0, 1, 1]
-    assert (data.x_test.shape, data.y_test.shape) == ((0, *data.x_train.shape[1:]), (0,))
-    with pytest.raises(InputError, match="expected the arrays x_train, y_train, x_test, y_test"):
-        load_dataset("mine.npz", path.parent)  # as the trainer, who tests on it
-    with pytest.raises(InputError, match="expected the arrays x_train"):
-        open_data(str(npz(y_test=None) / "mine.npz"))
-    with pytest.raises(InputError, match="expected the arrays x_train"):
-        open_data(str(npz(x_train=None, x_test=None, y_test=None) / "mine.npz"))
-    with pytest.raises(InputError, match="x_train"):
-        open_data(str(npz(x_train=np.zeros((0, 2)), x_test=None, y_test=None) / "mine.npz"))
+def test_an_npz_needs_x_train_alone(npz: Write) -> None:
+    path = (
+        npz(y_train=None, x_test=None, y_test=None, class_names=np.array(["a", "b"])) / "mine.npz"
+    )
+    samples = open_data(str(path))
+    assert (samples.train.y, samples.test, samples.class_names) == (None, None, ("a", "b"))
+    with pytest.raises(InputError, match="mine: expected labels to train with, there are none"):
+        labelled_dataset(samples)
+    samples = open_data(str(npz(y_test=None) / "mine.npz"))
+    with pytest.raises(InputError, match="to train with, the test part has none"):
+        labelled_dataset(samples)
+
+
+def test_an_incomplete_npz_is_told_with_the_arrays_that_it_has(npz: Write) -> None:
+    path = npz(x_train=None, x_test=None, y_test=None) / "mine.npz"
+    with pytest.raises(InputError, match=r"expected the array x_train, .* got y_train$"):
+        open_data(str(path))
+    with pytest.raises(InputError, match="expected the array x_test next to y_test, got none"):
+        open_data(str(npz(x_test=None) / "mine.npz"))
 
 
 def test_a_missing_npz_says_what_to_put_where(tmp_path: Path) -> None:
@@ -348,7 +355,7 @@ def test_a_missing_npz_says_what_to_put_where(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"y_test": None}, "expected the arrays x_train, y_train, x_test, y_test, got"),
+        ({"x_train": None}, "expected the array x_train, .* got y_train, x_test, y_test"),
         ({"y_train": np.array([0, 1])}, r"y_train: expected whole numbers of shape \(3,\)"),
         ({"y_train": np.array([0.0, 1.0, 1.0])}, "y_train: expected whole numbers"),
         ({"y_train": np.array([0, -1, 1])}, r"expected labels 0\.\.1, got -1\.\.1"),
@@ -439,38 +446,36 @@ def test_grey_images_have_one_channel(tmp_path: Path) -> None:
     assert (data.mean, data.std) == ((17.0,), (1.0,))
 
 
-def test_images_of_another_size_or_kind_are_refused_by_name(images_folder: Path) -> None:
-    path = images_folder / "train/dog/z.png"
-    image(path, (1, 1, 1), size=(6, 4))
-    with pytest.raises(InputError, match=r"z\.png: expected 5 x 4 RGB .* got 6 x 4 RGB"):
-        load_dataset("images", images_folder)
-    image(path, 3)
-    with pytest.raises(InputError, match=r"got 5 x 4 L"):
-        load_dataset("images", images_folder)
-    Image.new("I;16", (5, 4)).save(path)
-    with pytest.raises(InputError, match=r"expected 8-bit grey or colour, got Pillow's mode I;16"):
-        load_dataset("images", images_folder)
-
-
-def test_a_file_that_is_no_image_is_refused_by_name(images_folder: Path) -> None:
-    path = images_folder / "train/cat/c.png"
-    path.write_bytes((images_folder / "train/cat/a.png").read_bytes()[:-30])
-    with pytest.raises(InputError, match=re.escape(f"{path}: cannot be decoded")):
-        load_dataset("images", images_folder)
-    path.write_bytes(b"text")
+def test_images_of_several_sizes_ask_for_one(images_folder: Path) -> None:
+    image(images_folder / "train/dog/z.png", (1, 1, 1), size=(6, 4))
     with pytest.raises(
-        InputError, match=re.escape(f"{path}: expected an image that Pillow can read")
+        ConfigurationError, match=r"got 4x5 \(a\.png\) and 4x6 \(z\.png\); --resize 4x5 brings"
     ):
         load_dataset("images", images_folder)
-    path.rename(path.with_suffix(".txt"))
-    with pytest.raises(InputError, match=r"c\.txt: expected an image \(\.bmp"):
-        load_dataset("images", images_folder)
+    samples = open_data(f"{images_folder}?resize=8x10")
+    assert samples.train.x.shape == (4, 3, 8, 10)
+
+
+def test_one_coloured_image_makes_all_of_them_coloured(images_folder: Path) -> None:
+    image(images_folder / "train/dog/z.png", 3)
+    data = load_dataset("images", images_folder)
+    assert data.x_train[-1, :, 0, 0].tolist() == [3, 3, 3]
+
+
+def test_images_that_a_byte_cannot_hold_are_skipped(
+    images_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Image.new("I;16", (5, 4)).save(images_folder / "train/dog/z.png")
+    samples = open_data(str(images_folder))
+    assert (len(samples.train), samples.skipped) == (3, 1)
+    assert "z.png: skipped, cannot be decoded (expected 8-bit grey or colour" in caplog.text
 
 
 def test_more_pixels_than_fit_are_refused_before_any_is_decoded(tmp_path: Path) -> None:
     # sixty headers that promise 9,000 x 9,000 pixels each, and no pixels behind them
     image(tmp_path / "small.png", 0)
     raw = bytearray((tmp_path / "small.png").read_bytes())
+    (tmp_path / "small.png").unlink()
     raw[16:24] = (9_000).to_bytes(4, "big") + (9_000).to_bytes(4, "big")
     raw[29:33] = zlib.crc32(bytes(raw[12:29])).to_bytes(4, "big")
     for number in range(60):
@@ -482,18 +487,16 @@ def test_more_pixels_than_fit_are_refused_before_any_is_decoded(tmp_path: Path) 
 
 
 def test_what_is_missing_among_images_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="train: expected a folder there; put a folder"):
+    with pytest.raises(ConfigurationError, match=r"expected pictures \(\.bmp, .* got none"):
         load_dataset("images", tmp_path)
-    (tmp_path / "train").mkdir()
-    with pytest.raises(ConfigurationError, match="expected a folder of images for each class"):
+    image(tmp_path / "train/cat/a.png", 1)
+    with pytest.raises(ConfigurationError, match="test: expected a folder there, next to train"):
         load_dataset("images", tmp_path)
-    (tmp_path / "train/cat").mkdir()
-    (tmp_path / "test/dog").mkdir(parents=True)
+    image(tmp_path / "test/dog/a.png", 1)
     with pytest.raises(InputError, match=r"expected the classes cat of .* got also dog"):
         load_dataset("images", tmp_path)
-    (tmp_path / "test/dog").rename(tmp_path / "test/cat")
-    with pytest.raises(ConfigurationError, match=r"train: expected images \(\.bmp"):
-        load_dataset("images", tmp_path)
+    with pytest.raises(ConfigurationError, match="images: expected a folder of pictures"):
+        load_dataset("images")
 
 
 # a user's function
@@ -534,7 +537,7 @@ def test_a_users_function_that_is_not_there_or_fails_says_so(tmp_path: Path) -> 
     (tmp_path / "my_data_c.py").write_text("import no_such_package_anywhere")
     with pytest.raises(ConfigurationError, match=r"put my_data_z\.py in"):
         load_dataset("my_data_z:load", tmp_path)
-    with pytest.raises(InputError, match=r"expected four arrays, .* got tuple of 3"):
+    with pytest.raises(InputError, match=r"expected x_train, y_train, .* got tuple of 3"):
         load_dataset("my_data_b:three", tmp_path)
     with pytest.raises(RuntimeError, match="mine"):
         load_dataset("my_data_b:broken", tmp_path)
@@ -548,7 +551,7 @@ def test_a_users_function_that_is_not_there_or_fails_says_so(tmp_path: Path) -> 
 def test_an_unknown_name_is_refused_naming_what_there_is() -> None:
     with pytest.raises(
         ConfigurationError,
-        match="one of digits, fashion-mnist, cifar-10, cifar-100, uci-har, images, a file",
+        match="'mnist': expected digits, fashion-mnist=DIR, cifar-10=DIR, cifar-100=DIR, ",
     ):
         load_dataset("mnist")
 
@@ -578,7 +581,6 @@ def test_moments_of_large_samples_need_little_memory() -> None:
 
 def test_other_numbers_become_float32() -> None:
     x = np.array([[[-5, 300]]], np.int32)
-    part = Part(x, np.array([0]))
-    data = make_dataset("mine", part, part, source="mine")
-    assert data.x_train.dtype == np.float32
-    assert data.x_train.tolist() == [[[-5, 300]]]
+    train = checked_samples("mine", Part(x), None, source="mine").train
+    assert train.x.dtype == np.float32
+    assert train.x.tolist() == [[[-5, 300]]]

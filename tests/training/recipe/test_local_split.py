@@ -32,6 +32,7 @@ def recipe_of(
                 "partition": "dirichlet-equal",
                 "numbers": {"concentration": 0.1},
                 "split": "local",
+                "held_out": 0,
                 **data,
             },
             "train": {

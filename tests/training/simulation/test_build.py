@@ -45,8 +45,8 @@ def settings(memory_gb: tuple[float, float], backbone: str = "tiny") -> TrainSet
     )
 
 
-def test_every_training_sample_is_at_exactly_one_client() -> None:
-    simulation, dataset = simulation_of(), load_dataset("digits")
+def test_every_training_sample_is_at_exactly_one_client_and_none_is_held_out() -> None:
+    simulation, dataset = simulation_of(), load_dataset("digits", held_out=0.1)
     held = np.concatenate([client.x for client in simulation.clients.values()])
     labels = np.concatenate([client.y for client in simulation.clients.values()])
     assert held.shape == dataset.x_train.shape
@@ -128,7 +128,13 @@ def test_natural_clients_are_those_the_samples_came_from(tmp_path: Path) -> None
         x_train=x, y_train=y, x_test=x, y_test=y,
         group_train=np.array([5, 2, 2, 5, 5, 5]), group_test=np.zeros(6, int),
     )  # fmt: skip
-    data = {"name": "worn.npz", "folder": str(tmp_path), "partition": "natural", "clients": 2}
+    data: dict[str, Any] = {
+        "name": "worn.npz",
+        "folder": str(tmp_path),
+        "partition": "natural",
+        "clients": 2,
+    }
+    data |= {"held_out": 0}
     assert [c.samples for c in simulation_of(data=data).clients.values()] == [2, 4]
 
 

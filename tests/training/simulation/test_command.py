@@ -152,7 +152,7 @@ def test_resuming_nothing_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFix
         (SMALL.format(method="fedavg", rounds=1) + "colour = 1", "train: unknown colour"),
         (
             SMALL.format(method="fedavg", rounds=1).replace("digits", "fashion-mnist"),
-            "fashion-mnist: expected a folder with its four IDX files; name it with --data DIR",
+            "fashion-mnist: expected a folder with the four IDX files; name it: --data fash",
         ),
     ],
 )
