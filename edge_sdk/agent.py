@@ -5,6 +5,7 @@ Its bundle is looked after by edge_sdk.bundles.lifecycle, its link by edge_sdk.o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -21,7 +22,7 @@ from edge_sdk.answers.prediction import DEVICE, FALLBACK, SERVER, LateAnswer, Pr
 from edge_sdk.bundles.lifecycle import BundleLifecycle, FixedBundle
 from edge_sdk.bundles.runner import BundleRunner, read_logits
 from edge_sdk.checks import check_value
-from edge_sdk.errors import ConfigurationError, InputError, SplitedgeError, shown
+from edge_sdk.errors import ConfigurationError, InputError, OutOfMemoryError, SplitedgeError, shown
 from edge_sdk.gate.controllers import AgreementReport
 from edge_sdk.gate.gate import Decision, answer_policy
 from edge_sdk.gate.threshold_control import Audit, Auditor
@@ -83,6 +84,7 @@ class Status:
             answer.
         bytes_up: size of all queries that were sent.
         agreement: the guarantee of the `Agreement` controller; None without one.
+        trouble: the last failure for want of memory, and when; empty if there was none.
         reports: of the agent's observers, by name.
     """
 
@@ -96,6 +98,7 @@ class Status:
     bytes_up: int
     counters: Counters = field(default_factory=Counters)
     agreement: AgreementReport | None = None
+    trouble: str = ""
     reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -232,7 +235,8 @@ class EdgeAgent:
             threshold: replaces the gate's, for this input.
             local: True never asks the server about this input.
         Raises: InputError for a wrong dtype, shape or value; ConfigurationError for a wrong
-            deadline; nothing because of the network or the disk.
+            deadline; OutOfMemoryError if the device has no memory for its bundle, and no smaller
+            one took its place by the deadline; nothing because of the network or the disk.
         """
         if deadline_s is not None:
             check_value("deadline_s", deadline_s, SECONDS)
@@ -263,13 +267,13 @@ class EdgeAgent:
             check_value("deadline_s", deadline_s, SECONDS)
         held: deque[_Offload | Prediction] = deque()
         in_flight = 0
-        fault: InputError | None = None
+        fault: InputError | OutOfMemoryError | None = None
         try:
             for x in inputs:
                 if x is not None:
                     try:
                         begun = self._begin(x, deadline_s, threshold, local)
-                    except InputError as err:
+                    except (InputError, OutOfMemoryError) as err:
                         fault = err
                         break
                     held.append(begun)
@@ -363,6 +367,7 @@ class EdgeAgent:
             bytes_up=0 if offloader is None else offloader.bytes_up,
             counters=counters,
             agreement=None if runner.control is None else runner.control.report(),
+            trouble=self._bundle.trouble,
             reports={} if self._observers is None else self._observers.reports(),
         )
 
@@ -441,7 +446,13 @@ class EdgeAgent:
         """The device's part: an answer, or a query under way."""
         start = time.perf_counter()
         runner = self._bundle.runner
-        decision, z, audit = runner.exit(runner.check(x))
+        try:
+            decision, z, audit = runner.exit(runner.check(x))
+        except MemoryError as err:
+            # a smaller bundle answers, if it is there in time
+            left_s = (deadline_s or self._settings.deadline_s) - (time.perf_counter() - start)
+            runner = self._bundle.leave(runner, err, left_s)
+            decision, z, audit = runner.exit(runner.check(x))
         if threshold is not None:
             decision = _at_threshold(decision, threshold)
         if decision.exit or local or self._offloader is None:
@@ -455,11 +466,16 @@ class EdgeAgent:
             answer = _prediction(runner, decision, DEVICE, start, identifier=observers.new_id())
             observers.answered(Answered(answer, decision, runner.manifest, x, z))
             return answer
-        tensor = runner.smashed(x, z) if self._late is not None else None
         left_s = (deadline_s or self._settings.deadline_s) - (time.perf_counter() - start)
-        pending = self._offloader.begin(
-            lambda: tensor or runner.smashed(x, z), runner.target, left_s
-        )
+        tensor = None
+        try:
+            tensor = runner.smashed(x, z) if self._late is not None else None
+            pending = self._offloader.begin(
+                lambda: tensor or runner.smashed(x, z), runner.target, left_s
+            )
+        except MemoryError as err:  # the exit head has answered
+            self._leave_for_smaller(runner, err)
+            pending = Pending.refused(f"out of memory: {err}")
         # the caller may reuse its buffer before the reply comes
         kept = None if self._observers is None else x.copy()
         return _Offload(runner, decision, audit, start, pending, tensor, kept, z)
@@ -486,6 +502,9 @@ class EdgeAgent:
         runner, decision = begun.runner, begun.decision
         try:
             answer = runner.read(outcome)
+        except MemoryError as err:
+            self._leave_for_smaller(runner, err)
+            return self._fall_back(begun, outcome, f"out of memory: {err}")
         except InputError as err:
             return self._fall_back(begun, outcome, str(err))
         if begun.audit and self._auditor is not None and runner.control is not None:
@@ -498,6 +517,11 @@ class EdgeAgent:
         return _prediction(
             runner, decision, SERVER, begun.start, answer=answer, identifier=identifier
         )
+
+    def _leave_for_smaller(self, runner: BundleRunner, error: MemoryError) -> None:
+        """Begin to replace a bundle that ran out of memory, and do not wait for the other one."""
+        with contextlib.suppress(OutOfMemoryError):
+            self._bundle.leave(runner, error, 0.0)
 
     def _fall_back(self, begun: _Offload, outcome: Outcome, reason: str) -> Prediction:
         """The device's answer in place of the server's; the query is kept for a late answer."""

@@ -40,7 +40,7 @@ from edge_sdk.wire.topics import PAYLOAD_BYTES
 
 if TYPE_CHECKING:
     from profiles.device import DeviceProfile
-    from profiles.measured import BundleMeasurement
+    from profiles.measured import BundleMeasurement, Conditions
 
 TIMEOUT_S: Final = 10.0
 CONNECTION_NAME: Final = "connection.json"
@@ -178,6 +178,27 @@ def report_measurement(identity: Identity, measurement: BundleMeasurement) -> No
     Raises: LinkError, also where the server is of a release that has no place for it.
     """
     _put(identity, "measurements", measurement.to_dict())
+
+
+def report_conditions(identity: Identity, conditions: Conditions) -> None:
+    """Send the server the present state of this device.
+
+    Raises: LinkError, also where the server is of a release that has no place for it.
+    """
+    _put(identity, "conditions", conditions.to_dict())
+
+
+def report_failure(
+    identity: Identity, bundle: str, why: str, *, timeout_s: float = TIMEOUT_S
+) -> None:
+    """Tell the server that a bundle ran out of memory here: it then assigns a smaller one.
+
+    Raises: LinkError, also where the server is of a release that has no place for it.
+    """
+    url = identity.url(f"api/v1/devices/{identity.device}/failures")
+    body = {"bundle": bundle, "why": why}
+    called = _call("POST", url, ca=identity.ca, identity=identity, body=body, timeout_s=timeout_s)
+    _expect(*called, url)
 
 
 class Echo:

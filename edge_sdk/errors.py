@@ -6,6 +6,7 @@
     ├── BundleError             the model files on this device
     │   ├── ManifestError           a manifest with something missing or wrong
     │   ├── NoBundleError           no bundle has been installed yet
+    │   ├── OutOfMemoryError        no memory to load a graph or to run it
     │   └── UpdateRefusedError      a new bundle was refused; the old one keeps running
     ├── StorageError            a disk that is full or read-only
     ├── EnrolmentError          the server refused to enrol this device
@@ -59,6 +60,10 @@ class ManifestError(BundleError):
 
 class NoBundleError(BundleError):
     """No bundle has been installed on this device yet."""
+
+
+class OutOfMemoryError(BundleError, MemoryError):
+    """The device has no memory to load a graph or to run it; a smaller bundle may have enough."""
 
 
 class UpdateRefusedError(BundleError):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from edge_sdk.errors import BundleError, ConfigurationError, InputError
+from edge_sdk.errors import BundleError, ConfigurationError, InputError, OutOfMemoryError
 
 Array = NDArray[Any]
+
+# from the C++ library, and from the two allocators of onnxruntime
+NO_MEMORY: Final = ("bad_alloc", "Failed to allocate memory", "bad allocation")
 
 _NUMPY_OF = {
     "tensor(float)": np.dtype(np.float32),
@@ -29,7 +32,7 @@ class Session:
     Args:
         path: the ONNX file.
         threads: for one run; 1 keeps a small device responsive and its bits reproducible.
-    Raises: BundleError if onnxruntime refuses the file.
+    Raises: BundleError if onnxruntime refuses the file; OutOfMemoryError.
     """
 
     def __init__(self, path: Path, *, threads: int = 1) -> None:
@@ -45,6 +48,10 @@ class Session:
                 str(path), options, providers=["CPUExecutionProvider"]
             )
         except Exception as err:  # onnxruntime's errors have no common base class
+            if _is_memory(err):
+                raise OutOfMemoryError(
+                    f"{path.name}: onnxruntime has no memory to load it: {_first_line(err)}"
+                ) from err
             raise BundleError(f"{path.name}: onnxruntime refuses it: {_first_line(err)}") from err
         try:
             self.inputs = {node.name: _NUMPY_OF[node.type] for node in self._session.get_inputs()}
@@ -77,15 +84,22 @@ class Session:
         Args:
             names: outputs to return; None returns all.
             feeds: values by input name, with the batch axis.
-        Raises: InputError if onnxruntime refuses the feeds.
+        Raises: InputError if onnxruntime refuses the feeds; OutOfMemoryError.
         """
         if self._overrides:
             feeds = {**feeds, **self._overrides}
         try:
             outputs: list[Array] = self._run(names, feeds)
         except Exception as err:  # onnxruntime's errors have no common base class
+            if _is_memory(err):
+                raise OutOfMemoryError(f"onnxruntime: no memory: {_first_line(err)}") from err
             raise InputError(f"onnxruntime: {_first_line(err)}") from err
         return outputs
+
+
+def _is_memory(err: Exception) -> bool:
+    """Whether the error says that memory was missing; onnxruntime has no type for it."""
+    return isinstance(err, MemoryError) or any(words in str(err) for words in NO_MEMORY)
 
 
 def _first_line(err: Exception) -> str:

@@ -9,7 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from edge_sdk.errors import BundleError, FrameError, InputError, UpdateRefusedError
+from edge_sdk.errors import (
+    BundleError,
+    FrameError,
+    InputError,
+    OutOfMemoryError,
+    UpdateRefusedError,
+)
 from edge_sdk.manifest import BundleManifest, GraphSpec, TensorSpec
 from edge_sdk.session import Array, Session
 from edge_sdk.wire.frames import HTTP_LIMITS, unpack
@@ -52,6 +58,8 @@ def check_golden(folder: Path, sessions: Mapping[str, Session] | None = None) ->
             if name != "exit":
                 _run(sessions[name], name, graph, feeds(graph, x))
         return _compare(sessions["exit"], manifest, x, golden)
+    except OutOfMemoryError:
+        raise
     except (BundleError, InputError, FrameError) as err:
         raise UpdateRefusedError(str(err)) from err
 

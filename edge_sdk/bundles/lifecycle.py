@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self
 
+from edge_sdk.bundles.memory_failures import HOLD_S, has_smaller, tell_failure
 from edge_sdk.bundles.personal_weights import PersonalWeights
 from edge_sdk.bundles.run_update import run_update
 from edge_sdk.bundles.runner import BundleRunner
@@ -22,6 +25,7 @@ from edge_sdk.errors import (
     InputError,
     LinkError,
     NoBundleError,
+    OutOfMemoryError,
     SplitedgeError,
     StorageError,
     UpdateRefusedError,
@@ -31,6 +35,8 @@ from edge_sdk.settings import AgentSettings
 logger = logging.getLogger(__name__)
 
 HEALTH_S: Final = 10.0
+# no smaller bundle was found: ask again after this long
+LEAVE_AGAIN_S: Final = 10.0
 
 
 def update(state: Path) -> None:
@@ -52,12 +58,17 @@ class FixedBundle:
     """A bundle without a state folder: it is never updated and never rolled back."""
 
     runner: BundleRunner
+    trouble: str = ""
 
     def refresh(self) -> None:
         """Keep the bundle."""
 
     def request_update(self) -> None:
         """Keep the bundle."""
+
+    def leave(self, _runner: BundleRunner, error: MemoryError, _wait_s: float) -> BundleRunner:
+        """Raise OutOfMemoryError: there is no other bundle."""
+        raise _out_of_memory(error) from error
 
     def close(self, *, answered: bool) -> None:
         """Note nothing."""
@@ -68,13 +79,18 @@ class BundleLifecycle:
 
     Attributes:
         runner: the bundle that answers now; replaced between two predictions.
+        trouble: the last failure for want of memory, and when, for people; empty if there was none.
     """
 
     def __init__(self, store: BundleStore, settings: AgentSettings, runner: BundleRunner) -> None:
         self.runner = runner
         self._store = store
         self._settings = settings
+        self.trouble = ""
         self._updating = threading.Lock()
+        self._leaving = threading.Lock()
+        self._leave_again_at = 0.0
+        self._switched = threading.Condition()
         self._update_wanted = threading.Event()
         self._health: threading.Timer | None = None
         self._closed = False
@@ -130,6 +146,23 @@ class BundleLifecycle:
             self._update_wanted.set()
             threading.Thread(target=self._refresh_or_warn, daemon=True).start()
 
+    def leave(self, runner: BundleRunner, error: MemoryError, wait_s: float) -> BundleRunner:
+        """Leave a bundle that ran out of memory for a smaller one, in the background.
+
+        Args:
+            runner: that ran out of memory.
+            wait_s: how long to wait for the smaller one.
+        Returns: the runner in its place.
+        Raises: OutOfMemoryError if there is none within that time; it may still come.
+        """
+        if self.runner is runner and not self._leaving.locked():
+            arguments = (runner, str(_out_of_memory(error)))
+            threading.Thread(target=self._leave, args=arguments, daemon=True).start()
+        with self._switched:
+            if self._switched.wait_for(lambda: self.runner is not runner, max(wait_s, 0.0)):
+                return self.runner
+        raise _out_of_memory(error) from error
+
     def close(self, *, answered: bool) -> None:
         """Stop watching, and settle the start that is not confirmed yet.
 
@@ -157,12 +190,57 @@ class BundleLifecycle:
             return
         try:
             runner = _runner(active, self._settings, self._load_personal())
+        except OutOfMemoryError as err:
+            self._note_trouble(active.manifest.bundle, str(err))
+            self._store.roll_back(str(err), hold_s=HOLD_S)
+            tell_failure(self._store.state, active.manifest.bundle, str(err))
+            raise UpdateRefusedError(f"{active.manifest.bundle}: {err}") from err
         except (BundleError, InputError) as err:
             self._store.roll_back(str(err))
             raise UpdateRefusedError(f"{active.manifest.bundle}: {err}") from err
-        self.runner = runner
+        with self._switched:
+            self.runner = runner
+            self._switched.notify_all()
         self.watch_health()
         logger.info("bundle=%s is active", active.manifest.bundle)
+
+    def _leave(self, runner: BundleRunner, why: str) -> None:
+        """Put a smaller bundle in the place of `runner`, which ran out of memory."""
+        bundle = runner.manifest.bundle
+        if not self._leaving.acquire(blocking=False):
+            return  # another prediction's failure has begun it
+        try:
+            now = time.monotonic()
+            if self._closed or self.runner is not runner or now < self._leave_again_at:
+                return
+            self._leave_again_at = now + LEAVE_AGAIN_S
+            self._note_trouble(bundle, why)
+            self._leave_for_smaller(bundle, why)
+        except SplitedgeError as err:
+            logger.warning("bundle=%s stays, for want of a smaller one: %s", bundle, err)
+        finally:
+            self._leaving.release()
+
+    def _leave_for_smaller(self, bundle: str, why: str) -> None:
+        active = self._store.active()
+        if has_smaller(self._store, active):
+            self._store.roll_back(why, hold_s=HOLD_S)
+            self._switch_bundle()
+            tell_failure(self._store.state, bundle, why)
+            return
+        # the server assigns a smaller one, once it knows; one that does not know assigns the same
+        if not tell_failure(self._store.state, bundle, why):
+            raise NoBundleError("the server does not know of it")
+        with self._updating:
+            update(self._store.state)
+            self._switch_bundle()
+        if self._store.active().digest == active.digest:
+            raise NoBundleError("the server has no smaller one")
+
+    def _note_trouble(self, bundle: str, why: str) -> None:
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        self.trouble = f"{bundle} ran out of memory at {at}: {why}"
+        logger.warning("bundle=%s ran out of memory: %s", bundle, why)
 
     def _load_personal(self) -> PersonalWeights | None:
         """The personal weights as the last training left them; None if they cannot be read."""
@@ -200,12 +278,42 @@ def _load(store: BundleStore, settings: AgentSettings) -> BundleRunner:
     personal = None if name is None else PersonalWeights.load(store.state, name)
     try:
         return _runner(active, settings, personal)
+    except OutOfMemoryError as err:
+        return _runner(_smaller(store, active, str(err)), settings, personal)
     except BundleError as err:
         # without another bundle it stays: another version of onnxruntime may load it
         if not store.has_way_back():
             raise
         logger.warning("bundle=%s does not load: %s", active.manifest.bundle, err)
         return _runner(store.roll_back(str(err)), settings, personal)
+
+
+def _out_of_memory(error: MemoryError) -> OutOfMemoryError:
+    """The error as ours; numpy and Python raise their own."""
+    if isinstance(error, OutOfMemoryError):
+        return error
+    return OutOfMemoryError(str(error) or "out of memory")
+
+
+def _smaller(store: BundleStore, active: ActiveBundle, why: str) -> ActiveBundle:
+    """A smaller bundle in the place of one that has no memory to load: at hand, or the server's.
+
+    Raises: OutOfMemoryError if there is none.
+    """
+    bundle = active.manifest.bundle
+    logger.warning("bundle=%s ran out of memory: %s", bundle, why)
+    told = tell_failure(store.state, bundle, why)
+    if has_smaller(store, active):
+        return store.roll_back(why, hold_s=HOLD_S)
+    try:
+        if told:
+            update(store.state)
+    except SplitedgeError as err:
+        logger.warning("update: %s", err)
+    found = store.active()
+    if found.digest == active.digest:
+        raise OutOfMemoryError(f"{bundle}: {why}; free some memory, or pin this device to less")
+    return found
 
 
 def _runner(

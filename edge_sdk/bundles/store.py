@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -160,9 +160,11 @@ class BundleStore:
             _check_inactive(table, slot)
             self._write(_SlotTable(slot, {**table.slots, slot: record}, unproven_starts=0))
 
-    def roll_back(self, why: str) -> ActiveBundle:
+    def roll_back(self, why: str, *, hold_s: float | None = None) -> ActiveBundle:
         """Quarantine the active bundle and make the other slot's the active one.
 
+        Args:
+            hold_s: how long the bundle stays in quarantine; None for ever.
         Raises: NoBundleError if there is no other bundle; StorageError.
         """
         with self._locked():
@@ -170,7 +172,7 @@ class BundleStore:
             record = table.slots.get(table.active)
             if record is None:
                 raise NoBundleError(f"{self.state}: no active bundle to roll back; update first")
-            self._quarantine(record.digest, record.bundle, why)
+            self._quarantine(record.digest, record.bundle, why, hold_s)
             return self._select(table)
 
     def count_start(self) -> None:
@@ -192,7 +194,7 @@ class BundleStore:
                 return
             if self._has_way_back(table):
                 why = f"{table.unproven_starts} starts and never healthy"
-                self._quarantine(record.digest, record.bundle, why)
+                self._quarantine(record.digest, record.bundle, why, None)
 
     def forget_start(self) -> None:
         """Take the last `count_start` back: the agent ended without a crash.
@@ -219,23 +221,25 @@ class BundleStore:
             if table.slots and table.unproven_starts is not None:
                 self._write(replace(table, unproven_starts=None))
 
-    def quarantine(self, record: BundleRecord, why: str) -> None:
-        """Refuse this content from now on.
+    def quarantine(self, record: BundleRecord, why: str, *, hold_s: float | None = None) -> None:
+        """Refuse this content from now on, or for `hold_s` seconds.
 
         Raises: StorageError.
         """
         make_folder(self._slots)
         with self._locked():
-            self._quarantine(record.digest, record.bundle, why)
+            self._quarantine(record.digest, record.bundle, why, hold_s)
 
     def is_quarantined(self, digest: str) -> bool:
         """Whether a bundle with that content failed on this device."""
         return self.why_quarantined(digest) is not None
 
     def why_quarantined(self, digest: str) -> str | None:
-        """Why a bundle with that content was quarantined; None if it was not."""
+        """Why a bundle with that content is quarantined; None if it is not, or not any more."""
         entry = self._read_quarantine().get(digest)
-        return None if entry is None else str(entry.get("why"))
+        if entry is None or _is_over(entry):
+            return None
+        return str(entry.get("why"))
 
     def _locked(self) -> AbstractContextManager[None]:
         """Exclusive access to active.json, for at most the time to hash two bundles."""
@@ -311,14 +315,17 @@ class BundleStore:
             return {}
         return {key: entry for key, entry in entries.items() if isinstance(entry, dict)}
 
-    def _quarantine(self, digest: str, bundle: str, why: str) -> None:
-        logger.warning("bundle=%s quarantined: %s", bundle, why)
+    def _quarantine(self, digest: str, bundle: str, why: str, hold_s: float | None) -> None:
+        now = datetime.now(UTC)
         entries = self._read_quarantine()
-        entries[digest] = {
-            "bundle": bundle,
-            "why": why,
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
+        entries[digest] = {"bundle": bundle, "why": why, "at": now.isoformat(timespec="seconds")}
+        if hold_s is not None:
+            until = (now + timedelta(seconds=hold_s)).isoformat(timespec="seconds")
+            entries[digest]["until"] = until
+        logger.warning(
+            "bundle=%s quarantined%s: %s",
+            *(bundle, "" if hold_s is None else f" for {hold_s:.0f} s", why),
+        )
         newest = sorted(entries.items(), key=lambda item: str(item[1].get("at")))
         kept = dict(newest[-_KEPT_QUARANTINED:])
         write_atomic(self.state / QUARANTINE_NAME, orjson.dumps(kept, option=_OPTIONS))
@@ -339,6 +346,16 @@ def file_damage(path: Path, record: FileRecord) -> str | None:
     if digest != record.sha256:
         return f"{path.name}: expected SHA-256 {record.sha256:.12}…, got {digest:.12}…"
     return None
+
+
+def _is_over(entry: Mapping[str, Any]) -> bool:
+    """Whether a quarantine with an end has ended; a clock that was set back ends it too."""
+    try:
+        until = datetime.fromisoformat(entry["until"])
+        at = datetime.fromisoformat(entry["at"])
+        return not at <= datetime.now(UTC) < until
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,14 @@ from typing import Any, Final
 
 import orjson
 
-from edge_sdk.errors import BundleError, FrameError, InputError, StorageError, UpdateRefusedError
+from edge_sdk.errors import (
+    BundleError,
+    FrameError,
+    InputError,
+    OutOfMemoryError,
+    StorageError,
+    UpdateRefusedError,
+)
 from profiles.measured import BundleMeasurement
 
 TIMEOUT_S: Final = 60.0
@@ -48,8 +55,8 @@ class TrialReport:
 def run_trial(folder: Path, *, timeout_s: float = TIMEOUT_S) -> TrialReport:
     """Check and measure the bundle in `folder` in a child process.
 
-    Raises: UpdateRefusedError saying why the bundle cannot run; StorageError if the child process
-        cannot be started.
+    Raises: UpdateRefusedError saying why the bundle cannot run; OutOfMemoryError; StorageError if
+        the child process cannot be started.
     """
     command = [sys.executable, "-P", "-m", "edge_sdk.bundles.trial", str(folder)]
     environment = {**os.environ, **_ONE_THREAD}
@@ -66,7 +73,8 @@ def run_trial(folder: Path, *, timeout_s: float = TIMEOUT_S) -> TrialReport:
     except orjson.JSONDecodeError:
         raise UpdateRefusedError(f"trial: {_death(done)}") from None
     if not report["ok"]:
-        raise UpdateRefusedError(f"trial: {report['why']}")
+        kind = OutOfMemoryError if report.get("memory") else UpdateRefusedError
+        raise kind(f"trial: {report['why']}")
     measurement = BundleMeasurement.from_dict(report["measurement"])
     return TrialReport(int(report["samples"]), float(report["difference"]), measurement)
 
@@ -77,8 +85,10 @@ def main() -> None:
     _limit(folder)
     try:
         report = {"ok": True, **_try(folder)}
-    except (BundleError, InputError, FrameError, MemoryError) as err:
-        report = {"ok": False, "why": str(err) or "out of memory"}
+    except MemoryError as err:
+        report = {"ok": False, "why": str(err) or "out of memory", "memory": True}
+    except (BundleError, InputError, FrameError) as err:
+        report = {"ok": False, "why": str(err)}
     sys.stdout.buffer.write(orjson.dumps(report))
 
 

@@ -27,6 +27,7 @@ from edge_sdk.bundles.download import (
     size_bytes,
 )
 from edge_sdk.bundles.measurements import Measurements
+from edge_sdk.bundles.memory_failures import HOLD_S, tell_failure
 from edge_sdk.bundles.repository import PublishedBundle, SignedRepository
 from edge_sdk.bundles.run_update import Status, UpdateOutcome
 from edge_sdk.bundles.store import BundleRecord, BundleStore, FileRecord, Slot, file_damage
@@ -35,6 +36,7 @@ from edge_sdk.durable import free_bytes, make_folder, no_space, storage_error, w
 from edge_sdk.errors import (
     LinkError,
     NoBundleError,
+    OutOfMemoryError,
     SplitedgeError,
     StorageError,
     UpdateRefusedError,
@@ -214,6 +216,11 @@ class _Update:
         _check_manifest(BundleManifest.load(folder), record)
         try:
             report = run_trial(folder)
+        except OutOfMemoryError as err:
+            # memory comes and goes: another time it may fit, and till then a smaller bundle does
+            self._store.quarantine(record, str(err), hold_s=HOLD_S)
+            tell_failure(self._state, record.bundle, str(err))
+            raise UpdateRefusedError(str(err)) from err
         except UpdateRefusedError as err:
             self._store.quarantine(record, str(err))
             raise
@@ -225,7 +232,10 @@ class _Update:
             return
         try:
             report = run_trial(self._store.active().folder)
-        except UpdateRefusedError as err:  # it runs, so it stays; the next update tries again
+        except (
+            UpdateRefusedError,
+            OutOfMemoryError,
+        ) as err:  # it runs, so it stays; the next update tries again
             logger.warning("bundle=%s cannot be measured: %s", record.bundle, err)
             return
         self._measurements.keep(record.digest, report.measurement)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
-from edge_sdk.wire.messages import Reply
+from edge_sdk.wire.messages import Reply, new_id
 
 CLOSED: Final = "the agent is closed"
 
@@ -35,6 +35,13 @@ class Pending:
         self._done = threading.Lock()
         self._done.acquire()
         self._claim = threading.Lock()
+
+    @classmethod
+    def refused(cls, reason: str) -> Self:
+        """A query that was never sent, with its outcome."""
+        pending = cls(new_id(), time.monotonic())
+        pending.complete(NoReply(reason))
+        return pending
 
     @property
     def done(self) -> bool:
