@@ -46,8 +46,7 @@ class LocalExchange:
         self._stream.allow(HEAD_S if self._first or self._received else IDLE_S)
         self._first = False
         while (end := self._received.find(_END)) < 0:
-            if len(self._received) > HEAD_BYTES:
-                raise RequestError(431, f"the head: expected at most {HEAD_BYTES} bytes, got more")
+            _check_size(len(self._received))
             started = bool(self._received)
             piece = self._stream.receive()
             if not piece:
@@ -55,6 +54,7 @@ class LocalExchange:
             self._received += piece
             if not started:
                 self._stream.allow(HEAD_S)
+        _check_size(end)
         head = read_head(bytes(self._received[:end]))
         del self._received[: end + len(_END)]
         self._length = _length(head)
@@ -109,6 +109,11 @@ def read_head(raw: bytes) -> Head:
     wish = headers.get("connection", "").lower()
     keep = wish == "keep-alive" if request[3] == b"0" else wish != "close"
     return Head(request[1].decode(), request[2].partition(b"?")[0].decode(), headers, keep)
+
+
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > HEAD_BYTES:
+        raise RequestError(431, f"the head: expected at most {HEAD_BYTES} bytes, got more")
 
 
 def _length(head: Head) -> int:

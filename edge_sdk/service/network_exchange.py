@@ -28,6 +28,7 @@ class NetworkExchange:
         self._stream = stream
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         self._first = True
+        self._declared = 0
 
     def read_head(self) -> Head | None:
         """The next request's head; None if the client has left."""
@@ -48,12 +49,15 @@ class NetworkExchange:
             text = value.decode("latin-1")
             key = name.decode()
             headers[key] = f"{headers[key]}, {text}" if key in headers else text
+        self._declared = int(headers.get("content-length", "0"))  # h11 takes nothing but digits
         path = event.target.decode("latin-1").partition("?")[0]
         keep = event.http_version == b"1.1" and headers.get("connection", "").lower() != "close"
         return Head(event.method.decode(), path, headers, keep)
 
     def read_body(self, limit_bytes: int, grown: Callable[[int], None]) -> bytes:
         """The body of that request."""
+        if self._declared > limit_bytes:
+            raise too_long(limit_bytes)
         self._stream.allow(BODY_S)
         if self._http.they_are_waiting_for_100_continue:
             ready = h11.InformationalResponse(status_code=100, headers=[])
