@@ -5,6 +5,9 @@ DIR/CLASS/*.png                                  labelled
 DIR/train/..., DIR/test/...                      with a test part of its own, either of the two
 
 Arrays (.npy), one sample each, may stand in place of pictures: windows of sensors, say.
+
+Labels follow the names of the class folders, or the lines of a file `classes.txt` beside these: it
+may also name classes without a folder.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ logger = logging.getLogger(__name__)
 PICTURES_BYTES_MAX: Final = 4 << 30
 SUFFIXES: Final = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 ARRAY_SUFFIX: Final = ".npy"
+CLASSES_NAME: Final = "classes.txt"
 _COLOURED: Final = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
 _GREY: Final = ("1", "L", "LA")
 # what Pillow and numpy raise for damaged files of the formats they read
@@ -245,7 +249,17 @@ def _array(path: Path, like: Array | None = None) -> Array:
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
-    return tuple(path.name for path in _folders(folder) if _files(path))
+    """Names of the classes, in the order of their labels."""
+    found = tuple(path.name for path in _folders(folder) if _files(path))
+    listed = folder / CLASSES_NAME
+    if not listed.is_file():
+        return found
+    names = tuple(line.strip() for line in listed.read_text().splitlines() if line.strip())
+    strange = sorted(set(found) - set(names))
+    if strange or len(set(names)) != len(names):
+        wrong = f"none for {', '.join(strange)}" if strange else "a class twice"
+        raise InputError(f"{listed}: expected one line for each folder of a class, got {wrong}")
+    return names
 
 
 def _class(folder: Path, name: str) -> list[Path]:

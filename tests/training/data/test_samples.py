@@ -40,6 +40,23 @@ def test_folder_for_each_class_gives_labels_by_name(tmp_path: Path) -> None:
     assert samples.train.x[:, 0, 0, 0].tolist() == [10, 30, 50]
 
 
+def test_a_list_of_the_classes_sets_the_order_of_the_labels(tmp_path: Path) -> None:
+    for name, shade in (("cat", 50), ("ant", 10)):
+        picture(tmp_path / name / "1.png", shade)
+    (tmp_path / "classes.txt").write_text("dog\ncat\nant\n")  # none of dogs yet
+    samples = open_data(str(tmp_path), form=PictureForm(1, 4, 6))
+    assert samples.class_names == ("dog", "cat", "ant")
+    assert samples.train.y is not None
+    assert samples.train.y.tolist() == [1, 2]
+    assert samples.train.x[:, 0, 0, 0].tolist() == [50, 10]
+    (tmp_path / "classes.txt").write_text("cat\n")
+    with pytest.raises(InputError, match="one line for each folder of a class, got none for ant"):
+        open_data(str(tmp_path))
+    (tmp_path / "classes.txt").write_text("cat\ncat\nant\n")
+    with pytest.raises(InputError, match="got a class twice"):
+        open_data(str(tmp_path))
+
+
 def test_folder_with_a_test_part_of_its_own(tmp_path: Path) -> None:
     for side, shade in (("train", 10), ("test", 20)):
         picture(tmp_path / side / "ant" / "1.png", shade)
