@@ -11,7 +11,7 @@ from typing import Literal, Self
 from edge_sdk.durable import make_folder, storage_error
 from edge_sdk.errors import StateInUseError
 
-Role = Literal["agent", "server", "simulation", "training", "update"]
+Role = Literal["agent", "keep", "server", "simulation", "training", "update"]
 
 
 class StateLock:

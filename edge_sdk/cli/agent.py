@@ -19,6 +19,8 @@ from edge_sdk.cli.agent_options import (
     Backbone,
     State,
 )
+from edge_sdk.cli.kept import app as kept_app
+from edge_sdk.cli.kept import correct
 from edge_sdk.cli.output import print_json
 from edge_sdk.cli.predict import predict
 from edge_sdk.cli.run import run
@@ -31,6 +33,8 @@ app = typer.Typer(
     epilog="Example: splitedge agent status --state ./pi",
     no_args_is_help=True,
 )
+app.add_typer(kept_app, name="kept")
+app.command(epilog="Example: splitedge agent correct 5f0c... dog --state ./pi")(correct)
 
 NO_BUNDLE = "no bundle yet: the server has no model for this device"
 

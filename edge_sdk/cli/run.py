@@ -34,7 +34,15 @@ from edge_sdk.cli.serve_options import (
     ServeOptions,
     ServeSecret,
 )
-from edge_sdk.cli.stream_options import Every, Sinks, Smooth, Source, StreamOptions
+from edge_sdk.cli.stream_options import (
+    Every,
+    Keep,
+    Sinks,
+    Smooth,
+    Source,
+    StreamOptions,
+    open_keeper,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +66,7 @@ def run(
     sinks: Sinks = None,
     smooth: Smooth = None,
     every: Every = None,
+    keep: Keep = None,
     deadline: Deadline = None,
     gate: Gate = None,
     threshold: Threshold = None,
@@ -116,6 +125,9 @@ def run(
             training = BackgroundTraining(state, data, backbone=backbone)
             on_command = parts.enter_context(training).command
         agent = parts.enter_context(EdgeAgent.open(state, settings, on_command=on_command))
+        keeper = open_keeper(keep, file.keep, state)
+        if keeper is not None:
+            agent.add_observer(keeper)
         parts.enter_context(service.answering(agent))
         stream = None
         if table.asked:

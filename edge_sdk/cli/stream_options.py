@@ -1,4 +1,4 @@
-"""Options of `splitedge agent run` that connect a source and sinks."""
+"""Options of `splitedge agent run` that connect a source and sinks, or keep inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edge_sdk.agent import EdgeAgent
+    from edge_sdk.kept.keeper import Keeper
     from edge_sdk.pipeline.stream import Stream
+    from edge_sdk.settings_file.keep_table import KeepTable
     from edge_sdk.settings_file.stream_table import StreamTable
 
 Source = Annotated[
@@ -48,6 +50,15 @@ Every = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS", help="Shortest time between two inputs of the source; default: none."
+    ),
+]
+
+Keep = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Keep inputs that were offloaded or corrected in this folder, the newest 1000 and "
+        "100 MB; see docs/kept-inputs.md.",
     ),
 ]
 
@@ -98,3 +109,19 @@ class StreamOptions:
             sink_base=here if self.sinks else state.absolute(),
             on_end=on_end,
         )
+
+
+def open_keeper(folder: Path | None, file: KeepTable, state: Path) -> Keeper | None:
+    """The observer that keeps inputs; None unless the option or the file asks for it.
+
+    Args:
+        folder: of the option, relative to the current folder; that of the file is relative to the
+            state folder.
+    Raises: ConfigurationError if the folder cannot be used; StateInUseError if another agent does.
+    """
+    if folder is None and file.folder is None:
+        return None
+    from edge_sdk.kept.keeper import Keeper
+
+    place = folder if folder is not None else state / (file.folder or "")
+    return Keeper(place.absolute(), file)

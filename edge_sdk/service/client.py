@@ -66,6 +66,14 @@ class RunningAgent:
         done: dict[str, Any] = self._ask("POST", "/agent/refresh")
         return done
 
+    def correct(self, identifier: str, label: int | str) -> bool:
+        """Tell the agent the right label of an answer, as `EdgeAgent.correct`.
+
+        Returns: whether the answer was still remembered.
+        """
+        body = orjson.dumps({"id": identifier, "label": label})
+        return bool(self._ask("POST", "/agent/correct", body)["corrected"])
+
     def input(self) -> TensorSpec:
         """Dtype and shape of one sample."""
         (listed,) = self._ask("POST", "/v2/repository/index")

@@ -21,7 +21,8 @@ from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.records import read_record
 from edge_sdk.settings import AgentSettings
-from edge_sdk.settings_file import agent_tables, serve_table, stream_table
+from edge_sdk.settings_file import agent_tables, keep_table, serve_table, stream_table
+from edge_sdk.settings_file.keep_table import KeepTable
 from edge_sdk.settings_file.serve_table import ServeTable
 from edge_sdk.settings_file.stream_table import StreamTable
 
@@ -32,7 +33,12 @@ HEAD: Final = """\
 # come first, then this file, then what the bundle says. A running agent reads the file when it
 # starts. Each line below shows a default or an example: remove its `#` to set it.
 """
-TEMPLATES: Final = (agent_tables.TEMPLATE, serve_table.TEMPLATE, stream_table.TEMPLATE)
+TEMPLATES: Final = (
+    agent_tables.TEMPLATE,
+    serve_table.TEMPLATE,
+    stream_table.TEMPLATE,
+    keep_table.TEMPLATE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +49,13 @@ class SettingsFile:
         agent: the tables [agent], [budget] and [agreement].
         serve: the table [serve].
         stream: the table [stream].
+        keep: the table [keep].
     """
 
     agent: AgentSettings = field(default_factory=AgentSettings)
     serve: ServeTable = field(default_factory=ServeTable)
     stream: StreamTable = field(default_factory=StreamTable)
+    keep: KeepTable = field(default_factory=KeepTable)
 
     @classmethod
     def load(cls, state: Path) -> SettingsFile:
