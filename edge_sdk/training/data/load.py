@@ -26,10 +26,11 @@ from edge_sdk.training.data.arrays import npz
 from edge_sdk.training.data.cifar import cifar10, cifar100
 from edge_sdk.training.data.dataset import Dataset, labelled_dataset
 from edge_sdk.training.data.har import uci_har
-from edge_sdk.training.data.idx import FASHION_CLASSES, fashion_mnist, read_idx
+from edge_sdk.training.data.idx import FASHION_CLASSES, emnist, fashion_mnist, read_idx
 from edge_sdk.training.data.pictures import PictureForm, holds_pictures, read_pictures
 from edge_sdk.training.data.samples import Array, Part, Samples, checked_samples
 from edge_sdk.training.data.split import HELD_OUT_SHARE, SEED, Parts, split_samples
+from edge_sdk.training.data.table import TABLE_KEYS, read_table
 from edge_sdk.training.data.user import from_function
 
 __all__ = [
@@ -58,12 +59,13 @@ PUBLISHED: Final[Mapping[str, tuple[Callable[[Path], Samples], str]]] = {
     "fashion-mnist": (fashion_mnist, "the four IDX files"),
     "cifar-10": (cifar10, "the six batches of the binary version"),
     "cifar-100": (cifar100, "the two files of the binary version"),
+    "emnist": (emnist, "the IDX files of a split and its mapping"),
     "uci-har": (uci_har, "uci_har.npz or the folder 'UCI HAR Dataset'"),
 }
 SIDE_MAX: Final = 10_000
 GRAMMAR: Final = (
-    f"digits, {', '.join(f'{name}=DIR' for name in PUBLISHED)}, a folder of pictures, FILE.npz or"
-    " module:function"
+    f"digits, {', '.join(f'{name}=DIR' for name in PUBLISHED)}, a folder of pictures, FILE.npz,"
+    " csv:FILE?window=ROWS or module:function"
 )
 
 
@@ -85,21 +87,18 @@ def open_data(
     Raises: ConfigurationError naming the grammar, or what to put where; InputError naming the file
         or array that is not sound.
     """
-    if Path(text).is_dir():
-        return _from_folder(Path(text), form, most)
-    name, _, place = text.partition("=")
-    if name in PUBLISHED:
-        return _published(name, place)
-    if text == "digits":
-        return _digits()
-    if text.endswith(".npz"):
-        return npz(Path(text))
-    if names_function(text):
-        return from_function(text, folder)
-    head, question, _ = text.partition("?")
-    if question and Path(head).is_dir():
-        word = read_word(text, ("resize",))
-        return _from_folder(Path(head), form, most, size=picture_size(word.options["resize"]))
+    name = text.partition("=")[0]
+    # a name goes before a folder of that name, which can be given as ./digits
+    for known, read in (
+        (text == "digits", _digits),
+        (name in PUBLISHED, lambda: _published(text, name)),
+        (text.startswith("csv:"), lambda: read_table(read_word(text, TABLE_KEYS))),
+        (_folder_of(text) is not None, lambda: _from_folder(text, form, most)),
+        (text.endswith(".npz"), lambda: npz(Path(text))),
+        (names_function(text), lambda: from_function(text, folder)),
+    ):
+        if known:
+            return read()
     raise ConfigurationError(f"data {text!r}: expected {GRAMMAR}; there is no folder of that name")
 
 
@@ -178,26 +177,32 @@ def described(samples: Samples, parts: Mapping[str, int]) -> str:
     )
 
 
-def _published(name: str, place: str) -> Samples:
+def _published(text: str, name: str) -> Samples:
     read, content = PUBLISHED[name]
+    options = read_word(text, ("split",) if name == "emnist" else ()).options
+    place = text.removeprefix(name).removeprefix("=").partition("?")[0]
     if not place:
         raise ConfigurationError(
             f"{name}: expected a folder with {content}; name it: --data {name}=DIR"
         )
-    folder = Path(place)
-    if not folder.is_dir():
-        raise ConfigurationError(f"{folder}: expected a folder there with {content} of {name}")
-    return read(folder)
+    if not Path(place).is_dir():
+        raise ConfigurationError(f"{place}: expected a folder there with {content} of {name}")
+    return emnist(Path(place), **options) if name == "emnist" else read(Path(place))
 
 
-def _from_folder(
-    folder: Path,
-    form: PictureForm | None,
-    most: int | None,
-    size: tuple[int, int] | None = None,
-) -> Samples:
-    idx = any(folder.glob("train-images-idx3-ubyte*"))
-    if idx and not holds_pictures(folder):
+def _folder_of(text: str) -> Path | None:
+    """The folder that a word names, with options or without; None where it names none."""
+    places = (text, text.partition("?")[0])
+    return next((Path(place) for place in places if place and Path(place).is_dir()), None)
+
+
+def _from_folder(text: str, form: PictureForm | None, most: int | None) -> Samples:
+    folder = _folder_of(text)
+    assert folder is not None
+    size = None
+    if str(folder) != str(Path(text)):
+        size = picture_size(read_word(text, ("resize",)).options["resize"])
+    if any(folder.glob("train-images-idx3-ubyte*")) and not holds_pictures(folder):
         return fashion_mnist(folder)
     return read_pictures(folder, form, size=size, most=most)
 
