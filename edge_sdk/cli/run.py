@@ -120,9 +120,10 @@ def run(
         service = parts.enter_context(AgentService(state, serving.table(file.serve)))
         on_command = None
         if data is not None:
-            from edge_sdk.training.device.background import BackgroundTraining
+            from edge_sdk.training.device.background import BackgroundTraining, check_data
 
             training = BackgroundTraining(state, data, backbone=backbone)
+            typer.echo(check_data(data), err=True)
             on_command = parts.enter_context(training).command
         agent = parts.enter_context(EdgeAgent.open(state, settings, on_command=on_command))
         keeper = open_keeper(keep, file.keep, state)

@@ -28,7 +28,7 @@ from edge_sdk.manifest import BundleManifest, TensorSpec
 from edge_sdk.nets import build
 from edge_sdk.pipeline.samples import read_samples
 from edge_sdk.session import Array
-from edge_sdk.training.device.background import BackgroundTraining
+from edge_sdk.training.device.background import BackgroundTraining, check_data
 from edge_sdk.wire.address import Address
 from server.bench.models import export_random
 from server.processes import ServerProcess
@@ -475,6 +475,20 @@ def test_running_agent_takes_invitations_of_its_server_only(
     monkeypatch.setattr("edge_sdk.training.device.background.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="torch"):
         BackgroundTraining(pi, "digits")
+
+
+def test_run_refuses_samples_that_it_cannot_train_on_at_the_start(
+    pi: Path, tmp_path: Path, splitedge: Splitedge
+) -> None:
+    refusal = splitedge("agent", "run", "--state", pi, "--train", tmp_path / "none.npz").refusal
+    assert "none.npz: expected a file there; put it in" in refusal
+    np.savez(tmp_path / "bare.npz", x_train=np.zeros((9, 1, 8, 8), np.float32))
+    refusal = splitedge("agent", "run", "--state", pi, "--train", tmp_path / "bare.npz").refusal
+    assert "bare: expected labels to train with, there are none" in refusal
+
+
+def test_samples_are_read_in_a_process_of_their_own() -> None:
+    assert check_data("digits").endswith("1,294 train, 144 held-out, 359 test")
 
 
 @pytest.mark.parametrize("place", [0, 4])

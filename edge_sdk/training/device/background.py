@@ -30,6 +30,25 @@ PAUSE_S: Final = 60.0
 STOP_S: Final = 10.0
 
 
+def check_data(text: str) -> str:
+    """Read a device's labelled samples once, in a process of its own.
+
+    A word that is wrong is told when the agent starts, not when the server invites the device; and
+    the samples take no memory of the running agent.
+
+    Args:
+        text: a word of the grammar (docs/data.md).
+    Returns: one line about what was read.
+    Raises: ConfigurationError with the reason why they cannot be trained on.
+    """
+    command = [sys.executable, "-P", "-m", "edge_sdk.training.data.check", text]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    line = done.stdout.strip()
+    if done.returncode:
+        raise ConfigurationError(line or f"data {text!r}: reading ended with {done.returncode}")
+    return line
+
+
 class BackgroundTraining:
     """Trains on this device when it is invited, from `__enter__` to `__exit__`.
 
