@@ -19,6 +19,7 @@ from typing import Any, Final, Self, cast
 
 from edge_sdk.answers.observer import Answered, AnswerObserver, Observers
 from edge_sdk.answers.prediction import DEVICE, FALLBACK, SERVER, LateAnswer, Prediction
+from edge_sdk.answers.price import AnswerMeter, EnergyReport
 from edge_sdk.bundles.lifecycle import BundleLifecycle, FixedBundle
 from edge_sdk.bundles.runner import BundleRunner, read_logits
 from edge_sdk.checks import check_value
@@ -41,6 +42,7 @@ from edge_sdk.state import StateLock
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Reply
 from profiles.checks import is_whole
+from profiles.energy import EnergySource
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,11 @@ logger = logging.getLogger(__name__)
 LOCATE_TIMEOUT_S: Final = 2.0
 # Answers that `predict_many` holds behind an offload, of about a kilobyte each.
 HELD_ANSWERS_MAX: Final = 1024
+
+
+# bytes up, bytes down, joules, and the source of the joules: the last fields of a `Prediction`
+Cost = tuple[int, int, float | None, EnergySource]
+FREE: Final[Cost] = (0, 0, None, "none")
 
 
 @dataclass(slots=True)
@@ -82,9 +89,11 @@ class Status:
     Attributes:
         personal: the training that the personal weights are from; None if the bundle's weights
             answer.
-        bytes_up: size of all queries that were sent.
+        bytes_up, bytes_down: payloads of all queries that were sent, audits and late answers
+            included, and of all replies.
         agreement: the guarantee of the `Agreement` controller; None without one.
         trouble: the last failure for want of memory, and when; empty if there was none.
+        energy: of the answers, by `AgentSettings.power`; None without.
         reports: of the agent's observers, by name.
     """
 
@@ -96,9 +105,11 @@ class Status:
     presence: str
     why_away: str
     bytes_up: int
+    bytes_down: int = 0
     counters: Counters = field(default_factory=Counters)
     agreement: AgreementReport | None = None
     trouble: str = ""
+    energy: EnergyReport | None = None
     reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -114,6 +125,7 @@ class _Offload:
     tensor: Tensor | None  # kept for a late answer, if the settings ask for those
     x: Array | None  # a copy for the observers, if there are any
     z: Array | None
+    mark: float | None  # of the meter, if answers are priced
 
 
 class EdgeAgent:
@@ -143,6 +155,7 @@ class EdgeAgent:
         self._auditor: Auditor | None = None
         observers = tuple(observers)
         self._observers = Observers(observers) if observers else None
+        self._meter = None if settings.power is None else AnswerMeter(settings.power)
         self._counters = Counters()
         self._counting = threading.Lock()
         self._closed = False
@@ -189,6 +202,8 @@ class EdgeAgent:
         except BaseException:
             lock.release()
             raise
+        if agent._meter is not None:
+            agent._meter.start()
         return agent
 
     @classmethod
@@ -212,7 +227,10 @@ class EdgeAgent:
             raise ConfigurationError("late_answers and Agreement need a server: use EdgeAgent.open")
         folder = Path(folder)
         runner = BundleRunner(folder, BundleManifest.load(folder), settings)
-        return cls(FixedBundle(runner), settings, observers=observers)
+        agent = cls(FixedBundle(runner), settings, observers=observers)
+        if agent._meter is not None:
+            agent._meter.start()
+        return agent
 
     @property
     def manifest(self) -> BundleManifest:
@@ -289,6 +307,7 @@ class EdgeAgent:
             for left in held:
                 if isinstance(left, _Offload):
                     cast("Offloader", self._offloader).forget(left.pending)
+                    self._drop(left.mark)
         if fault is not None:
             raise fault
 
@@ -365,9 +384,11 @@ class EdgeAgent:
             presence="no server" if offloader is None else offloader.presence.value,
             why_away="" if offloader is None else offloader.why_away,
             bytes_up=0 if offloader is None else offloader.bytes_up,
+            bytes_down=0 if offloader is None else offloader.bytes_down,
             counters=counters,
             agreement=None if runner.control is None else runner.control.report(),
             trouble=self._bundle.trouble,
+            energy=None if self._meter is None else self._meter.report(),
             reports={} if self._observers is None else self._observers.reports(),
         )
 
@@ -378,7 +399,7 @@ class EdgeAgent:
         self._closed = True
         self._bundle.close(answered=self._counters.total > 0)
         # the offloader first: after it nothing waits for a reply
-        for part in (self._offloader, self._auditor, self._late, self._observers):
+        for part in (self._offloader, self._auditor, self._late, self._observers, self._meter):
             if part is not None:
                 part.close()
         if self._lock is not None:
@@ -444,6 +465,23 @@ class EdgeAgent:
         self, x: Array, deadline_s: float | None, threshold: float | None, local: bool
     ) -> _Offload | Prediction:
         """The device's part: an answer, or a query under way."""
+        if self._meter is None:
+            return self._begin_at(None, x, deadline_s, threshold, local)
+        mark = self._meter.begin()
+        try:
+            return self._begin_at(mark, x, deadline_s, threshold, local)
+        except BaseException:
+            self._drop(mark)
+            raise
+
+    def _begin_at(
+        self,
+        mark: float | None,
+        x: Array,
+        deadline_s: float | None,
+        threshold: float | None,
+        local: bool,
+    ) -> _Offload | Prediction:
         start = time.perf_counter()
         runner = self._bundle.runner
         try:
@@ -460,10 +498,12 @@ class EdgeAgent:
                 self._audit_exit(runner, decision, x, z)
             with self._counting:
                 self._counters.device += 1
+            cost = FREE if mark is None else self._cost(mark, DEVICE)
             observers = self._observers
             if observers is None:
-                return _prediction(runner, decision, DEVICE, start)
-            answer = _prediction(runner, decision, DEVICE, start, identifier=observers.new_id())
+                return _prediction(runner, decision, DEVICE, start, cost)
+            identifier = observers.new_id()
+            answer = _prediction(runner, decision, DEVICE, start, cost, identifier=identifier)
             observers.answered(Answered(answer, decision, runner.manifest, x, z))
             return answer
         left_s = (deadline_s or self._settings.deadline_s) - (time.perf_counter() - start)
@@ -478,13 +518,17 @@ class EdgeAgent:
             pending = Pending.refused(f"out of memory: {err}")
         # the caller may reuse its buffer before the reply comes
         kept = None if self._observers is None else x.copy()
-        return _Offload(runner, decision, audit, start, pending, tensor, kept, z)
+        return _Offload(runner, decision, audit, start, pending, tensor, kept, z, mark)
 
     def _finish(self, begun: _Offload | Prediction) -> Prediction:
         """The prediction, once the offload has its outcome."""
         if isinstance(begun, Prediction):
             return begun
-        answer = self._answer_offload(begun)
+        try:
+            answer = self._answer_offload(begun)
+        except BaseException:
+            self._drop(begun.mark)
+            raise
         observers = self._observers
         if observers is not None and begun.x is not None:
             manifest = begun.runner.manifest
@@ -514,8 +558,9 @@ class EdgeAgent:
         with self._counting:
             self._counters.server += 1
         identifier = "" if begun.x is None else begun.pending.id
+        cost = self._cost(begun.mark, SERVER, begun.pending)
         return _prediction(
-            runner, decision, SERVER, begun.start, answer=answer, identifier=identifier
+            runner, decision, SERVER, begun.start, cost, answer=answer, identifier=identifier
         )
 
     def _leave_for_smaller(self, runner: BundleRunner, error: MemoryError) -> None:
@@ -545,10 +590,23 @@ class EdgeAgent:
             decision,
             FALLBACK,
             begun.start,
+            self._cost(begun.mark, FALLBACK, begun.pending),
             reason=reason,
             identifier=identifier,
             late=late,
         )
+
+    def _cost(self, mark: float | None, source: str, pending: Pending | None = None) -> Cost:
+        """The price of an answer that is made now."""
+        up, down = (0, 0) if pending is None else (pending.bytes_up, pending.bytes_down)
+        if self._meter is None or mark is None:
+            return up, down, None, "none"
+        return up, down, *self._meter.end(mark, source, up + down)
+
+    def _drop(self, mark: float | None) -> None:
+        """Price nothing for an answer that is not made."""
+        if self._meter is not None and mark is not None:
+            self._meter.drop()
 
     def _audit_exit(
         self, runner: BundleRunner, decision: Decision, x: Array, z: Array | None
@@ -592,6 +650,7 @@ def _prediction(
     decision: Decision,
     source: str,
     start: float,
+    cost: Cost,
     *,
     answer: tuple[int, Array] | None = None,
     reason: str = "",
@@ -612,6 +671,7 @@ def _prediction(
         reason,
         identifier,
         late,
+        *cost,
     )
 
 

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -245,11 +245,17 @@ class Echo:
         self._client.close()
 
 
-def infer(identity: Identity, query: Query, deadline: float) -> Reply:
+def infer(
+    identity: Identity,
+    query: Query,
+    deadline: float,
+    count: Callable[[int, int], None] | None = None,
+) -> Reply:
     """Send one query over HTTP, for frames above the broker's limit.
 
     Args:
         deadline: on the monotonic clock.
+        count: called with the bytes of a body sent and of a body received, each when it happens.
     Returns: the reply, or the problem that the server names.
     Raises: LinkError if the server cannot be reached in time, does not know this device or is
         broken, all of which may pass; FrameError for a bad answer.
@@ -262,15 +268,20 @@ def infer(identity: Identity, query: Query, deadline: float) -> Reply:
     }
     text, parts = encode(header, [query.tensor], key="inputs")
     url = identity.url(f"v2/models/{query.model}/versions/{query.version}/infer")
+    body = b"".join((text, *parts))
+    if count is not None:
+        count(len(body), 0)
     with _client(url, identity.ca) as client:
         answer = client.request(
             "POST",
             url,
             headers={HEADER_LENGTH: str(len(text)), "Authorization": identity.authorization},
-            body=b"".join((text, *parts)),
+            body=body,
             timeout=Timeout(total_s=max(deadline - time.monotonic(), 0.001)),
             at_most=HTTP_LIMITS.frame_bytes,
         )
+    if count is not None:
+        count(0, len(answer.body))
     if answer.status != 200:
         detail = _reason(_json(answer.body), answer.status)
         problem = REFUSED.get(answer.status)

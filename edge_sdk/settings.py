@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from edge_sdk.checks import check_fields, check_value, need
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import CODECS, Codec
-from profiles.checks import number, one_of, optional, whole
+from profiles.checks import flag, number, one_of, optional, whole
+from profiles.errors import InvalidProfileError
+
+if TYPE_CHECKING:
+    from profiles.energy import PowerModel
 
 GRID_SIZE: Final = 10
 # audits that a choice of the threshold looks back on
@@ -65,6 +69,48 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
+class Power:
+    """Prices every answer in joules: see edge_sdk.answers.price.
+
+    Attributes:
+        sensors: whether counters and sensors of the board are used where it has some.
+        board: name of a catalogue board whose watts are declared, such as raspberry-pi-4.
+        idle_w, busy_w: watts at rest and with all cores busy, declared; they win over `board`.
+        radio_j_per_mb: joules for each megabyte sent or received, declared.
+    """
+
+    sensors: bool = True
+    board: str | None = None
+    idle_w: float | None = None
+    busy_w: float | None = None
+    radio_j_per_mb: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "power", sensors=flag, radio_j_per_mb=number(least=0))
+        self.model()
+
+    def model(self) -> PowerModel | None:
+        """The declared power model; None without one.
+
+        Raises: ConfigurationError for watts that cannot be, or a board without known watts.
+        """
+        from profiles.energy import declared_power, reference_power  # noqa: PLC0415 - few need it
+
+        try:
+            model = declared_power(self.idle_w, self.busy_w, "the settings")
+            if model is not None or self.board is None:
+                return model
+            model = reference_power(self.board)
+        except InvalidProfileError as err:
+            raise ConfigurationError(f"power: {err}") from err
+        if model is None:
+            raise ConfigurationError(
+                f"power: no measured watts of {self.board!r:.60} are known; give idle_w and busy_w"
+            )
+        return model
+
+
+@dataclass(frozen=True, slots=True)
 class AgentSettings:
     """Settings of one `EdgeAgent`.
 
@@ -83,6 +129,7 @@ class AgentSettings:
         max_in_flight: offloads of `predict_many` under way at once.
         personal: name of a training that this device took part in; its personal weights answer
             (edge_sdk.bundles.personal_weights). None answers with the bundle's weights.
+        power: prices every answer in joules; None does not.
     """
 
     deadline_s: float = 1.0
@@ -97,6 +144,7 @@ class AgentSettings:
     heartbeat_s: float = 30.0
     max_in_flight: int = 32
     personal: str | None = None
+    power: Power | None = None
 
     def __post_init__(self) -> None:
         check_fields(

@@ -70,6 +70,18 @@ class PowerModel:
         return seconds * (self.idle_w + busy_share * (self.busy_w - self.idle_w))
 
 
+def declared_power(idle_w: float | None, busy_w: float | None, source: str) -> PowerModel | None:
+    """The power model of watts that a user declares; None for one who declares none.
+
+    Raises: InvalidProfileError for one of them alone, or for watts that cannot be.
+    """
+    if idle_w is None and busy_w is None:
+        return None
+    if idle_w is None or busy_w is None:
+        raise InvalidProfileError("expected idle_w and busy_w, or neither")
+    return PowerModel(idle_w, busy_w, source)
+
+
 def reference_power(name: str) -> PowerModel | None:
     """The catalogue's power model of a board; None if no measurement is known."""
     text = Path(__file__).with_name("power.toml").read_text(encoding="utf-8")
@@ -287,10 +299,8 @@ def _find_gauge(
         denied = f"{err.filename}: {err.strerror}; "
     if declared is not None:
         return _Declared(declared, clock, cpu_clock), ""
-    return (
-        None,
-        f"{denied}declare idle_w and busy_w ([energy] of a recipe) to have energy estimated",
-    )
+    advice = "declare idle_w and busy_w ([energy] of a recipe, [power] of agent.toml)"
+    return None, f"{denied}{advice} to have energy estimated"
 
 
 def _rapl_zones(root: Path) -> list[Path]:

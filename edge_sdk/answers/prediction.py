@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from profiles.energy import EnergySource
+
 
 DEVICE: Final = "device"
 SERVER: Final = "server"
@@ -28,6 +32,11 @@ class Prediction:
         id: names the answer for `EdgeAgent.correct`, and a fallback for its late answer, which has
             the same id. Empty if the agent has no observers and no late answer follows.
         late: whether a late answer follows: the query of this fallback is on the disk.
+        bytes_up, bytes_down: payloads of the query that was sent and of the reply that came.
+        joules: of the device for this answer, above rest; None without `AgentSettings.power`, or
+            where no watts are known.
+        energy_source: where those watts are from: `rapl` or `ina` (sensors), `declared` (a power
+            model) or `none`.
     """
 
     label: int
@@ -40,6 +49,10 @@ class Prediction:
     reason: str = ""
     id: str = ""
     late: bool = False
+    bytes_up: int = 0
+    bytes_down: int = 0
+    joules: float | None = None
+    energy_source: EnergySource = "none"
 
 
 @dataclass(frozen=True, slots=True)

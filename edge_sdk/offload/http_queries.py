@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from edge_sdk.errors import SplitedgeError
@@ -23,11 +25,18 @@ class HttpQueries:
 
     Args:
         complete: called in such a thread with the reply to a query.
+        count: called there with the bytes that were sent and received for a query.
     """
 
-    def __init__(self, identity: Identity, complete: Callable[[Pending, Reply], None]) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        complete: Callable[[Pending, Reply], None],
+        count: Callable[[Pending, int, int], None],
+    ) -> None:
         self._identity = identity
         self._complete = complete
+        self._count = count
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
@@ -54,8 +63,10 @@ class HttpQueries:
 
         if pending.done:
             return
+        pending.sent_at = time.monotonic()
         try:
-            self._complete(pending, infer(self._identity, query, pending.deadline))
+            reply = infer(self._identity, query, pending.deadline, partial(self._count, pending))
+            self._complete(pending, reply)
         except SplitedgeError as err:
             pending.complete(NoReply(str(err)))
         except Exception as err:  # the executor would keep it, and the caller would wait

@@ -78,10 +78,11 @@ class Offloader:
         self._closing = False
         self._up_at = self._next_heartbeat = time.monotonic()
         self._wake = threading.Condition()
-        self._http = HttpQueries(identity, self._complete)
+        self._http = HttpQueries(identity, self._complete, self._count)
         self.late_replies = 0
         self.refused_replies = 0
         self.bytes_up = 0
+        self.bytes_down = 0
         topics = {kind: str(Topic(identity.fleet, identity.device, kind)) for kind in Kind}
         self._topics = topics
         self._open_link(broker)
@@ -161,9 +162,7 @@ class Offloader:
 
     def _send(self, query: Query, pending: Pending) -> None:
         payload = pack_query(query)
-        size_bytes = len(payload)
-        self.bytes_up += size_bytes
-        if size_bytes > self._max_packet_bytes:
+        if len(payload) > self._max_packet_bytes:
             self._http.send(query, pending)
             return
         rpc = Rpc(
@@ -171,7 +170,12 @@ class Offloader:
             correlation=bytes.fromhex(query.id),
             expiry_s=max(1, round((query.deadline_ms or 1e3) / 1e3)),
         )
-        if not self._link.publish(self._topics[Kind.QUERY], payload, rpc=rpc):
+        pending.sent_at = time.monotonic()  # before the reply can come
+        pending.bytes_up = len(payload)
+        if self._link.publish(self._topics[Kind.QUERY], payload, rpc=rpc):
+            self.bytes_up += len(payload)
+        else:
+            pending.sent_at, pending.bytes_up = None, 0
             down = not self._link.connected
             reason = f"not sent: {self._link.last_error if down else 'the send queue is full'}"
             pending.complete(NoReply(reason))
@@ -190,13 +194,22 @@ class Offloader:
             if reply.problem is None:
                 self._note(partial(self._availability.probe_answered, time.monotonic()))
             return
+        self.bytes_down += len(message.payload)
         # removed at once: a second reply to the same query counts as late
         pending = self._pending.pop(reply.id, None)
         if pending is None:
             self.late_replies += 1
             return
+        pending.bytes_down = len(message.payload)
         self._complete(pending, reply)
         self._note(self._availability.query_answered)
+
+    def _count(self, pending: Pending, up: int, down: int) -> None:
+        """Count bytes that go over HTTP."""
+        pending.bytes_up += up
+        pending.bytes_down += down
+        self.bytes_up += up
+        self.bytes_down += down
 
     def _complete(self, pending: Pending, reply: Reply) -> None:
         if reply.problem is Problem.OVERLOADED:

@@ -23,14 +23,31 @@ Outcome = Reply | NoReply
 
 
 class Pending:
-    """One query under way. The first outcome counts."""
+    """One query under way. The first outcome counts.
 
-    __slots__ = ("_claim", "_done", "deadline", "id", "outcome")
+    Attributes:
+        sent_at: by the monotonic clock; None if nothing was sent.
+        bytes_up, bytes_down: payloads of the query that was sent and of the reply that came.
+    """
+
+    __slots__ = (
+        "_claim",
+        "_done",
+        "bytes_down",
+        "bytes_up",
+        "deadline",
+        "id",
+        "outcome",
+        "sent_at",
+    )
 
     def __init__(self, identifier: str, deadline: float) -> None:
         self.id = identifier
         self.deadline = deadline
         self.outcome: Outcome | None = None
+        self.sent_at: float | None = None
+        self.bytes_up = 0
+        self.bytes_down = 0
         # a lock that is held until completion costs half as much as an Event
         self._done = threading.Lock()
         self._done.acquire()

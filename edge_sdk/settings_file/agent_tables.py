@@ -1,4 +1,4 @@
-"""The tables [agent], [budget] and [agreement] of agent.toml: the settings of `EdgeAgent`."""
+"""The tables [agent], [budget], [agreement] and [power] of agent.toml: settings of `EdgeAgent`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any, Final
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.records import read_record
-from edge_sdk.settings import AgentSettings, Agreement, Budget
+from edge_sdk.settings import AgentSettings, Agreement, Budget, Power
 
 CONTROLLERS: Final[Mapping[str, type[Budget | Agreement]]] = {
     "budget": Budget,
     "agreement": Agreement,
 }
+TABLES: Final = ("agent", *CONTROLLERS, "power")
 
 TEMPLATE: Final = """\
 [agent]
@@ -62,13 +63,26 @@ TEMPLATE: Final = """\
 #confidence = 0.95
 # Share of the predictions that are compared with the server in the background.
 #audit_share = 0.02
+
+# [power] prices every answer in joules, once one of its keys is set: by sensors of the board where
+# it has some, else by the watts that are declared here.
+[power]
+# false: use no sensors, only declared watts.
+#sensors = true
+# Board with known watts: raspberry-pi-3b-plus or raspberry-pi-4.
+#board = "raspberry-pi-4"
+# Or watts of this device at rest and with all cores busy.
+#idle_w = 2.7
+#busy_w = 6.4
+# Joules for each megabyte that is sent or received.
+#radio_j_per_mb = 0.0
 """
 
 
 def read_agent(tables: Mapping[str, object]) -> AgentSettings:
-    """The settings in the tables [agent], [budget] and [agreement]; absent ones are the defaults.
+    """The settings in the tables of this module; absent ones are the defaults.
 
-    An empty table [budget] or [agreement] asks for no controller.
+    An empty table [budget] or [agreement] asks for no controller, an empty [power] for no prices.
 
     Raises: ConfigurationError naming the table and the key.
     """
@@ -76,12 +90,13 @@ def read_agent(tables: Mapping[str, object]) -> AgentSettings:
     if len(asked) > 1:
         raise ConfigurationError("[budget] and [agreement]: expected one of them, got both")
     plain = tables.get("agent", {})
-    if isinstance(plain, Mapping) and "controller" in plain:
-        raise ConfigurationError(
-            "[agent]: unknown controller; use the table [budget] or [agreement]"
-        )
+    for key, tables_of in {"controller": "[budget] or [agreement]", "power": "[power]"}.items():
+        if isinstance(plain, Mapping) and key in plain:
+            raise ConfigurationError(f"[agent]: unknown {key}; use the table {tables_of}")
     settings = read_record(AgentSettings, plain, "[agent]")
     for name in asked:
         controller: Any = read_record(CONTROLLERS[name], tables[name], f"[{name}]")
         settings = replace(settings, controller=controller)
+    if tables.get("power"):
+        settings = replace(settings, power=read_record(Power, tables["power"], "[power]"))
     return settings

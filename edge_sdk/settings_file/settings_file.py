@@ -46,7 +46,7 @@ class SettingsFile:
     """Contents of one settings file, checked.
 
     Attributes:
-        agent: the tables [agent], [budget] and [agreement].
+        agent: the tables [agent], [budget], [agreement] and [power].
         serve: the table [serve].
         stream: the table [stream].
         keep: the table [keep].
@@ -90,7 +90,7 @@ class SettingsFile:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as err:
             raise ConfigurationError(f"not a TOML file ({err})") from err
         kinds = {name: kind for name, kind in get_type_hints(cls).items() if name != "agent"}
-        known = ["agent", *agent_tables.CONTROLLERS, *kinds]
+        known = [*agent_tables.TABLES, *kinds]
         strange = sorted(name for name in tables if name not in known)
         if strange:
             listed = ", ".join(f"[{name}]" for name in known)

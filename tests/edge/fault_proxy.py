@@ -11,10 +11,15 @@ from typing import Any
 
 
 class FaultProxy:
-    """A TCP proxy that can hold everything back, be slow, cut connections and refuse new ones."""
+    """A TCP proxy that can hold everything back, be slow, cut connections and refuse new ones.
+
+    Attributes:
+        bytes_up, bytes_down: passed on to the target and back.
+    """
 
     def __init__(self, target: int) -> None:
         self.latency_s = 0.0
+        self.bytes_up = self.bytes_down = 0
         self._target = target
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -61,14 +66,18 @@ class FaultProxy:
             return
         ends = {writer, back}
         self._writers |= ends
-        pumps = [self._pump(reader, back), self._pump(there, writer)]
+        pumps = [self._pump(reader, back, up=True), self._pump(there, writer, up=False)]
         await asyncio.gather(*pumps, return_exceptions=True)
         for end in ends:
             end.transport.abort()
         self._writers -= ends
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, up: bool
+    ) -> None:
         while data := await reader.read(65536):
+            self.bytes_up += len(data) if up else 0
+            self.bytes_down += 0 if up else len(data)
             await asyncio.sleep(self.latency_s)
             await self._flowing.wait()
             writer.write(data)

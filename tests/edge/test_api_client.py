@@ -119,6 +119,17 @@ def infer(peer: Peer, timeout_s: float = 5.0) -> Reply:
     return api.infer(identity_at(peer), QUERY, time.monotonic() + timeout_s)
 
 
+def test_bytes_of_both_bodies_are_counted(serve: Serve) -> None:
+    body = b'{"error": "not now"}'
+    peer = serve(lambda write: write(response(502, body)))
+    counted: list[tuple[int, int]] = []
+    deadline = time.monotonic() + 5
+    with pytest.raises(LinkError):
+        api.infer(identity_at(peer), QUERY, deadline, lambda up, down: counted.append((up, down)))
+    [request] = peer.requests
+    assert counted == [(len(request.partition(b"\r\n\r\n")[2]), 0), (0, len(body))]
+
+
 @pytest.mark.parametrize("status", [401, 403, 502])
 def test_what_may_pass_is_no_answer(serve: Serve, status: int) -> None:
     peer = serve(lambda write: write(response(status, b'{"error": "not now"}')))

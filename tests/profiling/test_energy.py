@@ -133,7 +133,10 @@ def test_with_nothing_to_go_by_it_says_what_to_do(tmp_path: Path) -> None:
         pass
     reading = meter.read()
     assert (reading.joules, reading.source, meter.source) == (None, "none", "none")
-    declare = "declare idle_w and busy_w ([energy] of a recipe) to have energy estimated"
+    declare = (
+        "declare idle_w and busy_w ([energy] of a recipe, [power] of agent.toml) to have energy"
+        " estimated"
+    )
     assert reading.detail == declare
 
 

@@ -41,7 +41,7 @@ from edge_sdk.training.data.pictures import holds_pictures
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCoding
 from profiles.checks import number, one_of, optional, share, whole
-from profiles.energy import PowerModel
+from profiles.energy import PowerModel, declared_power
 from profiles.errors import InvalidProfileError
 from server.training.methods import besplit, fedavg, harmony, scala, splitfed, splitlpf, supersfl
 from server.training.methods.compose import combine, taken_from
@@ -217,8 +217,6 @@ class EnergySettings:
     busy_w: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.idle_w is None) != (self.busy_w is None):
-            raise ConfigurationError("expected idle_w and busy_w, or neither")
         try:
             self.model()
         except InvalidProfileError as err:
@@ -226,9 +224,7 @@ class EnergySettings:
 
     def model(self) -> PowerModel | None:
         """The power model; None for a recipe without watts."""
-        if self.idle_w is None or self.busy_w is None:
-            return None
-        return PowerModel(self.idle_w, self.busy_w, "the recipe")
+        return declared_power(self.idle_w, self.busy_w, "the recipe")
 
 
 @dataclass(frozen=True)  # without slots: `built_method` is kept in the instance

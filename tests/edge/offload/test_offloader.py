@@ -43,6 +43,8 @@ class Scripted:
         self.mute = False
         self.on_query: Callable[[Query], None] = lambda query: self.send(answer(query))
         self.queries: list[Query] = []
+        self.query_bytes: list[int] = []
+        self.reply_bytes: list[int] = []
         self.probes: list[Query] = []
         self.statuses: list[Any] = []
         self.telemetry: list[Any] = []
@@ -63,7 +65,9 @@ class Scripted:
 
     def send(self, reply: Reply) -> None:
         """Reply to the device."""
-        self.send_raw(pack_reply(reply, "digits", "1"))
+        payload = pack_reply(reply, "digits", "1")
+        self.reply_bytes.append(len(payload))
+        self.send_raw(payload)
 
     def send_raw(self, payload: bytes) -> None:
         """Publish any bytes on the device's reply topic."""
@@ -81,6 +85,7 @@ class Scripted:
                 self.send(Reply(query.id))
         else:
             self.queries.append(query)
+            self.query_bytes.append(len(message.payload))
             self.on_query(query)
 
 
@@ -151,6 +156,34 @@ def test_a_query_says_whom_it_asks_and_how_long_it_has(server: Scripted, offload
     assert (query.model, query.version, query.depth) == ("digits", "1", 2)
     assert query.deadline_ms is not None
     assert 1_800 < query.deadline_ms <= 2_000
+
+
+def test_a_query_knows_its_bytes_as_the_broker_passed_them_on(
+    server: Scripted, offloader: Open
+) -> None:
+    device = offloader()
+    server.reply_bytes.clear()  # to probes
+    asked_at = time.monotonic()
+    pending = device.begin(lambda: TENSOR, TARGET, 2.0)
+    assert isinstance(device.finish(pending), Reply)
+    assert [pending.bytes_up] == server.query_bytes
+    assert [pending.bytes_down] == server.reply_bytes
+    assert pending.sent_at is not None
+    assert asked_at <= pending.sent_at <= time.monotonic()
+    assert (device.bytes_up, device.bytes_down) == (pending.bytes_up, pending.bytes_down)
+    server.on_query = lambda query: None  # no reply: nothing came down
+    late = device.begin(lambda: TENSOR, TARGET, 0.1)
+    assert isinstance(device.finish(late), NoReply)
+    assert (late.bytes_up, late.bytes_down) == (server.query_bytes[1], 0)
+    server.on_query = lambda query: server.send(answer(query))
+
+
+def test_a_query_that_is_not_sent_has_no_bytes(offloader: Open, free_port: int) -> None:
+    device = offloader(wait=False, port=free_port)
+    pending = device.begin(lambda: TENSOR, TARGET, 0.05)
+    assert isinstance(device.finish(pending), NoReply)
+    assert (pending.bytes_up, pending.bytes_down, pending.sent_at) == (0, 0, None)
+    assert device.bytes_up == 0
 
 
 def test_presence_is_known_before_the_first_query(server: Scripted, offloader: Open) -> None:

@@ -13,6 +13,7 @@ import pytest
 from edge_sdk import AgentSettings, Agreement, Budget
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.records import read_record
+from edge_sdk.settings import Power
 from edge_sdk.settings_file.agent_tables import CONTROLLERS
 from edge_sdk.settings_file.settings_file import (
     SETTINGS_NAME,
@@ -30,7 +31,7 @@ def record_of(kind: Any) -> Any:
 
 
 KINDS = {name: record_of(kind) for name, kind in get_type_hints(SettingsFile).items()}
-RECORDS: dict[str, Any] = {**KINDS, **CONTROLLERS}
+RECORDS: dict[str, Any] = {**KINDS, **CONTROLLERS, "power": Power}
 SHOWN = tomllib.loads(SETTING.sub("", settings_template()))
 
 
@@ -40,8 +41,8 @@ def default_of(field: Field[Any]) -> Any:
 
 
 def plain(record: Any) -> list[Field[Any]]:
-    """Its fields that are keys of the table: `controller` is written as a table of its own."""
-    return [each for each in fields(record) if each.name != "controller"]
+    """Its fields that are keys of the table: the others are written as tables of their own."""
+    return [each for each in fields(record) if each.name not in {"controller", "power"}]
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -91,6 +92,15 @@ def test_controllers_are_tables_of_their_own() -> None:
     assert read == AgentSettings(deadline_s=2, controller=Agreement(0.1))
 
 
+def test_answers_are_priced_once_a_key_of_power_is_set() -> None:
+    assert SettingsFile.from_toml(b"[power]\n").agent.power is None
+    read = SettingsFile.from_toml(b'[power]\nboard = "raspberry-pi-4"\nradio_j_per_mb = 5\n').agent
+    assert read.power == Power(board="raspberry-pi-4", radio_j_per_mb=5)
+    model = read.power.model()
+    assert model is not None
+    assert (model.idle_w, model.busy_w) == (2.7, 6.4)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -109,6 +119,10 @@ def test_controllers_are_tables_of_their_own() -> None:
         ('[serve]\naddress = "0.0.0.0:80"\n', "[serve]: address: other machines reach"),
         ('[serve]\ncert = "a.pem"\n', "[serve]: cert and key: expected both"),
         ("[serve]\nconnections = 0\n", "[serve]: connections: expected a whole number from 1"),
+        ("[agent.power]\nidle_w = 1\n", "[agent]: unknown power; use the table [power]"),
+        ("[power]\nidle_w = 1\n", "[power]: power: expected idle_w and busy_w, or neither"),
+        ("[power]\nidle_w = 2\nbusy_w = 1\n", "busy_w: expected at least idle_w (2)"),
+        ('[power]\nboard = "pi"\n', "no measured watts of 'pi' are known; give idle_w and busy_w"),
         ("[agent\n", "not a TOML file"),
         ("\x00", "not a TOML file"),
         ("[agent]\na" + ".a" * 2000 + " = 1\n", "a"),
