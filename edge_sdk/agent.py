@@ -192,6 +192,7 @@ class EdgeAgent:
             bundle = BundleLifecycle.start(state, settings)
             agent = cls(bundle, settings, lock=lock, observers=observers)
             agent._on_command = on_command
+            agent._learn(state)
             if settings.offload:
                 try:
                     agent._connect(identity, state)
@@ -230,6 +231,7 @@ class EdgeAgent:
         agent = cls(FixedBundle(runner), settings, observers=observers)
         if agent._meter is not None:
             agent._meter.start()
+        agent._learn(None)
         return agent
 
     @property
@@ -442,8 +444,6 @@ class EdgeAgent:
             telemetry=lambda: asdict(self.status()),
         )
         self._offloader = offloader
-        if isinstance(self._bundle, BundleLifecycle):
-            self._bundle.on_switch = offloader.send_heartbeat_soon
         if isinstance(settings.controller, Agreement):
             self._auditor = Auditor()
         if settings.late_answers:
@@ -462,6 +462,15 @@ class EdgeAgent:
             self._on_command(command)
         if command.get("op") == "update":
             self._bundle.request_update()
+
+    def _learn(self, state: Path | None) -> None:
+        """Learn the exit head, if the settings ask for it; kept in the state folder, if any."""
+        if self._settings.learn is None:
+            return
+        from edge_sdk.learning.learner import HeadLearner  # noqa: PLC0415 - only when asked for
+
+        bundle = self._bundle
+        self.add_observer(HeadLearner(self._settings.learn, lambda: bundle.runner, state))
 
     def _begin(
         self, x: Array, deadline_s: float | None, threshold: float | None, local: bool

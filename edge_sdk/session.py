@@ -78,6 +78,11 @@ class Session:
             name: np.ascontiguousarray(value, np.float32) for name, value in values.items()
         }
 
+    @property
+    def overrides(self) -> Mapping[str, Array]:
+        """The values in place of the file's; empty where the file's apply."""
+        return self._overrides
+
     def run(self, names: Sequence[str] | None, feeds: dict[str, Array]) -> list[Array]:
         """Run the graph once.
 

@@ -111,6 +111,32 @@ class Power:
 
 
 @dataclass(frozen=True, slots=True)
+class Learn:
+    """Learns the exit head on the device, from its own labels: see edge_sdk.learning.
+
+    Attributes:
+        labels: `corrections` of the user, answers of the `server`, or `both`.
+        samples: the newest labelled samples to learn from.
+        rate: of SGD, as a share of the largest safe learning rate.
+        pull: strength of the pull to the bundle's own head.
+    """
+
+    labels: Literal["corrections", "server", "both"] = "both"
+    samples: int = 512
+    rate: float = 1.0
+    pull: float = 0.001
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            labels=one_of(("corrections", "server", "both")),
+            samples=whole(32, 100_000),
+            rate=number(above=0, most=2),
+            pull=number(least=0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class AgentSettings:
     """Settings of one `EdgeAgent`.
 
@@ -130,6 +156,7 @@ class AgentSettings:
         personal: name of a training that this device took part in; its personal weights answer
             (edge_sdk.bundles.personal_weights). None answers with the bundle's weights.
         power: prices every answer in joules; None does not.
+        learn: learns the exit head while the agent runs; None leaves it as it is.
     """
 
     deadline_s: float = 1.0
@@ -145,6 +172,7 @@ class AgentSettings:
     max_in_flight: int = 32
     personal: str | None = None
     power: Power | None = None
+    learn: Learn | None = None
 
     def __post_init__(self) -> None:
         check_fields(
@@ -160,6 +188,8 @@ class AgentSettings:
         self._check_gate()
         if self.threshold is not None and self.controller is not None:
             raise ConfigurationError("threshold and controller: expected one of them, got both")
+        if self.learn is not None and self.learn.labels == "server" and not self.offload:
+            raise ConfigurationError("learn from the server needs offload: it would never answer")
         for name in ("late_answers", "controller"):
             if getattr(self, name) and not self.offload:
                 raise ConfigurationError(f"{name} needs offload: no query would ever be sent")

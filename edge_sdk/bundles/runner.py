@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -39,6 +40,7 @@ class BundleRunner:
         settings: AgentSettings,
         personal: PersonalWeights | None = None,
     ) -> None:
+        self.folder = folder
         self.manifest = manifest
         self.class_names = manifest.class_names
         self.gate: Gate = gate_from(
@@ -99,6 +101,28 @@ class BundleRunner:
             return self.gate.decide(outputs[0][0]), z, False
         decision, audit = self.control.decide(outputs[0][0])
         return decision, z, audit
+
+    def exit_outputs(self, x: Array) -> tuple[Array, Array | None]:
+        """The exit graph's logits (classes,) and z (1, ...) of one raw input, without the gate.
+
+        z is None if the exit is a model of its own. Any thread may call it.
+        """
+        outputs = self._exit.run(self._outputs, {RAW_INPUT: x[None]})
+        return outputs[0][0], outputs[1] if len(outputs) > 1 else None
+
+    @property
+    def exit_overrides(self) -> Mapping[str, Array]:
+        """The values that answer in place of the exit graph's own, by name in the graph."""
+        return self._exit.overrides
+
+    def override_exit(self, values: Mapping[str, Array]) -> None:
+        """Answer with these values of the exit graph's weights, from the next prediction on.
+
+        Other weights stay as they are. Any thread may call it.
+
+        Raises: ConfigurationError for a name or shape that the graph does not have.
+        """
+        self._exit.override({**self._exit.overrides, **values})
 
     def smashed(self, x: Array, z: Array | None) -> Tensor:
         """The encoded smashed data that an offload sends; computed from `x` if z is None.

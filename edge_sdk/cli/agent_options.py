@@ -75,6 +75,15 @@ LateAnswers = Annotated[
         help=f"Keep queries without an answer, and ask the server again later; {FILE}, else no.",
     ),
 ]
+LearnFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--learn",
+        metavar="LABELS",
+        help="Improve the exit head on this device, from 'corrections' of its answers, from the "
+        f"answers of the 'server', or from 'both'; {FILE}, else from none.",
+    ),
+]
 Local = Annotated[bool, typer.Option("--local", help="Never ask the server.")]
 Personal = Annotated[
     str | None,
@@ -91,7 +100,7 @@ class AgentOptions:
     """Options of one command that replace settings of `agent.toml`; None leaves the setting.
 
     Attributes:
-        limit: of `Budget`. delta: of `Agreement`.
+        limit: of `Budget`. delta: of `Agreement`. learn: labels of `Learn`.
         local: True never asks the server.
     """
 
@@ -104,6 +113,7 @@ class AgentOptions:
     threads: int | None = None
     late_answers: bool | None = None
     personal: str | None = None
+    learn: str | None = None
     local: bool = False
 
     def settings(self, file: AgentSettings) -> AgentSettings:
@@ -114,7 +124,7 @@ class AgentOptions:
         from dataclasses import replace
 
         from edge_sdk.errors import ConfigurationError
-        from edge_sdk.settings import Agreement, Budget
+        from edge_sdk.settings import Agreement, Budget, Learn
 
         words = {"--threshold": self.threshold, "--budget": self.limit, "--agreement": self.delta}
         asked = [word for word, value in words.items() if value is not None]
@@ -129,6 +139,9 @@ class AgentOptions:
             changed = {"offload": False, "late_answers": False, "controller": None, **changed}
         if self.gate is not None:  # the file's threshold is in another gate's unit
             changed |= {"gate": self.gate, "threshold": None}
+        if self.learn is not None:
+            labels: Any = self.learn
+            changed["learn"] = replace(file.learn or Learn(), labels=labels)
         old = file.controller
         if self.threshold is not None:
             changed |= {"threshold": self.threshold, "controller": None}

@@ -19,6 +19,7 @@ from edge_sdk.cli.agent_options import (
     Delta,
     Gate,
     LateAnswers,
+    LearnFrom,
     Limit,
     Local,
     Personal,
@@ -75,6 +76,7 @@ def run(
     codec: Codec = None,
     threads: Threads = None,
     late_answers: LateAnswers = None,
+    learn: LearnFrom = None,
     local: Local = False,
     personal: Personal = None,
     serve: Serve = None,
@@ -106,6 +108,7 @@ def run(
         codec=codec,
         threads=threads,
         late_answers=late_answers,
+        learn=learn,
         personal=personal,
         local=local,
     )

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.records import read_record
-from edge_sdk.settings import AgentSettings, Agreement, Budget, Power
+from edge_sdk.settings import AgentSettings, Agreement, Budget, Learn, Power
 
 CONTROLLERS: Final[Mapping[str, type[Budget | Agreement]]] = {
     "budget": Budget,
     "agreement": Agreement,
 }
-TABLES: Final = ("agent", *CONTROLLERS, "power")
+TABLES: Final = ("agent", *CONTROLLERS, "power", "learn")
 
 TEMPLATE: Final = """\
 [agent]
@@ -76,13 +76,25 @@ TEMPLATE: Final = """\
 #busy_w = 6.4
 # Joules for each megabyte that is sent or received.
 #radio_j_per_mb = 0.0
+
+# [learn] improves the bundle's exit head on this device (docs/learning.md). It takes corrections of
+# answers, or the server's answers, or both. The samples that it learns from stay on the device.
+[learn]
+# Labels to learn from: "corrections", "server" or "both". By default nothing is learnt.
+#labels = "both"
+# The newest labelled samples that it learns from.
+#samples = 512
+# Learning rate, as a share of the largest that is safe.
+#rate = 1.0
+# Strength of the pull to the bundle's own exit head.
+#pull = 0.001
 """
 
 
 def read_agent(tables: Mapping[str, object]) -> AgentSettings:
     """The settings in the tables of this module; absent ones are the defaults.
 
-    An empty table [budget] or [agreement] asks for no controller, an empty [power] for no prices.
+    An empty table [budget], [agreement], [power] or [learn] asks for nothing.
 
     Raises: ConfigurationError naming the table and the key.
     """
@@ -99,4 +111,6 @@ def read_agent(tables: Mapping[str, object]) -> AgentSettings:
         settings = replace(settings, controller=controller)
     if tables.get("power"):
         settings = replace(settings, power=read_record(Power, tables["power"], "[power]"))
+    if tables.get("learn"):
+        settings = replace(settings, learn=read_record(Learn, tables["learn"], "[learn]"))
     return settings

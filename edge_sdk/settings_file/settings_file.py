@@ -46,7 +46,7 @@ class SettingsFile:
     """Contents of one settings file, checked.
 
     Attributes:
-        agent: the tables [agent], [budget], [agreement] and [power].
+        agent: the tables [agent], [budget], [agreement], [power] and [learn].
         serve: the table [serve].
         stream: the table [stream].
         keep: the table [keep].

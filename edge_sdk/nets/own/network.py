@@ -107,7 +107,7 @@ def check_training(net: Supernet) -> None:
 
 
 def _wanted(function: Callable[..., Any], spec: NetSpec) -> dict[str, Any]:
-    """Arguments among `classes` and `input_shape` that the function takes."""
+    """Arguments for the function: `classes` and `input_shape`, if it takes them."""
     offered = {"classes": spec.classes, "input_shape": spec.input_shape}
     parameters = inspect.signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
