@@ -11,8 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from edge_sdk.errors import ConfigurationError
 from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import BundleManifest, ModelManifest
+from exporters.next_step import serving_command
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help must not
     from edge_sdk.nets import Supernet
@@ -22,7 +24,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, which --help must not
     Scores = dict[str, BundleScore]
 
 _EPILOG = (
-    "Example: splitedge export --backbone tiny --weights tiny.safetensors --data digits"
+    "Example: splitedge export --run splitedge-runs/supersfl-digits-0 --out models --name digits"
+    "\n\nOr: splitedge export --backbone tiny --weights tiny.safetensors --data digits"
     " --out models --name digits"
 )
 
@@ -41,24 +44,41 @@ Resize = Annotated[
 @app.command(epilog=_EPILOG)
 def export(
     *,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of a finished run of `splitedge simulate` or `train`. Its record says all"
+            " that --backbone, --weights and --data say otherwise.",
+        ),
+    ] = None,
+    train_exits: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help="With --run: train the exits that the run has none of on these samples, which"
+            " need no labels.",
+        ),
+    ] = None,
     backbone: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Name of the network, such as tiny, cnn8 or resnet18, or package.module:function"
             " of your own, with the module in the current folder (docs/own-network.md)."
         ),
-    ],
+    ] = None,
     weights: Annotated[
-        Path, typer.Option(help="Trained weights of that network, a .safetensors file.")
-    ],
+        Path | None, typer.Option(help="Trained weights of that network, a .safetensors file.")
+    ] = None,
     data: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="DATA",
             help="Labelled samples: digits, fashion-mnist=DIR, a folder of pictures, FILE.npz, ..."
             " (docs/data.md). Held-out samples set the gate, and test samples give the figures.",
+            show_default="the run's own",
         ),
-    ],
+    ] = None,
     resize: Resize = None,
     out: Annotated[Path, typer.Option(help="Folder of models; this writes OUT/NAME/VERSION.")],
     name: Annotated[str, typer.Option(help="Name of the model: a-z, 0-9 and '-'.")],
@@ -100,23 +120,85 @@ def export(
     """
     from edge_sdk.training.data.load import with_resize
 
-    manifest, scores = _export(
-        backbone=backbone,
-        weights=weights,
-        data=with_resize(data, resize),
-        out=out,
-        name=name,
-        version=version,
-        depths=depth,
-        int8=int8,
-        gate=None if gate is None else str(read_gate(gate, "--gate")),
-    )
+    data = None if data is None else with_resize(data, resize)
+    gate = None if gate is None else str(read_gate(gate, "--gate"))
+    if run is not None:
+        if backbone is not None or weights is not None:
+            raise ConfigurationError(
+                "--run: expected no --backbone and no --weights with it; the run's record and its"
+                " weights say both"
+            )
+        manifest, scores = _export_run(
+            run,
+            train_exits=train_exits,
+            data=data,
+            out=out,
+            name=name,
+            version=version,
+            depths=depth,
+            int8=int8,
+            gate=gate,
+        )
+    else:
+        if backbone is None or weights is None or data is None or train_exits is not None:
+            raise ConfigurationError(
+                "export: expected --run DIR, or --backbone, --weights and --data together;"
+                " --train-exits goes with --run"
+            )
+        manifest, scores = _export(
+            backbone=backbone,
+            weights=weights,
+            data=data,
+            out=out,
+            name=name,
+            version=version,
+            depths=depth,
+            int8=int8,
+            gate=gate,
+        )
     target = out / name / manifest.version
     bundles = [BundleManifest.load(target / "bundles" / variant) for variant in manifest.variants]
     if as_json:
         typer.echo(_json(target, manifest, bundles, scores))
     else:
         Console().print(_table(target, bundles, scores))
+        typer.echo(f"Next: {serving_command(out)}")
+
+
+def _export_run(
+    run: Path,
+    *,
+    train_exits: str | None,
+    data: str | None,
+    out: Path,
+    name: str,
+    version: int | None,
+    depths: list[int] | None,
+    int8: Literal["auto", "never"],
+    gate: str | None,
+) -> tuple[ModelManifest, Scores]:
+    console = Console(stderr=True)
+    with console.status("loading torch") as status:
+        from exporters.model import next_version
+        from exporters.run.export import RunExport, export_run
+
+        def progress(line: str) -> None:
+            status.update(line)
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+        status.update(f"reading {run}")
+        wanted = RunExport(
+            run=run,
+            out=out,
+            name=name,
+            version=next_version(out, name) if version is None else version,
+            data=data,
+            train_exits=train_exits,
+            depths=tuple(depths or ()),
+            int8=int8,
+            gate=gate,
+        )
+        return export_run(wanted, progress)
 
 
 def _export(

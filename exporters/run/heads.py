@@ -60,7 +60,7 @@ def train_exits(
         _train_back(halves, x, y, record.depths or depths)
         progress(f"last layer trained on {len(x)} labelled samples; devices may have their own")
     auxiliaries = dict(trained.auxiliaries)
-    loss = evidence_loss if record.gate == "vacuity" else soft_cross_entropy
+    loss = evidence_loss if "vacuity" in record.gate else soft_cross_entropy
     for depth in depths:
         if record.auxiliary is None:
             stages: nn.Module = halves.device.prefix(depth)

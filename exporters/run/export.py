@@ -1,0 +1,206 @@
+"""`splitedge export --run`: the graphs that a training run's method deploys.
+
+    method                              on the device               on the server
+    shared exits (multi-exit, SplitGP,  prefix and exit head        the stages behind
+      SuperSFL with share_exits)
+    HARMONY                             prefix and exit head        its own stages behind every cut
+    auxiliary models (BESplit)          W_A, which answers, and     the stages behind
+                                        the prefix, for offloads
+    own last layers (SplitLPF)          exit, prefix, last layer    the stages up to the features
+    no exits (SplitFed, FedAvg, ...)    prefix and a trained exit   the stages behind
+
+Every composition is the one that the run was scored with (docs/decisions/0014).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.manifest import ModelManifest
+from edge_sdk.nets import Supernet
+from exporters.errors import ExportError
+from exporters.graphs import DeviceGraphs, own_exit, shared_exit
+from exporters.model import check_place, export_model
+from exporters.parity import run_torch
+from exporters.run.heads import train_exits
+from exporters.run.network import TrainedRun, load_run
+from exporters.run.record import RunRecord, ScoreRecord
+from exporters.run.samples import run_samples, training_samples
+
+Array = NDArray[Any]
+Labels = NDArray[np.int64]
+Progress = Callable[[str], None]
+
+# Depths that are offered where clients had the whole network and none was ever cut.
+OFFERED: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RunExport:
+    """An export that is asked for, and its place.
+
+    Attributes:
+        run: folder of the run. data: the user's word for its data; None takes the record's.
+        train_exits: samples to train exits on; None trains none.
+        depths: to publish; empty for those that the run offers.
+        gate: measure of the exits, as text; None for the one that they were trained for.
+    """
+
+    run: Path
+    out: Path
+    name: str
+    version: int
+    data: str | None = None
+    train_exits: str | None = None
+    depths: tuple[int, ...] = ()
+    int8: Literal["auto", "never"] = "auto"
+    gate: str | None = None
+
+    def command(self, train_exits: str) -> str:
+        """The whole command that trains exits."""
+        words = ["splitedge", "export", "--run", str(self.run), "--train-exits", train_exits]
+        if self.data is not None:
+            words += ["--data", self.data]
+        for depth in self.depths:
+            words += ["--depth", str(depth)]
+        if self.int8 != "auto":
+            words += ["--int8", self.int8]
+        if self.gate is not None:
+            words += ["--gate", self.gate]
+        return shlex.join([*words, "--out", str(self.out), "--name", self.name])
+
+
+def export_run(wanted: RunExport, progress: Progress = lambda _: None) -> ModelManifest:
+    """Publish the model of a finished run.
+
+    Raises: ExportError saying what to change, with the command that works where exits are missing;
+        ParityError; StorageError.
+    """
+    check_place(wanted.out, wanted.name, wanted.version)
+    trained = load_run(wanted.run)
+    record = trained.record
+    depths = choose_depths(trained, wanted)
+    samples = run_samples(record, wanted.data)
+    lacking = [depth for depth in depths if depth not in record.exits]
+    if lacking and wanted.train_exits is not None:
+        x, y = training_samples(record, wanted.train_exits)
+        trained = train_exits(trained, x, y, lacking, progress)
+    gate = record.gate if wanted.gate is None else wanted.gate
+    for line in check_scores(trained, samples.x_test, samples.y_test, depths):
+        progress(line)
+    return export_model(
+        trained.halves.device,
+        samples.x_held_out,
+        samples.y_held_out,
+        wanted.out,
+        name=wanted.name,
+        version=wanted.version,
+        class_names=record.class_names,
+        calibration_x=samples.x_train,
+        depths=depths,
+        int8=wanted.int8,
+        device=lambda net, depth: graphs_of(trained, net, depth, gate),
+        server=trained.halves.server if record.own_server else None,
+        progress=progress,
+    )
+
+
+def choose_depths(trained: TrainedRun, wanted: RunExport) -> tuple[int, ...]:
+    """The depths to publish.
+
+    Raises: ExportError for a depth that the run does not have, and for one without an exit if none
+        is to be trained.
+    """
+    record, cuts = trained.record, trained.halves.device.cuts
+    # the stages of a server of its own were trained for the clients' cuts alone
+    allowed = record.depths if record.own_server else cuts
+    depths = tuple(sorted(set(wanted.depths))) or _offered(record, cuts, wanted)
+    for depth in depths:
+        if depth not in allowed:
+            raise ExportError(
+                f"--depth {depth}: expected one of {', '.join(map(str, allowed))},"
+                f" {'at which clients were cut' if record.own_server else 'where it can be cut'}"
+            )
+    lacking = [depth for depth in depths if depth not in record.exits]
+    if lacking and wanted.train_exits is None:
+        raise ExportError(_refusal(record, lacking, wanted))
+    return depths
+
+
+def graphs_of(trained: TrainedRun, net: Supernet, depth: int, gate: str) -> DeviceGraphs:
+    """The modules behind a bundle's graphs.
+
+    Args:
+        net: the network with the stages of devices. gate: of its exits, as text.
+    """
+    record = trained.record
+    if record.auxiliary is not None:
+        model = trained.auxiliaries[depth]
+        graphs = replace(own_exit(net, depth, model.extractor, model.head, record.run), gate=gate)
+    else:
+        graphs = shared_exit(net, depth, gate=gate, run=record.run, own_prefix=record.own_prefix)
+    if not record.own_back:
+        return graphs
+    back = trained.halves.server.suffix(depth).classifier
+    return replace(graphs, back=back, features=(back.in_features,))
+
+
+def check_scores(trained: TrainedRun, x: Array, y: Labels, depths: Sequence[int]) -> list[str]:
+    """One line for each score of the record: whether these weights and samples repeat it."""
+    lines = []
+    for score in trained.record.scores:
+        if score.depth not in depths and score.path == "exit":
+            continue
+        if trained.record.depths:
+            net = trained.halves.whole(score.depth) if score.path == "whole" else None
+        else:
+            net = trained.halves.device
+        logits = run_torch(trained.exit(score.depth) if net is None else net, x)[0]
+        lines.append(_compared(score, int((logits.argmax(axis=1) == y).sum()), len(y)))
+    return lines
+
+
+def _compared(score: ScoreRecord, right: int, samples: int) -> str:
+    what = "device and server" if score.path == "whole" else "the exit"
+    here = f"{what} at depth {score.depth}: {right / max(1, samples):.1%} of {samples} test samples"
+    if (right, samples) == (score.right, score.samples):
+        return f"{here}, as scored after training"
+    return (
+        f"{here}, but {score.right / max(1, score.samples):.1%} of {score.samples} after training:"
+        " other samples, or other rounding of another torch"
+    )
+
+
+def _offered(record: RunRecord, cuts: Sequence[int], wanted: RunExport) -> tuple[int, ...]:
+    """The depths of a run where the user names none."""
+    if record.exits and wanted.train_exits is None:
+        return record.exits
+    if record.depths:
+        return record.depths
+    places = np.linspace(0, len(cuts) - 1, min(OFFERED, len(cuts))).round().astype(int)
+    return tuple(cuts[place] for place in places)
+
+
+def _refusal(record: RunRecord, lacking: Sequence[int], wanted: RunExport) -> str:
+    """Sentences that say why there is no exit, with the command that trains one."""
+    if record.auxiliary is not None:
+        why = "its auxiliary models stayed on the devices"
+    elif record.exits:
+        why = f"no client trained an exit at depth {lacking[0]}"
+    elif record.own_back:
+        why = f"{record.method} has no exit heads, and its last layers stay on the devices"
+    else:
+        why = f"{record.method} has no exit heads, or leaves them on the devices"
+    command = wanted.command(wanted.data or record.data.source)
+    return (
+        f"{wanted.run}: expected an exit at depth {', '.join(map(str, lacking))}, with which a"
+        f" device answers, found none: {why}. It can be trained on samples like the devices',"
+        f" without labels unless last layers stay on devices: {command}"
+    )
