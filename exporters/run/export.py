@@ -9,7 +9,7 @@
     own last layers (SplitLPF)          exit, prefix, last layer    the stages up to the features
     no exits (SplitFed, FedAvg, ...)    prefix and a trained exit   the stages behind
 
-Every composition is the one that the run was scored with (docs/decisions/0014).
+Every composition is the one that the run was scored with (docs/decisions/0017).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.manifest import ModelManifest
+from edge_sdk.manifest import BundleManifest, ModelManifest
 from edge_sdk.nets import Supernet
 from exporters.errors import ExportError
 from exporters.graphs import DeviceGraphs, own_exit, shared_exit
@@ -33,6 +33,7 @@ from exporters.run.heads import train_exits
 from exporters.run.network import TrainedRun, load_run
 from exporters.run.record import RunRecord, ScoreRecord
 from exporters.run.samples import run_samples, training_samples
+from exporters.scores import BundleScore, score_bundle
 
 Array = NDArray[Any]
 Labels = NDArray[np.int64]
@@ -77,9 +78,12 @@ class RunExport:
         return shlex.join([*words, "--out", str(self.out), "--name", self.name])
 
 
-def export_run(wanted: RunExport, progress: Progress = lambda _: None) -> ModelManifest:
+def export_run(
+    wanted: RunExport, progress: Progress = lambda _: None
+) -> tuple[ModelManifest, dict[str, BundleScore]]:
     """Publish the model of a finished run.
 
+    Returns: its manifest, and the score of each bundle on test samples.
     Raises: ExportError saying what to change, with the command that works where exits are missing;
         ParityError; StorageError.
     """
@@ -95,7 +99,7 @@ def export_run(wanted: RunExport, progress: Progress = lambda _: None) -> ModelM
     gate = record.gate if wanted.gate is None else wanted.gate
     for line in check_scores(trained, samples.x_test, samples.y_test, depths):
         progress(line)
-    return export_model(
+    manifest = export_model(
         trained.halves.device,
         samples.x_held_out,
         samples.y_held_out,
@@ -103,13 +107,19 @@ def export_run(wanted: RunExport, progress: Progress = lambda _: None) -> ModelM
         name=wanted.name,
         version=wanted.version,
         class_names=record.class_names,
-        calibration_x=samples.x_train,
         depths=depths,
         int8=wanted.int8,
         device=lambda net, depth: graphs_of(trained, net, depth, gate),
         server=trained.halves.server if record.own_server else None,
         progress=progress,
     )
+    published = wanted.out / wanted.name / manifest.version / "bundles"
+    scores = {}
+    for variant in manifest.variants:
+        depth = BundleManifest.load(published / variant).depth
+        labels = run_torch(trained.halves.whole(depth), samples.x_test)[0].argmax(axis=1)
+        scores[variant] = score_bundle(published / variant, labels, samples.x_test, samples.y_test)
+    return manifest, scores
 
 
 def choose_depths(trained: TrainedRun, wanted: RunExport) -> tuple[int, ...]:

@@ -61,16 +61,23 @@ class DataRecord:
 
     Attributes:
         source: word that names the data (edge_sdk.training.data.load).
+        folder: searched for the module of a user's own data.
         held_out: share of the training part that no client trained on.
         train_max, test_max: samples used of each part; None for all.
         split: `global` has one test part for all clients; `local` splits each client's own data.
     """
 
     source: str
+    folder: Path | None = None
     held_out: float = 0.0
     train_max: int | None = None
     test_max: int | None = None
     split: Literal["global", "local"] = "global"
+
+    @property
+    def chooses(self) -> bool:
+        """Whether there are samples that no client trained on and that may choose a threshold."""
+        return self.held_out > 0 and self.split == "global"
 
     def __post_init__(self) -> None:
         some = optional(whole(1))

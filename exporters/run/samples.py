@@ -26,15 +26,13 @@ def run_samples(record: RunRecord, data: str | None) -> Dataset:
     Raises: ExportError if there are none, or none that no client trained on.
     """
     used = record.data
-    if data is None and used.split == "local":
-        raise ExportError(
-            "--data: expected samples that no client trained on, because this run split each"
-            ' client\'s data by itself (split = "local")'
-        )
-    if data is None and not used.held_out:
+    if data is None and not used.chooses:
+        why = "held none out ([data] held_out = 0)"
+        if used.split == "local":
+            why = 'split each client\'s data by itself (split = "local")'
         raise ExportError(
             "--data: expected samples that no client trained on, to choose the gate's threshold"
-            " by, because this run held none out ([data] held_out = 0)"
+            f" by, because this run {why}"
         )
     word = used.source if data is None else data
     try:

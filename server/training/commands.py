@@ -18,6 +18,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from edge_sdk.cli.output import check_report, resumable
+from exporters.next_step import export_command
+from exporters.run.record import read_run
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
     from server.training.recipe.recipe import Recipe
@@ -107,6 +109,7 @@ def simulate(
     if report is not None:
         write_report(report, result)
     _print_summary(console, result, folder)
+    typer.echo(f"Next: {export_command(read_run(folder), folder, Path('models'))}")
 
 
 @train_app.command(
@@ -193,10 +196,12 @@ def train(
         )
     if report is not None:
         write_report(report, result)
+    folder = settings.folder
     typer.echo(
         f"{len(result['rounds'])} rounds with {result['clients']} devices,"
         f" accuracy on the test part {result['final']['accuracy']:.1%}: {result['weights']}"
     )
+    typer.echo(f"Next: {export_command(read_run(folder), folder, state / 'models')}")
 
 
 def _changed(recipe: Recipe, seed: int | None, data: str | None, resize: str | None) -> Recipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -70,6 +71,16 @@ class Dataset:
                 if (part := getattr(self, f"{array}_{side}")) is not None
             },
         )
+
+    def limited(self, train_max: int | None, test_max: int | None) -> Dataset:
+        """At most so many samples of train and test part; the held-out part is cut in proportion.
+
+        Args:
+            train_max, test_max: None for all.
+        """
+        train = min(train_max or len(self.y_train), len(self.y_train))
+        held_out = math.ceil(len(self.y_held_out) * train / len(self.y_train))
+        return self.head(train, test_max or len(self.y_test), held_out)
 
     def merged(self) -> tuple[Array, Array, Array | None]:
         """x, y and groups of train and test, train first, to be split again client by client."""

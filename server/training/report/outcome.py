@@ -75,7 +75,9 @@ def trained_run(run: Run, rows: Sequence[Row], run_id: str = "") -> TrainedRun:
         network=replace(_network_record(run), backbone_folder=recipe.train.backbone_folder),
         class_names=run.class_names,
         data=DataRecord(
-            source=data.name if data.folder is None else f"{data.name}={data.folder.absolute()}",
+            source=data.word,
+            folder=None if data.folder is None else data.folder.absolute(),
+            held_out=data.held_out,
             train_max=data.train_max,
             test_max=data.test_max,
             split=data.split,

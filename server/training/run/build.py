@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,9 +38,7 @@ def load_data(recipe: Recipe, say: Callable[[str], None] = lambda _: None) -> Da
             f"data: malignant: expected classes from 0 to {dataset.classes - 1},"
             f" got {max(data.malignant)}"
         )
-    train = min(data.train_max or len(dataset.y_train), len(dataset.y_train))
-    held_out = math.ceil(len(dataset.y_held_out) * train / len(dataset.y_train))
-    dataset = dataset.head(train, data.test_max or len(dataset.y_test), held_out)
+    dataset = dataset.limited(data.train_max, data.test_max)
     say(described(samples, dataset.sizes))
     return dataset
 

@@ -1,0 +1,111 @@
+"""`splitedge export --run`: what it says where a run cannot be exported as asked."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from edge_sdk.errors import SplitedgeError
+from edge_sdk.manifest import BundleManifest
+from exporters.cli import app
+from exporters.run.record import RECORD
+from server.training.recipe.recipe import read_recipe
+from server.training.simulation.run import simulate
+
+RECIPE = """
+[data]
+name = "digits"
+clients = 4
+train_max = 300
+test_max = 100
+{data}
+[train]
+backbone = "tiny"
+rounds = 1
+iterations = 6
+batch = 16
+learning_rate = 0.1
+depths = [1, 3]
+"""
+
+
+def made(folder: Path, method: str, data: str = "") -> Path:
+    text = f'method = "{method}"\n' + RECIPE.format(data=data)
+    simulate(read_recipe(tomllib.loads(text)), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    made(folder / "harmony", "harmony")
+    made(folder / "local", "multi-exit", 'split = "local"')
+    made(folder / "none", "multi-exit", "held_out = 0.0")
+    (folder / "stopped").mkdir()
+    return folder
+
+
+def error(words: list[str], out: Path) -> str:
+    run = CliRunner().invoke(app, [*words, "--out", str(out), "--name", "digits"])
+    assert isinstance(run.exception, SplitedgeError), (run.stderr, run.exception)
+    text = str(run.exception)
+    assert len(text.splitlines()) == 1
+    assert not list(out.iterdir())
+    return text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--run", "stopped"], "stopped: expected the folder of a finished run"),
+        (["--run", "harmony", "--backbone", "tiny"], "no --backbone and no --weights"),
+        (["--run", "harmony", "--depth", "2"], "--depth 2: expected one of 1, 3, at which"),
+        (["--run", "local"], "--data: expected samples that no client trained on"),
+        (["--run", "none"], "held none out"),
+        (["--run", "none", "--data", "harmony"], "harmony"),
+        (["--backbone", "tiny", "--data", "digits"], "expected --run DIR, or"),
+        (
+            ["--backbone", "tiny", "--weights", "w", "--data", "digits", "--train-exits", "digits"],
+            "--train-exits goes with --run",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_told_in_one_line(
+    runs: Path,
+    tmp_path: Path,
+    words: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(runs)
+    assert message in error(words, tmp_path)
+
+
+def test_an_exit_at_another_depth_can_be_trained(runs: Path, tmp_path: Path) -> None:
+    """A run without held-out samples takes the user's; depth 2 was never a client's."""
+    words = ["--run", str(runs / "none"), "--data", "digits", "--depth", "2", "--int8", "never"]
+    text = error(words, tmp_path)
+    assert "no client trained an exit at depth 2" in text
+    assert "--train-exits digits --data digits --depth 2 --int8 never" in text
+    words += ["--train-exits", "digits", "--gate", "margin", "--json"]
+    run = CliRunner().invoke(app, [*words, "--out", str(tmp_path), "--name", "digits"])
+    assert run.exit_code == 0, (run.stderr, run.exception)
+    assert "exit at depth 2 trained on" in run.stderr
+    bundle = BundleManifest.load(Path(orjson.loads(run.stdout)["path"]) / "bundles" / "d2")
+    assert bundle.gate.policy == "margin"
+
+
+def test_other_samples_than_the_scored_ones_are_told(runs: Path, tmp_path: Path) -> None:
+    path = runs / "harmony" / RECORD
+    table = orjson.loads(path.read_bytes())
+    table["scores"][0]["right"] += 1
+    path.write_bytes(orjson.dumps(table))
+    words = ["--run", str(runs / "harmony"), "--depth", "1", "--int8", "never"]
+    run = CliRunner().invoke(app, [*words, "--out", str(tmp_path), "--name", "digits"])
+    assert run.exit_code == 0, (run.stderr, run.exception)
+    assert "after training: other samples, or other rounding" in run.stderr
+    assert "Next: " in run.stdout
