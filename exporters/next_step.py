@@ -1,12 +1,9 @@
-"""The commands that a user types next: after a training, and after an export."""
+"""The command that a user types after an export."""
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
-
-from exporters.run.record import RunRecord
 
 
 def serving_command(out: Path) -> str:
@@ -18,25 +15,3 @@ def serving_command(out: Path) -> str:
         ["ln", "-s", str(out.resolve()), f"{state}/models"]
     )
     return f"{linked} && {shlex.join(['splitedge', 'server', 'run', '--state', str(state)])}"
-
-
-def export_command(record: RunRecord, folder: Path, out: Path) -> str:
-    """The command that exports a run.
-
-    It trains exits on the run's own data where the run has none. `DATA` stands where only the user
-    can name samples that no client trained on.
-
-    Args:
-        folder: of the run. out: folder of models.
-    """
-    words = ["splitedge", "export", "--run", str(folder)]
-    if not record.exits:
-        words += ["--train-exits", record.data.source]
-    if not record.data.chooses:
-        words += ["--data", "DATA"]
-    return shlex.join([*words, "--out", str(out), "--name", model_name(folder.name)])
-
-
-def model_name(text: str) -> str:
-    """The text as a model's name: a-z, 0-9 and '-'."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63] or "model"

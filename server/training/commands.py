@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from edge_sdk.cli.output import check_report, resumable
-from exporters.next_step import export_command
+from exporters.run.next_step import export_command
 from exporters.run.record import read_run
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
