@@ -16,9 +16,10 @@ SERVER: Final = "server"
 FALLBACK: Final = "fallback"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prediction:
-    """One answer, its source and the reason for that source.
+    """One answer, its source and the reason for that source. Treat it as read-only: freezing it would
+    cost 3 us.
 
     Attributes:
         label: index of the likeliest class; `class_name` is its name.
