@@ -18,8 +18,9 @@ FALLBACK: Final = "fallback"
 
 @dataclass(slots=True)
 class Prediction:
-    """One answer, its source and the reason for that source. Treat it as read-only: freezing it would
-    cost 3 us.
+    """One answer, its source and the reason for that source.
+
+    Treat it as read-only: freezing it would cost 3 us an answer.
 
     Attributes:
         label: index of the likeliest class; `class_name` is its name.

@@ -37,6 +37,12 @@ def at_least(name: str, value: float, unit: str, limit: float, reference: float)
     return Row(name, round(value, 4), unit, limit, value >= limit, round(reference, 4))
 
 
+def figure(name: str, value: float, unit: str, reference: float | None) -> Row:
+    """A row without a goal."""
+    rounded = None if reference is None else round(reference, 4)
+    return Row(name, round(value, 4), unit, None, ok=True, reference_value=rounded)
+
+
 def not_measured(name: str, unit: str, limit: float, reason: str) -> Row:
     """A row without a value: a goal that was not measured is not met."""
     return Row(f"{name}: not measured, {reason}", None, unit, limit, False, None)

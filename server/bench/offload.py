@@ -15,6 +15,7 @@ from edge_sdk import AgentSettings, EdgeAgent, api
 from edge_sdk.bundles.store import BundleStore
 from edge_sdk.manifest import ModelManifest
 from edge_sdk.session import Array
+from edge_sdk.settings import Power
 from profiles.reference import load_reference
 from server.backend.ladder import Entry, LadderEngine
 from server.bench.brokers import (
@@ -58,7 +59,7 @@ def _measure(work: Path, broker: Broker, mqtt: str, quick: bool) -> Row:
     state = work / "server"
     folder, manifest = export_random("cnn6", (1, 28, 28), (2,), state / "models")
     x = np.random.default_rng(1).normal(size=(1, 28, 28)).astype(np.float32)
-    with _agent(work, state, mqtt) as agent:
+    with open_agent(work, state, mqtt) as agent:
         model_s = _model_time(folder, manifest, agent.device_folder, x)
         agent.predict(x)
         payload_bytes = agent.bytes_of_one(x)
@@ -69,13 +70,14 @@ def _measure(work: Path, broker: Broker, mqtt: str, quick: bool) -> Row:
     return at_most(f"{name}: ratio to paho echo", ratio, "x", GOAL, echo_s * 1e3)
 
 
-class _Agent:
+class BenchAgent:
     """The agent of one measurement."""
 
     def __init__(self, agent: EdgeAgent, device_folder: Path) -> None:
         self._agent = agent
         self.device_folder = device_folder
         self.predict = agent.predict
+        self.status = agent.status
 
     def bytes_of_one(self, x: Array) -> int:
         before = self._agent.status().bytes_up
@@ -89,15 +91,18 @@ class _Agent:
 
 
 @contextlib.contextmanager
-def _agent(work: Path, state: Path, mqtt: str) -> Iterator[_Agent]:
+def open_agent(
+    work: Path, state: Path, mqtt: str, power: Power | None = None
+) -> Iterator[BenchAgent]:
+    """A server with the models in `state`, and the agent of a device enrolled there."""
     server = ServerProcess(state)
     server.start(("--http", "127.0.0.1:0", "--mqtt", mqtt))
     try:
         device = work / "device"
         profile = load_reference("raspberry-pi-4")
         api.enroll(server.http, create_token(state), device, profile=profile, name="bench")
-        with EdgeAgent.open(device, AgentSettings(threshold=NEVER)) as agent:
-            yield _Agent(agent, BundleStore(device).active().folder)
+        with EdgeAgent.open(device, AgentSettings(threshold=NEVER, power=power)) as agent:
+            yield BenchAgent(agent, BundleStore(device).active().folder)
     finally:
         server.stop()
 

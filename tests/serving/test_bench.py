@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from edge_sdk.cli.main import main
-from server.bench.measure import Row, at_least, at_most, not_measured, take_turns
+from server.bench.measure import Row, at_least, at_most, figure, not_measured, take_turns
 
 
 class Clock:
@@ -57,6 +57,27 @@ def test_rounding_what_is_shown_does_not_meet_a_goal() -> None:
 def test_a_goal_that_nobody_looked_at_is_not_met() -> None:
     row = not_measured("server", "x", 0.7, "no broker")
     assert row == Row("server: not measured, no broker", None, "x", 0.7, False, None)
+
+
+def test_a_figure_without_a_goal_is_no_miss() -> None:
+    assert figure("energy", 0.12345, "mJ", None) == Row("energy", 0.1235, "mJ", None, True, None)
+
+
+def test_energy_of_an_exit_and_of_an_offload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "bench.json"
+    words = ["bench", "--quick", "--only", "energy", "--report", str(report)]
+    monkeypatch.setattr(sys, "argv", ["splitedge", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 0
+    exits, offloads, ratio = json.loads(report.read_bytes())
+    assert [row["unit"] for row in (exits, offloads, ratio)] == ["mJ", "mJ", "x"]
+    assert {row["limit"] for row in (exits, offloads, ratio)} == {None}
+    assert exits["value"] > 0
+    assert ratio["value"] == pytest.approx(offloads["value"] / exits["value"], rel=0.01)
+    assert "offload against exit" in ratio["name"]
 
 
 def test_figure_is_the_median_of_the_medians_of_the_rounds(clock: Clock) -> None:
