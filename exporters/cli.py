@@ -220,12 +220,13 @@ def _export(
         from exporters.model import export_model, next_version
         from exporters.parity import run_torch
         from exporters.scores import score_bundle
-        from exporters.weights import check_depths, load_weights, read_origin
+        from exporters.weights import check_depths, load_weights, read_origin, require_file
 
         def progress(line: str) -> None:
             status.update(line)
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
+        require_file(weights)
         status.update("loading data and weights")
         samples = open_data(data)
         dataset = labelled_dataset(samples)

@@ -21,8 +21,10 @@ from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import GatePolicy
 from edge_sdk.nets import NAMES, Supernet, build
 from exporters.errors import ExportError
+from exporters.run.network import AUXILIARY, SERVER
 
 CHECKPOINT: Final = "net/"  # prefix of the network's weights in a training's checkpoint
+PARTS: Final = (SERVER, AUXILIARY)  # prefixes of what a run has beside its network
 
 
 def load_weights(net: Supernet, path: Path) -> tuple[int, ...]:
@@ -31,8 +33,7 @@ def load_weights(net: Supernet, path: Path) -> tuple[int, ...]:
     Returns: the depths of the exit heads in the file, ascending.
     Raises: ExportError if the file belongs to another network, or has no exit head at all.
     """
-    if not path.is_file():
-        raise ExportError(f"{path}: expected a .safetensors file, found none")
+    require_file(path)
     try:
         tensors = load_file(path)
     except OSError as err:
@@ -41,8 +42,13 @@ def load_weights(net: Supernet, path: Path) -> tuple[int, ...]:
         raise ExportError(f"{path}: expected a safetensors file ({err})") from err
     if any(name.startswith(CHECKPOINT) for name in tensors):
         raise ExportError(
-            f"{path}: expected a weights file, got a training's checkpoint; `splitedge train`"
-            " writes weights.safetensors after its last round, `splitedge simulate` writes none"
+            f"{path}: expected a weights file, got a training's checkpoint; `splitedge train` and"
+            " `splitedge simulate` write weights.safetensors after the last round"
+        )
+    if any(name.startswith(PARTS) for name in tensors):
+        raise ExportError(
+            f"{path}: expected the weights of one network, got those of a run that has several;"
+            f" export it with --run {path.parent}"
         )
     if not _fits(net, tensors):
         fitting = [name for name in NAMES if _is_of(name, net, tensors)]
@@ -57,10 +63,20 @@ def load_weights(net: Supernet, path: Path) -> tuple[int, ...]:
         raise ExportError(
             f"{path}: expected a trained exit head, with which a device answers, found none: this"
             " training left its exit heads on the devices or had none; train with a recipe that"
-            " shares them (SuperSFL: share_exits = true)"
+            " shares them (SuperSFL: share_exits = true), or export the run's folder with --run and"
+            " --train-exits, which trains some"
         )
     net.load_state_dict(net.state_dict() | tensors)
     return depths
+
+
+def require_file(path: Path) -> None:
+    """Refuse a file that is not there, before anything else takes time.
+
+    Raises: ExportError.
+    """
+    if not path.is_file():
+        raise ExportError(f"{path}: expected a .safetensors file, found none")
 
 
 @dataclass(frozen=True, slots=True)

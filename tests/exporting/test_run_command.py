@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from edge_sdk.errors import SplitedgeError
 from edge_sdk.manifest import BundleManifest
 from exporters.cli import app
 from exporters.run.record import RECORD
-from server.training.recipe.recipe import read_recipe
+from server.training.recipe.recipe import load_recipe, read_recipe
 from server.training.simulation.run import simulate
 
 RECIPE = """
@@ -30,6 +32,19 @@ iterations = 6
 batch = 16
 learning_rate = 0.1
 depths = [1, 3]
+"""
+
+NETWORK = """
+from torch import nn
+
+
+def network(classes):
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()),
+        nn.Sequential(nn.Flatten(), nn.Linear(16 * 16, classes)),
+    )
 """
 
 
@@ -109,3 +124,22 @@ def test_other_samples_than_the_scored_ones_are_told(runs: Path, tmp_path: Path)
     assert run.exit_code == 0, (run.stderr, run.exception)
     assert "after training: other samples, or other rounding" in run.stderr
     assert "Next: " in run.stdout
+
+
+def test_a_run_of_an_own_network_is_rebuilt_from_its_record(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "recipes"
+    place.mkdir()
+    (place / "nets_of_run.py").write_text(NETWORK)
+    text = 'method = "multi-exit"\n' + RECIPE.format(data="")
+    text = text.replace('"tiny"', '"nets_of_run:network"').replace("[1, 3]", "[1, 2]")
+    (place / "own.toml").write_text(text)
+    simulate(load_recipe(place / "own.toml"), tmp_path / "run")
+    # another process, elsewhere: the record says where the module is
+    words = ["export", "--run", str(tmp_path / "run"), "--out", "models", "--name", "own"]
+    command = [sys.executable, "-P", "-m", "edge_sdk.cli", *words, "--int8", "never", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [row["variant"] for row in orjson.loads(done.stdout)["bundles"]] == ["d1", "d2"]
+    assert b"as scored after training" in done.stderr

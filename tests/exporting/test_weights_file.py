@@ -71,6 +71,15 @@ def test_half_an_exit_head_is_of_another_network(tiny: Supernet, tmp_path: Path)
         load_weights(build("tiny"), saved(tmp_path, tensors))
 
 
+def test_weights_of_a_run_with_several_networks_name_the_option_that_takes_them(
+    tiny: Supernet, tmp_path: Path
+) -> None:
+    tensors = with_exits(tiny, 1)
+    tensors |= {f"server.{name}": tensor.clone() for name, tensor in tensors.items()}
+    with pytest.raises(ExportError, match=rf"of a run that has several; .* --run {tmp_path}$"):
+        load_weights(build("tiny"), saved(tmp_path, tensors))
+
+
 def test_checkpoint_is_told_from_weights(tiny: Supernet, tmp_path: Path) -> None:
     checkpoint = {f"net/{name}": tensor for name, tensor in tiny.state_dict().items()}
     with pytest.raises(ExportError, match="expected a weights file, got a training's checkpoint"):
