@@ -8,6 +8,7 @@ Whatever the network does is a LinkError. A status other than 200 is an answer, 
 
 from __future__ import annotations
 
+import http.client
 import re
 import ssl
 import time
@@ -23,7 +24,7 @@ from edge_sdk.errors import LinkError
 
 CHUNK_BYTES: Final = 65_536
 
-_CONNECTION: Final = re.compile(r"^HTTPS?Connection(Pool)?\(.*?\): ")
+_NOISE: Final = re.compile(r"^HTTPS?Connection(Pool)?\(.*?\): |\[Errno -?\d+\] | \(_ssl\.c:\d+\)$")
 
 
 class ResponseTooLargeError(LinkError):
@@ -158,9 +159,7 @@ class HttpClient:
                 decode_content=False,
             )
         except (urllib3.exceptions.HTTPError, OSError) as err:
-            raise LinkError(
-                f"{url}: cannot be reached ({_cause(err)}); is the server running?"
-            ) from err
+            raise LinkError(f"{url}: cannot be reached ({_cause(err)}); {_advice(err)}") from err
         try:
             yield StreamedResponse(response, url)
         finally:
@@ -183,6 +182,22 @@ class HttpClient:
 
 
 def _cause(err: Exception) -> str:
-    """urllib3 wraps errors; people want the inmost reason."""
-    inner = getattr(err, "reason", None) or err
-    return _CONNECTION.sub("", str(inner))[:300]
+    """The inmost reason, which urllib3 wraps, without numbers of errors and lines of C."""
+    return _NOISE.sub("", str(_inmost(err)))[:300]
+
+
+def _advice(err: Exception) -> str:
+    """What to look at next."""
+    inner = _inmost(err)
+    if isinstance(inner, http.client.HTTPException):  # the port is open and speaks something else
+        return "is this the address of the API, and not of the broker?"
+    if "WRONG_VERSION_NUMBER" in str(inner):
+        return "is it an http:// address, without TLS?"
+    return "is the server running?"
+
+
+def _inmost(err: Exception) -> Exception:
+    if isinstance(inner := getattr(err, "reason", None), Exception):
+        return _inmost(inner)
+    # ProtocolError("Connection aborted.", the reason)
+    return next((each for each in err.args[1:] if isinstance(each, Exception)), err)

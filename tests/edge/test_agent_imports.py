@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.edge.digits import Digits
     from tests.edge.fleet import Fleet
 
-HEAVY = "torch fastapi sqlalchemy tuf cryptography typer rich onnx pydantic psutil"
+HEAVY = "torch fastapi sqlalchemy tuf cryptography typer rich onnx pydantic psutil asyncio h11"
 
 IMPORT = f"""
 import sys
@@ -28,12 +28,19 @@ import sys
 from pathlib import Path
 import numpy as np
 from edge_sdk import AgentSettings, Agreement, EdgeAgent
+from edge_sdk.service.client import RunningAgent
+from edge_sdk.service.service import AgentService
+from edge_sdk.settings_file.serve_table import ServeTable
 
+state = Path(sys.argv[1])
 x = np.load(sys.argv[2])
 settings = AgentSettings(controller=Agreement(0.3), late_answers=True, deadline_s=5.0)
-with EdgeAgent.open(Path(sys.argv[1]), settings) as agent:
+service = AgentService(state, ServeTable())
+with service, EdgeAgent.open(state, settings) as agent, service.answering(agent):
     sources = {{agent.predict(one).source for one in x[:50]}}
-    agent.refresh()
+    with RunningAgent.find(state) as running:
+        sources |= {{row["source"] for row in running.predict(x[:5], {{"threshold": -1}})}}
+        running.refresh()
     print(sorted(sources), agent.late_answers())
 print([name for name in {HEAVY.split()} if name in sys.modules])
 """

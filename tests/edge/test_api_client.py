@@ -206,6 +206,19 @@ def test_an_answer_that_breaks_off_is_no_answer(serve: Serve) -> None:
         client.request("GET", peer.url, timeout=Timeout(total_s=5.0), at_most=1000)
 
 
+def test_another_port_than_the_api_s_is_told(fleet: Fleet, tmp_path: Path) -> None:
+    at_broker = f"http://127.0.0.1:{fleet.broker_port}"
+    at_api = fleet.http.replace("http://", "https://")
+    for url, advice in [
+        (at_broker, "is this the address of the API, and not of the broker?"),
+        (at_api, "is it an http:// address, without TLS?"),
+    ]:
+        with pytest.raises(LinkError) as refused:
+            enroll(url, "token", tmp_path / "pi", profile=PI)
+        assert str(refused.value).endswith(advice)
+        assert not set("'()") & set(str(refused.value).partition(" (")[2].rpartition(")")[0])
+
+
 def test_a_redirect_is_not_followed(serve: Serve) -> None:
     peer = serve(lambda write: write(response(302, b"", "Location: /elsewhere")))
     with HttpClient() as client:

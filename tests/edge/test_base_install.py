@@ -118,17 +118,21 @@ def test_device_needs_the_base_install_only(
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "extra"),
     [
-        ("server", "run"),
-        ("server", "token", "create"),
-        ("demo",),
-        ("bench",),
-        ("export", "--backbone=tiny", "--weights=w", "--data=digits", "--out=o", "--name=n"),
+        (("server", "run"), "server"),
+        (("server", "token", "create"), "server"),
+        (("demo",), "server"),
+        (("bench",), "server"),
+        (
+            ("export", "--backbone=tiny", "--weights=w", "--data=digits", "--out=o", "--name=n"),
+            "server",
+        ),
+        (("agent", "run", "--serve", "127.0.0.1:0"), "serve"),
     ],
 )
-def test_command_of_the_server_says_what_to_install(
-    words: tuple[str, ...], bin_folder: Path, tmp_path: Path
+def test_command_says_what_to_install(
+    words: tuple[str, ...], extra: str, bin_folder: Path, tmp_path: Path
 ) -> None:
     command = [str(bin_folder / "splitedge"), *words]
     done = subprocess.run(
@@ -137,5 +141,5 @@ def test_command_of_the_server_says_what_to_install(
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: this command needs ")
-    assert line.endswith("pip install 'splitedge[server]'")
+    assert line.endswith(f"pip install 'splitedge[{extra}]'")
     assert not list(tmp_path.iterdir())
