@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 RETRY_S: Final = 1
 STARTING: Final = "the agent is starting: its bundle is not loaded yet"
 
+UNTRUSTED: Final = "ask over the socket in the state folder, or run the agent with a serve secret"
+
 Handler = Callable[[Request], Response]
 
 
@@ -59,15 +61,16 @@ class AgentApi:
         self._in_flight = in_flight
         self._places = threading.BoundedSemaphore(in_flight)
 
-    def answer(self, request: Request, *, local: bool) -> Response:
+    def answer(self, request: Request, *, local: bool, trusted: bool) -> Response:
         """Answer a request; a fault of the request or the agent is an answer too.
 
         Args:
-            local: whether the request came over the socket in the state folder, which may ask for
-                more than the network.
+            local: whether it came over the socket in the state folder, for the command line.
+            trusted: whether it came over that socket or with the secret, and so may change what
+                the agent knows.
         """
         try:
-            return self._route(request, local)
+            return self._route(request, local, trusted)
         except RequestError as err:
             return error_response(err)
         except FrameTooLargeError as err:
@@ -81,7 +84,7 @@ class AgentApi:
             text = "the agent failed on this request; its log says why"
             return error_response(RequestError(500, text))
 
-    def _route(self, request: Request, local: bool) -> Response:
+    def _route(self, request: Request, local: bool, trusted: bool) -> Response:
         words = request.path.strip("/").split("/")
         handler: Handler
         match words:
@@ -99,6 +102,8 @@ class AgentApi:
                 method, handler = self._own(local)["/".join(rest)]
             case _:
                 raise _no_route(request.path)
+        if handler in (self._correct, self._late, self._acknowledge) and not trusted:
+            raise RequestError(403, f"{request.path}: {UNTRUSTED}")
         if request.method != method:
             raise RequestError(405, f"{request.path}: expected {method}, got {request.method}")
         return handler(request)

@@ -85,7 +85,7 @@ class AgentService:
                     exchange=LocalExchange,
                     check=lambda _: None,
                     limit=_limit,
-                    answer=lambda request: self._api.answer(request, local=True),
+                    answer=lambda request: self._api.answer(request, local=True, trusted=True),
                     connections=LOCAL_CONNECTIONS,
                 )
                 parts.enter_context(local)
@@ -108,13 +108,14 @@ class AgentService:
             path = self._state / table.secret
             secret, new = read_secret(path)
             self.new_secret = path if new else None
+        trusted = secret is not None
         listener: Listener = listen(address, "--serve")
         carrier = Carrier(
             listener.socket,
             exchange=NetworkExchange,
             check=Guard(secret, loopback=address.loopback).check,
             limit=_limit,
-            answer=lambda request: self._api.answer(request, local=False),
+            answer=lambda request: self._api.answer(request, local=False, trusted=trusted),
             connections=table.connections,
             tls=tls,
         )

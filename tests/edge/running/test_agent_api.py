@@ -13,6 +13,7 @@ import pytest
 import tritonclient.http as triton
 
 from edge_sdk import EdgeAgent, Prediction
+from edge_sdk.answers.observer import Answered, AnswerObserver
 from edge_sdk.service.agent_api import AgentApi
 from edge_sdk.service.messages import Request
 from tests.edge.running.conftest import INFER, SAMPLES, Site, described
@@ -182,24 +183,70 @@ def test_status_counts_what_was_asked(site: Site) -> None:
 
 def test_corrections_and_late_answers_need_their_setting(site: Site) -> None:
     body = orjson.dumps({"id": "a", "label": 3})
-    assert "takes corrections" in site.call("POST", "/agent/correct", body).error
-    assert "late_answers" in site.call("GET", "/agent/late").error
-    assert site.call("POST", "/agent/correct", b"{}").error == (
+    assert "takes corrections" in site.call("POST", "/agent/correct", body, door="local").error
+    assert "late_answers" in site.call("GET", "/agent/late", door="local").error
+    assert site.call("POST", "/agent/correct", b"{}", door="local").error == (
         'expected {"id": ..., "label": ...} with the id as a text'
     )
+
+
+def test_other_users_change_nothing_without_the_secret(site: Site) -> None:
+    for method, path in [
+        ("POST", "/agent/correct"),
+        ("GET", "/agent/late"),
+        ("POST", "/agent/late/acknowledge"),
+    ]:
+        answer = site.call(method, path, b"{}" if method == "POST" else None)
+        assert answer.status == 403
+        assert "ask over the socket in the state folder" in answer.error
+
+
+class Corrections(AnswerObserver):
+    """The corrections that reach an agent's observers."""
+
+    name = "corrections"
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.remembers = frozenset({"x"})
+
+    def answered(self, answered: Answered) -> None:
+        """Nothing to do: corrections alone are of interest."""
+
+    def corrected(self, answered: Answered, label: int) -> None:
+        self.seen.append(label)
+
+
+def test_an_answer_is_corrected_by_its_id(bundle: Path) -> None:
+    corrections = Corrections()
+    with EdgeAgent.from_bundle(bundle, observers=[corrections]) as agent:
+        api = AgentApi(in_flight=1)
+        api.agent = agent
+
+        def post(path: str, body: bytes) -> Any:
+            answer = api.answer(Request("POST", path, body=body), local=False, trusted=True)
+            return answer.status, orjson.loads(answer.body)
+
+        identifier = post(INFER, described(SAMPLES[:1]))[1]["parameters"]["id"]
+        body = orjson.dumps({"id": identifier, "label": "3"})
+        assert post("/agent/correct", body) == (200, {"corrected": True})
+        assert post("/agent/correct", body) == (200, {"corrected": False})
+        status, refused = post("/agent/correct", orjson.dumps({"id": "a", "label": 99}))
+        assert (status, "label: expected 0 to 9" in refused["error"]) == (400, True)
+    assert corrections.seen == [3]
 
 
 def test_agent_that_starts_is_live_and_not_ready() -> None:
     api = AgentApi(in_flight=1)
 
     def get(path: str, method: str = "GET") -> tuple[int, Any]:
-        answer = api.answer(Request(method, path), local=True)
+        answer = api.answer(Request(method, path), local=True, trusted=True)
         return answer.status, orjson.loads(answer.body)
 
     assert get("/v2/health/live") == (200, {"live": True})
     assert get("/v2/health/ready") == (503, {"ready": False})
     assert get("/v2/repository/index", "POST") == (200, [])
-    starting = api.answer(Request("POST", INFER), local=True)
+    starting = api.answer(Request("POST", INFER), local=True, trusted=True)
     assert (starting.status, starting.headers["Retry-After"]) == (503, "1")
 
 
@@ -223,17 +270,19 @@ def test_more_requests_than_places_are_told_to_come_again(bundle: Path) -> None:
     api.agent = slow
     request = Request("POST", INFER, body=described(SAMPLES[:1]))
     first: list[int] = []
-    thread = threading.Thread(target=lambda: first.append(api.answer(request, local=False).status))
+    thread = threading.Thread(
+        target=lambda: first.append(api.answer(request, local=False, trusted=False).status)
+    )
     thread.start()
     assert slow.entered.wait(10)
-    refused = api.answer(request, local=False)
+    refused = api.answer(request, local=False, trusted=False)
     assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
     # probes do not wait behind inference
-    assert api.answer(Request("GET", "/v2/health/ready"), local=False).status == 200
+    assert api.answer(Request("GET", "/v2/health/ready"), local=False, trusted=False).status == 200
     slow.leave.set()
     thread.join(10)
     assert first == [200]
-    assert api.answer(request, local=False).status == 200
+    assert api.answer(request, local=False, trusted=False).status == 200
 
 
 @pytest.mark.parametrize("door", DOORS)
