@@ -177,6 +177,28 @@ def test_server_answers_what_the_device_is_not_sure_of(
     assert [row["label"] for row in rows] == expected[1]
 
 
+def test_settings_file_holds_where_no_option_is_given(
+    pi: Path, tmp_path: Path, splitedge: Splitedge
+) -> None:
+    file = tmp_path / "x.npy"
+    np.save(file, SAMPLES[0])
+    predict = ("agent", "predict", file, "--state", pi, "--json")
+    settings = pi / "agent.toml"
+    template = settings.read_text()
+    try:
+        # nothing exits, and the server is not asked
+        set_ = template.replace("#threshold = 0.5", "threshold = -1")
+        settings.write_text(set_.replace("#offload = true", "offload = false"))
+        (row,) = splitedge(*predict).json
+        assert (row["source"], row["threshold"]) == ("device", -1)
+        assert splitedge(*predict, "--threshold", 0.25).json[0]["threshold"] == 0.25
+        settings.write_text(template.replace("#threads = 1", "threads = 0"))
+        refusal = splitedge(*predict).refusal
+        assert f"{settings}: [agent]: threads: expected a whole number from 1" in refusal
+    finally:
+        settings.write_text(template)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_image_is_taken_at_its_own_values(
     channels: int, pi: Path, tmp_path: Path, splitedge: Splitedge
