@@ -201,6 +201,21 @@ def report_failure(
     _expect(*called, url)
 
 
+def report_update(
+    identity: Identity, report: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S
+) -> None:
+    """Send the server the outcome of an update (edge_sdk.bundles.update_report).
+
+    Raises: LinkError.
+    """
+    url = identity.url(f"api/v1/devices/{identity.device}/update")
+    status, answer = _call(
+        "PUT", url, ca=identity.ca, identity=identity, body=report, timeout_s=timeout_s
+    )
+    if status != 204:
+        raise LinkError(f"{url}: {_reason(answer, status)}")
+
+
 class Echo:
     """Sends bytes to the server and back, to measure the link.
 

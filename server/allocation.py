@@ -181,7 +181,7 @@ def _present_profile(device: Device, known: Capability) -> DeviceProfile:
 
 
 def _measured_depths(model: ServedModel, taken: Mapping[str, Taken]) -> dict[int, Taken]:
-    """What each depth of the model takes, in its fastest measured variant."""
+    """Measurement of each depth of the model, in its fastest variant."""
     found: dict[int, Taken] = {}
     for depth in published_depths(model):
         of_depth = [taken[name] for name in _variants(model, depth) if name in taken]

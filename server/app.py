@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 
 import edge_sdk
-from server.routes import artifacts, capabilities, devices, errors, inference
+from server.routes import artifacts, capabilities, devices, errors, inference, models
 from server.routes.authentication import authenticate
 from server.services import Services
 
@@ -22,5 +22,6 @@ def create_app(services: Services) -> FastAPI:
     app.include_router(inference.router(services.inference, authorize_inference))
     app.include_router(devices.router(services))
     app.include_router(capabilities.router(services))
+    app.include_router(models.router(services))
     app.include_router(artifacts.router(services))
     return app

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,12 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from edge_sdk.cli.output import print_json
+from edge_sdk.cli.times import ago
 from edge_sdk.wire.topics import PAYLOAD_BYTES
+from server.deployment.cli import app as models_app
 
 if TYPE_CHECKING:
     from edge_sdk.mqtt import BrokerAddress
     from edge_sdk.wire.address import Address
-    from server.registry.database import Registry
 
 app = typer.Typer(
     help="Run and manage the server: API, models, broker, devices.",
@@ -35,6 +35,7 @@ token_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(token_app, name="token")
+app.add_typer(models_app, name="models")
 
 State = Annotated[Path, typer.Option("--state", help="Folder of all that the server stores.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -140,9 +141,18 @@ def token_create(
     note: Annotated[str, typer.Option(help="Note of your own, kept with the token.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Print a token that enrols one device."""
+    """Print a token that enrols one device, whether the server runs or not."""
+    from server.registry.database import registry_file
+    from server.state import check_not_a_device
     from server.tokens import create_token
 
+    check_not_a_device(state)
+    if not registry_file(state).exists():
+        typer.echo(
+            f"note: no server has run on {state} yet, so keys and a registry are made there; the"
+            " token is for that new server",
+            err=True,
+        )
     token = create_token(state, fleet=fleet, ttl_s=60 * minutes, note=note)
     if as_json:
         print_json({"token": token, "fleet": fleet, "expires_in_s": 60 * minutes})
@@ -150,37 +160,48 @@ def token_create(
         typer.echo(token)
 
 
-@app.command(epilog="Example: splitedge server devices --state ./server --json")
-def devices(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
-    """List the enrolled devices."""
-    with _registry(state) as registry:
-        rows = [
-            {
-                "device": device.id,
-                "fleet": device.fleet,
-                "depth": device.depth,
-                "bundle": device.bundle,
-                "last_seen": device.last_seen,
-                "revoked": device.revoked_at is not None,
-            }
-            for device in registry.devices()
-        ]
+@app.command(epilog="Example: splitedge server devices --state ./server --fleet kitchen")
+def devices(
+    state: State = STATE_DEFAULT,
+    fleet: Annotated[str | None, typer.Option(help="List the devices of this fleet only.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the enrolled devices: the bundle that each runs, wants and refused."""
+    from server.deployment.overview import device_states
+    from server.state import existing_registry
+
+    with existing_registry(state) as registry:
+        states = device_states(registry, fleet)
     if as_json:
-        print_json(rows)
+        print_json([asdict(one) for one in states])
         return
-    if not rows:
-        typer.echo("no devices yet; make a token with `splitedge server token create`")
+    if not states:
+        of = "" if fleet is None else f" in fleet {fleet}"
+        typer.echo(f"no devices{of} yet; make a token with `splitedge server token create`")
         return
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    table = Table("device", "fleet", "depth", "runs", "wants", "refused", "last seen")
+    for one in states:
+        table.add_row(
+            one.device,
+            one.fleet,
+            "" if one.depth is None else str(one.depth),
+            one.runs or "not reported",
+            "revoked" if one.revoked else one.wants or "no model yet",
+            one.refused or "",
+            ago(one.last_seen) or "never",
+        )
     Console().print(table)
+    for one in states:
+        if one.refused is not None:
+            typer.echo(f"{one.device} refused {one.refused}: {one.why}")
 
 
 @app.command(epilog="Example: splitedge server revoke pi-4 --state ./server")
 def revoke(device: str, state: State = STATE_DEFAULT) -> None:
     """Revoke a device; a running server cuts its connection within seconds."""
-    with _registry(state) as registry:
+    from server.state import existing_registry
+
+    with existing_registry(state) as registry:
         registry.revoke(device)
     typer.echo(f"{device} is revoked")
 
@@ -199,7 +220,9 @@ def pin(
 
     if (depth is None) == (bundle is None):
         raise ConfigurationError("pin: expected --depth or --bundle, and only one of them")
-    with _registry(state) as registry:
+    from server.state import existing_registry
+
+    with existing_registry(state) as registry:
         wanted = f"d{depth}" if bundle is None else bundle
         _check_published(state, wanted)
         pinned = registry.capabilities.pin(device, depth=depth, bundle=bundle)
@@ -209,7 +232,9 @@ def pin(
 @app.command(epilog="Example: splitedge server unpin pi-4 --state ./server")
 def unpin(device: str, state: State = STATE_DEFAULT) -> None:
     """Let the fleet's rule choose the device's bundle again."""
-    with _registry(state) as registry:
+    from server.state import existing_registry
+
+    with existing_registry(state) as registry:
         was = registry.capabilities.unpin(device)
     typer.echo(f"{device} is {'no longer' if was else 'not'} pinned")
 
@@ -287,12 +312,3 @@ def _with_password(broker: Address | BrokerAddress, file: Path | None) -> Addres
             "--mqtt-password-file needs --mqtt mqtt://USER@HOST:PORT; give both, or neither"
         )
     return replace(broker, password=read_password(file))
-
-
-def _registry(state: Path) -> closing[Registry]:
-    from edge_sdk.errors import ConfigurationError
-    from server.registry.database import Registry
-
-    if not (state / "registry.db").is_file():
-        raise ConfigurationError(f"{state}: not the state folder of a server; check --state")
-    return closing(Registry.open(f"sqlite:///{state / 'registry.db'}"))

@@ -19,6 +19,7 @@ from server.app import create_app
 from server.http_server import HttpServer
 from server.services import Services
 from server.settings import ServerSettings
+from server.state import check_not_a_device
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +63,10 @@ def serve(settings: ServerSettings, announce: Callable[[str, str], None]) -> Non
 
     Args:
         announce: called with the HTTP and MQTT URLs once both take requests.
-    Raises: ConfigurationError if an address is taken; StateInUseError if another server runs on
-        the state folder.
+    Raises: ConfigurationError if an address is taken, or if the state folder is a device's;
+        StateInUseError if another server runs on it.
     """
+    check_not_a_device(settings.state)
     with contextlib.ExitStack() as stack:
         # the lock comes first: a second server would otherwise report that its port is taken
         stack.callback(StateLock(settings.state, "server").release)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -80,10 +81,12 @@ class BundleLifecycle:
     Attributes:
         runner: the bundle that answers now; replaced between two predictions.
         trouble: the last failure for want of memory, and when, for people; empty if there was none.
+        on_switch: called after each switch to another bundle, in the thread of the update.
     """
 
     def __init__(self, store: BundleStore, settings: AgentSettings, runner: BundleRunner) -> None:
         self.runner = runner
+        self.on_switch: Callable[[], None] | None = None
         self._store = store
         self._settings = settings
         self.trouble = ""
@@ -203,6 +206,8 @@ class BundleLifecycle:
             self._switched.notify_all()
         self.watch_health()
         logger.info("bundle=%s is active", active.manifest.bundle)
+        if self.on_switch is not None:
+            self.on_switch()
 
     def _leave(self, runner: BundleRunner, why: str) -> None:
         """Put a smaller bundle in the place of `runner`, which ran out of memory."""

@@ -32,6 +32,7 @@ from edge_sdk.bundles.repository import PublishedBundle, SignedRepository
 from edge_sdk.bundles.run_update import Status, UpdateOutcome
 from edge_sdk.bundles.store import BundleRecord, BundleStore, FileRecord, Slot, file_damage
 from edge_sdk.bundles.trial import run_trial
+from edge_sdk.bundles.update_report import report_update
 from edge_sdk.durable import free_bytes, make_folder, no_space, storage_error, write_atomic
 from edge_sdk.errors import (
     LinkError,
@@ -63,6 +64,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     outcome = update(arguments.state, arguments.bundle)
     sys.stdout.buffer.write(outcome.to_json())
+    report_update(arguments.state, outcome)
 
 
 def update(state: Path, bundle: str | None = None) -> UpdateOutcome:

@@ -138,6 +138,12 @@ class Offloader:
         """Ignore any reply to a begun query from now on."""
         self._pending.pop(pending.id, None)
 
+    def send_heartbeat_soon(self) -> None:
+        """Send the next heartbeat now, not when its time comes: there is news."""
+        with self._wake:
+            self._next_heartbeat = time.monotonic()
+            self._wake.notify_all()
+
     def close(self) -> None:
         """Publish that the device is offline, disconnect and end the background threads."""
         with self._wake:

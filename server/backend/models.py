@@ -34,7 +34,7 @@ class ModelStore:
     """Loads every model of a folder.
 
     `activate` says which version of a name is active; otherwise the highest version is. A version
-    is no longer served once its folder is deleted.
+    is no longer served once its folder is deleted, and loaded again if its folder is replaced.
 
     Args:
         check: called with the folder and the manifest of a model before it is loaded; a BundleError
@@ -54,6 +54,7 @@ class ModelStore:
         self._models: dict[tuple[str, str], ServedModel] = {}
         self._broken: dict[tuple[str, str], str] = {}
         self._tried: dict[tuple[str, str], Files] = {}
+        self._stamps: dict[tuple[str, str], tuple[int, int]] = {}
         self._active: dict[str, str] = {}
         self._loading = threading.Lock()
 
@@ -70,9 +71,12 @@ class ModelStore:
                 if not path.parent.name.startswith(".")  # an export that is still being written
             }
             # each change replaces the whole table, because queries look models up meanwhile
-            for key in set(self._models) - set(folders):
-                self._models = {k: model for k, model in self._models.items() if k != key}
-                logger.info("model=%s version=%s is gone", *key)
+            stamps = {key: _stamp(folder) for key, folder in folders.items()}
+            for key in list(self._models):
+                if stamps.get(key) != self._stamps[key]:
+                    self._models = {k: model for k, model in self._models.items() if k != key}
+                    what = "was replaced" if key in folders else "is gone"
+                    logger.info("model=%s version=%s %s", *key, what)
             self._broken = {key: why for key, why in self._broken.items() if key in folders}
             for key, folder in folders.items():
                 if key not in self._models:
@@ -121,6 +125,7 @@ class ModelStore:
     def _try(self, key: tuple[str, str], folder: Path, *, again: bool) -> None:
         """Load a model, unless it is known to be broken and its files have not changed."""
         files = files_of(folder)  # before it is read, so that the next turn sees later changes
+        self._stamps[key] = _stamp(folder)
         if key in self._broken and self._tried.get(key) == files and not again:
             return
         self._tried[key] = files
@@ -141,6 +146,15 @@ class ModelStore:
         self._broken.pop(key, None)
         self._models = {**self._models, key: ServedModel(folder, manifest, engine)}
         logger.info("model=%s version=%s loaded", *key)
+
+
+def _stamp(folder: Path) -> tuple[int, int]:
+    """Inode and time of change of the manifest: others, once the folder is replaced."""
+    try:
+        status = (folder / "model.json").stat()
+    except OSError:  # deleted meanwhile
+        return 0, 0
+    return status.st_ino, status.st_mtime_ns
 
 
 def files_of(folder: Path) -> Files:

@@ -69,7 +69,7 @@ class ModelPublisher:
         return None
 
     def published(self, name: str, version: str) -> ServedModel | None:
-        """That version of a model, if devices can fetch its bundles; else None."""
+        """Version of a model by name, if devices can fetch its bundles; else None."""
         try:
             model = self._models.get(name, version)
         except (NotReadyError, UnknownModelError):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,6 +122,25 @@ class ArtifactRepository:
             if added:
                 self._release(state, targets=True, snapshot=True)
         return tuple(bundle.name for bundle in bundles)
+
+    def withdraw(self, model: str, version: int) -> int:
+        """Take the bundles of one version out of the repository, and delete their files.
+
+        Returns: the number of files that are no longer published.
+        Raises: ArtifactError; StorageError.
+        """
+        prefix = f"bundles/{model}/{version}/"
+        with self._locked():
+            state = self._load()
+            published = state.targets.signed.targets
+            gone = [path for path in published if path.startswith(prefix)]
+            for path in gone:
+                del published[path]
+            if gone:
+                self._release(state, targets=True, snapshot=True)
+        # only now: no signed metadata names them any more
+        shutil.rmtree(self.targets_folder / prefix, ignore_errors=True)
+        return len(gone)
 
     def refresh_timestamp(self) -> None:
         """Sign a new timestamp; also targets and snapshot, if they expire soon.

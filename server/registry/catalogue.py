@@ -37,6 +37,12 @@ class ModelCatalogue:
         with self._transactions.reading() as connection:
             return _present(_all_versions(connection))
 
+    def removed(self, name: str) -> tuple[ModelVersion, ...]:
+        """The versions of a name that were removed; their numbers stay taken."""
+        with self._transactions.reading() as connection:
+            there = _all_versions(connection)
+        return tuple(one for one in there if one.name == name and one.removed_at is not None)
+
     def check_free(self, name: str, version: int, digest: str) -> None:
         """Check that files with this digest may be published as that version, or are already.
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from sqlalchemy import Connection, Select, insert, select, update
 
 from server.registry.records import DeviceReport
 from server.registry.schema import devices, reports
 from server.registry.transactions import Transactions, record
+
+MAX_WHY: Final = 500
 
 
 class DeviceReports:

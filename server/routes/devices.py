@@ -6,7 +6,7 @@ A device may read and change itself only; the operator may all. Bodies are bound
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from edge_sdk.wire.topics import ID_PATTERN
 from profiles.device import DeviceProfile
 from profiles.errors import InvalidProfileError
+from server.deployment.overview import states_of
 from server.errors import (
     BadRequestError,
     ForbiddenError,
@@ -23,8 +24,9 @@ from server.errors import (
     UnknownModelError,
 )
 from server.registry.credentials import token_secret, token_text
-from server.registry.database import MAX_NOTE, MAX_TOKEN_TTL_S, Registry
+from server.registry.database import MAX_BUNDLE, MAX_NOTE, MAX_TOKEN_TTL_S, Registry
 from server.registry.records import Device
+from server.registry.reports import MAX_WHY
 from server.routes.authentication import Access
 from server.routes.bodies import BoundedRoute, read_body
 from server.routes.rate_limit import FailureLimit
@@ -32,6 +34,7 @@ from server.routes.rate_limit import FailureLimit
 logger = logging.getLogger(__name__)
 
 ECHO_BYTES: Final = 1_000_000
+REFUSALS: Final = ("refused", "no_space")  # statuses of an update that failed on the device
 
 _ID: Final = f"^{ID_PATTERN.pattern}$"
 
@@ -106,7 +109,11 @@ class NewToken(BaseModel):
 
 
 class DeviceView(BaseModel):
-    """A device as the API shows it; times are UTC seconds since 1970."""
+    """A device as the API shows it; times are UTC seconds since 1970.
+
+    It says that it `runs` a bundle, and that it `refused` another, and `why`; it should run what it
+    `wants`. `bundle` is the one that it was last assigned.
+    """
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -118,6 +125,10 @@ class DeviceView(BaseModel):
     enrolled_at: float
     revoked_at: float | None
     last_seen: float | None
+    runs: str | None = None
+    wants: str | None = None
+    refused: str | None = None
+    why: str | None = None
 
 
 class DeviceList(BaseModel):
@@ -138,6 +149,15 @@ class Assignment(BaseModel):
     """The bundle that a device is to run, `{model}/{version}/{variant}`."""
 
     bundle: str
+
+
+class UpdateReport(BaseModel):
+    """The outcome of a device's update, and the bundle that it runs now."""
+
+    running: str | None = Field(default=None, max_length=MAX_BUNDLE)
+    bundle: str | None = Field(default=None, max_length=MAX_BUNDLE)
+    status: str = Field(max_length=32)
+    reason: str = Field(default="", max_length=4096)
 
 
 class BrokerLocation(BaseModel):
@@ -193,7 +213,7 @@ def _add_device_routes(api: APIRouter, services: DeviceServices, access: Access)
     @api.get("/devices/{device_id}", dependencies=[Depends(access.itself_or_operator)])
     def show(device_id: str) -> DeviceView:
         """One device, to itself or to the operator."""
-        return _view(services.registry.device(device_id))
+        return _view(services.registry, services.registry.device(device_id))
 
     @api.get("/devices/{device_id}/assignment", dependencies=itself)
     def assignment(device_id: str) -> Assignment:
@@ -211,7 +231,16 @@ def _add_device_routes(api: APIRouter, services: DeviceServices, access: Access)
     @api.put("/devices/{device_id}/profile", dependencies=itself)
     def update_profile(device_id: str, profile: dict[str, Any]) -> DeviceView:
         """Replace the device's profile."""
-        return _view(services.registry.update_profile(device_id, _profile(profile)))
+        return _view(
+            services.registry, services.registry.update_profile(device_id, _profile(profile))
+        )
+
+    @api.put("/devices/{device_id}/update", status_code=204, dependencies=itself)
+    def report_update(device_id: str, report: UpdateReport) -> None:
+        """Note the bundle that the device runs after an update, and the one that it refused."""
+        failed = report.status in REFUSALS and report.bundle is not None
+        refused, why = (report.bundle, report.reason[:MAX_WHY]) if failed else (None, None)
+        services.registry.reports.note_update(device_id, report.running, refused, why)
 
     @api.post("/link/echo", response_class=Response, dependencies=[Depends(access.anyone)])
     async def echo(request: Request) -> Response:
@@ -227,7 +256,7 @@ def _add_operator_routes(api: APIRouter, services: DeviceServices, access: Acces
     def listed(fleet: str | None = None) -> DeviceList:
         """All devices, or those of one fleet, including revoked ones."""
         found = services.registry.devices(fleet)
-        return DeviceList(devices=[_view(device) for device in found])
+        return DeviceList(devices=_views(services.registry, found))
 
     @api.post("/devices/{device_id}/revoke", dependencies=operator)
     def revoke(device_id: str) -> DeviceView:
@@ -235,7 +264,7 @@ def _add_operator_routes(api: APIRouter, services: DeviceServices, access: Acces
         device = services.registry.revoke(device_id)
         services.expel(device)
         logger.info("device=%s revoked", device.id)
-        return _view(device)
+        return _view(services.registry, device)
 
     @api.post("/devices/{device_id}/command", status_code=202, dependencies=operator)
     def command(device_id: str, body: Command) -> DeviceView:
@@ -245,7 +274,7 @@ def _add_operator_routes(api: APIRouter, services: DeviceServices, access: Acces
             raise ForbiddenError(f"device {device_id} is revoked, so it gets no command")
         if not services.command(device, body.model_dump()):
             raise NotReadyError("the broker takes no command now: it is away, or its queue is full")
-        return _view(device)
+        return _view(services.registry, device)
 
     @api.post("/tokens", status_code=201, dependencies=operator)
     def create_token(body: TokenRequest) -> NewToken:
@@ -289,5 +318,22 @@ def _profile(data: Mapping[str, Any]) -> dict[str, Any]:
         raise BadRequestError(str(err)) from err
 
 
-def _view(device: Device) -> DeviceView:
-    return DeviceView.model_validate(device)
+def _view(registry: Registry, device: Device) -> DeviceView:
+    return _views(registry, (device,))[0]
+
+
+def _views(registry: Registry, devices: Sequence[Device]) -> list[DeviceView]:
+    views = []
+    for device, state in zip(devices, states_of(registry, devices), strict=True):
+        view = DeviceView.model_validate(device)
+        views.append(
+            view.model_copy(
+                update={
+                    "runs": state.runs,
+                    "wants": state.wants,
+                    "refused": state.refused,
+                    "why": state.why,
+                }
+            )
+        )
+    return views

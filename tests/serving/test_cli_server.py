@@ -22,6 +22,7 @@ import typer
 import urllib3
 
 from edge_sdk.cli.main import main
+from server.tokens import create_token
 from tests.waiting import is_listening, wait_until
 
 SECRET = "a secret of the operator's own"
@@ -146,6 +147,7 @@ def test_login_is_not_sent_over_the_network_in_the_clear(tmp_path: Path) -> None
 
 
 def test_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    create_token(tmp_path / "server")
     command = [sys.executable, "-P", "-m", "edge_sdk.cli", "server", "token", "create"]
     command += ["--state", str(tmp_path / "server"), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -152,11 +152,28 @@ def test_a_device_is_enrolled_from_token_to_bundle(world: World) -> None:
     assert set(shown) == {
         *("device", "fleet", "profile", "depth", "bundle"),
         *("enrolled_at", "revoked_at", "last_seen"),
+        *("runs", "wants", "refused", "why"),
     }
     reply = world.call("GET", "/devices/pi/connection", login=login)
     assert reply.json() == {"broker": {"url": "mqtt://127.0.0.1:1883"}}
     reply = world.call("GET", "/devices/pi/assignment", login=login)
     assert reply.json() == {"bundle": "cnn/1/d3"}
+
+
+def test_a_device_reports_what_its_update_ended_in(world: World) -> None:
+    login = world.enrol()
+    url = "/devices/pi/update"
+    report = {"running": "cnn/1/d3", "bundle": "cnn/2/d3", "status": "no_space", "reason": "full"}
+    assert world.call("PUT", url, report, login=login).status_code == 204
+    shown = world.call("GET", "/devices/pi", login=login).json()
+    assert (shown["runs"], shown["refused"], shown["why"]) == ("cnn/1/d3", "cnn/2/d3", "full")
+    # a release to come may say more, and may have other statuses
+    report = {"running": "cnn/2/d3", "status": "installed", "bundle": "cnn/2/d3"}
+    assert world.call("PUT", url, report | {"seconds": "3"}, login=login).status_code == 204
+    shown = world.call("GET", "/devices/pi", login=login).json()
+    assert (shown["runs"], shown["refused"], shown["why"]) == ("cnn/2/d3", None, None)
+    assert world.call("PUT", url, report | {"running": "x" * 161}, login=login).status_code == 400
+    assert world.call("PUT", url, report).status_code == 401
 
 
 def test_a_secret_without_the_fingerprint_enrols_too(world: World) -> None:
