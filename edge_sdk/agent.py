@@ -446,6 +446,8 @@ class EdgeAgent:
         self._offloader = offloader
         if isinstance(self._bundle, BundleLifecycle):
             self._bundle.on_switch = offloader.send_heartbeat_soon
+        if isinstance(self._bundle, BundleLifecycle):
+            self._bundle.on_switch = offloader.send_heartbeat_soon
         if isinstance(settings.controller, Agreement):
             self._auditor = Auditor()
         if settings.late_answers:
