@@ -24,6 +24,7 @@ from edge_sdk.cli.kept import correct
 from edge_sdk.cli.output import print_json
 from edge_sdk.cli.predict import predict
 from edge_sdk.cli.run import run
+from edge_sdk.cli.times import plural
 
 if TYPE_CHECKING:
     from profiles.device import DeviceProfile
@@ -172,7 +173,7 @@ def train(
             note=partial(typer.echo, err=True),
         )
         typer.echo(
-            f"training is over: {counts.updates} rounds here,"
+            f"training is over: {plural(counts.updates, 'round')} here,"
             f" {counts.alone} of them without the server"
         )
 

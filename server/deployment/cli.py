@@ -199,7 +199,9 @@ def _print_move(catalogue: ModelCatalogue, name: str, left: str | None, as_json:
         shown: dict[str, Any] = {"active": active, "left": left}
         print_json({**shown, "fleets": following, "pinned": pinned})
         return
-    who = f"fleets that run it: {', '.join(following)}" if following else "no fleet follows it"
+    who = (
+        f"fleets that follow it: {', '.join(following)}" if following else "no fleet follows it yet"
+    )
     typer.echo(f"{active} is active; {who}")
     for fleet, version in pinned.items():
         typer.echo(f"fleet {fleet} stays at {version}, to which it is pinned")

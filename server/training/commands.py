@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from edge_sdk.cli.output import check_report, resumable
+from edge_sdk.cli.times import plural
 from exporters.run.next_step import export_command
 from exporters.run.record import read_run
 
@@ -198,7 +199,7 @@ def train(
         write_report(report, result)
     folder = settings.folder
     typer.echo(
-        f"{len(result['rounds'])} rounds with {result['clients']} devices,"
+        f"{plural(len(result['rounds']), 'round')} with {plural(result['clients'], 'device')},"
         f" accuracy on the test part {result['final']['accuracy']:.1%}: {result['weights']}"
     )
     typer.echo(f"Next: {export_command(read_run(folder), folder, state / 'models')}")
@@ -285,6 +286,6 @@ def _print_round(row: Mapping[str, Any]) -> None:
     missing = f", missing: {', '.join(row['missing'])}" if row["missing"] else ""
     stale = f", late updates from: {', '.join(row['stale'])}" if row["stale"] else ""
     typer.echo(
-        f"round {row['round']}: {len(row['participants'])} devices{accuracy},"
+        f"round {row['round']}: {plural(len(row['participants']), 'device')}{accuracy},"
         f" {row['seconds']:.1f} s{missing}{stale}"
     )

@@ -67,17 +67,25 @@ class Exported:
         """Manifest of version 1."""
         return ModelManifest.load(self.folder)
 
-    def install(self, models: Path, *, version: int = 1) -> Path:
-        """Put a copy under `models` in one rename, as an export does; returns its folder."""
-        target = models / "digits" / str(version)
+    def install(
+        self, models: Path, *, name: str = "digits", version: int = 1, bad: bool = False
+    ) -> Path:
+        """Put a copy under `models` in one rename, as an export does; returns its folder.
+
+        Args:
+            name, version: of the copy. bad: put a graph into its bundles that does not load.
+        """
+        target = models / name / str(version)
         work = target.with_name(f".{version}-copy")
         shutil.copytree(self.folder, work)
-        model = replace(self.manifest, version=str(version))
+        model = replace(self.manifest, name=name, version=str(version))
         (work / "model.json").write_bytes(model.to_json())
         for variant in model.variants:
-            path = work / "bundles" / variant / "manifest.json"
-            bundle = replace(BundleManifest.load(path.parent), bundle=f"digits/{version}/{variant}")
-            path.write_bytes(bundle.to_json())
+            folder = work / "bundles" / variant
+            bundle = replace(BundleManifest.load(folder), bundle=f"{name}/{version}/{variant}")
+            (folder / "manifest.json").write_bytes(bundle.to_json())
+            if bad:
+                (folder / "exit.onnx").write_bytes(b"no graph")
         work.rename(target)
         return target
 

@@ -22,6 +22,7 @@ import typer
 import urllib3
 
 from edge_sdk.cli.main import main
+from server.registry.database import open_registry
 from server.tokens import create_token
 from tests.waiting import is_listening, wait_until
 
@@ -95,7 +96,9 @@ def test_help_shows_an_example(words: tuple[str, ...], splitedge: Splitedge) -> 
 def test_every_promised_command_is_there() -> None:
     promised = (
         "demo", "bench", "export", "server run", "server token create", "server devices",
-        "server revoke", "server broker-config", "agent enroll", "agent run", "agent predict",
+        "server revoke", "server broker-config", "server models list", "server models activate",
+        "server models rollback", "server models assign", "server models remove",
+        "agent enroll", "agent run", "agent predict",
         "agent status", "agent profile",
     )  # fmt: skip
     assert {tuple(line.split()) for line in promised} <= set(every_command())
@@ -155,6 +158,50 @@ def test_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    "words", [("run",), ("token", "create"), ("devices",), ("models", "list"), ("revoke", "pi-1")]
+)
+def test_folder_of_a_device_is_refused_before_anything_is_written(
+    words: tuple[str, ...], tmp_path: Path, splitedge: Splitedge
+) -> None:
+    (tmp_path / "agent.json").write_text("{}")
+    refusal = splitedge("server", *words, "--state", tmp_path).refusal
+    assert "the state folder of a device; give the server a folder of its own" in refusal
+    assert [path.name for path in tmp_path.iterdir()] == ["agent.json"]
+
+
+def test_token_for_a_server_that_never_ran_says_that_it_makes_one(
+    tmp_path: Path, splitedge: Splitedge
+) -> None:
+    create = ("server", "token", "create", "--state", tmp_path / "typo")
+    first, second = splitedge(*create), splitedge(*create)
+    assert f"no server has run on {tmp_path / 'typo'} yet" in first.err
+    assert (first.status, second.status, second.err) == (0, 0, "")
+    assert len(first.out.splitlines()) == len(second.out.splitlines()) == 1
+
+
+def test_devices_of_one_fleet_are_listed(tmp_path: Path, splitedge: Splitedge) -> None:
+    state = tmp_path / "server"
+    create_token(state)
+    registry = open_registry(state)
+    for name, fleet in (("pi-1", "shed"), ("pi-2", "barn"), ("pi-3", "shed")):
+        registry.redeem_token(registry.create_token(fleet), name, {})
+    registry.touch("pi-1")
+    registry.revoke("pi-3")
+    registry.close()
+    devices = ("server", "devices", "--state", state, "--fleet", "shed")
+    shown = splitedge(*devices).out
+    assert "pi-2" not in shown
+    for text in ("pi-1", "now", "never", "revoked", "not reported", "no model yet"):
+        assert text in shown
+    rows = json.loads(splitedge(*devices, "--json").out)
+    assert [(row["device"], row["revoked"]) for row in rows] == [("pi-1", False), ("pi-3", True)]
+    assert isinstance(rows[0]["last_seen"], float)
+    none = splitedge("server", "devices", "--state", state, "--fleet", "yard").out
+    assert none.startswith("no devices in fleet yard yet")
+    assert "fleet: expected 1 to 63" in splitedge(*devices[:-1], "A Fleet").refusal
 
 
 def test_port_that_is_taken_is_named(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ import torch
 from fastapi import FastAPI
 from torch import nn
 
+from edge_sdk.cli.times import plural
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.nets.supernet import Supernet
@@ -159,7 +160,7 @@ def train(
             ask = Inviter(settings.server, secret, http.url, settings.tls_cert)
             stack.enter_context(ask.inviting(registry, mailbox))
         stack.callback(trainer.end_rounds)
-        say(f"splitedge train: {http.url}, waiting for {first} devices")
+        say(f"splitedge train: {http.url}, waiting for {plural(first, 'device')}")
         trainer.gather(first)
         record_rounds(
             folder,

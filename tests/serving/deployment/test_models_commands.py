@@ -6,10 +6,9 @@ A real server and a real agent in each fleet.
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ import pytest
 from typer.testing import CliRunner
 
 from edge_sdk import AgentSettings, EdgeAgent, api
-from edge_sdk.manifest import BundleManifest, ModelManifest
 from profiles import load_reference
 from server.cli import app
 from server.errors import ConflictError
@@ -32,25 +30,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.deadline]
 
 SOON_S = 20.0
 FREE = ("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0")
-
-
-def install(
-    exported: Exported, models: Path, name: str, version: int, *, bad: bool = False
-) -> None:
-    """The export of the tests as `name/version`, in one rename; `bad` fails its trial."""
-    target = models / name / str(version)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = target.with_name(f".{version}-copy")
-    shutil.copytree(exported.folder, work)
-    model = replace(ModelManifest.load(work), name=name, version=str(version))
-    (work / "model.json").write_bytes(model.to_json())
-    for variant in model.variants:
-        folder = work / "bundles" / variant
-        bundle = replace(BundleManifest.load(folder), bundle=f"{name}/{version}/{variant}")
-        (folder / "manifest.json").write_bytes(bundle.to_json())
-        if bad:
-            (folder / "exit.onnx").write_bytes(b"no graph")
-    work.rename(target)
 
 
 @dataclass
@@ -70,7 +49,7 @@ class Fleets:
     def install(self, *, bad: bool = False) -> str:
         """Export the next version of `digits`; its name."""
         self.newest += 1
-        install(self.exported, self.state / "models", "digits", self.newest, bad=bad)
+        self.exported.install(self.state / "models", version=self.newest, bad=bad)
         return f"digits/{self.newest}"
 
     def models(self, *words: str) -> Any:
@@ -127,7 +106,7 @@ def version_of(bundle: str | None) -> str:
 def started(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleets]:
     folder = tmp_path_factory.mktemp("fleets")
     state = folder / "server"
-    install(exported, state / "models", "digits", 1)
+    exported.install(state / "models")
     server = ServerRun(state, FREE, folder / "server.log").wait_ready()
     fleets = Fleets(server, state, exported, {})
     for fleet in ("barn", "shed"):
@@ -155,7 +134,7 @@ def test_fleets_move_with_their_own_model_and_roll_back(fleets: Fleets) -> None:
     one = f"digits/{fleets.newest}"
 
     # another model moves nobody; a newer version of their own moves both
-    install(fleets.exported, fleets.state / "models", "letters", fleets.newest)
+    fleets.exported.install(fleets.state / "models", name="letters", version=fleets.newest)
     letters = f"letters/{fleets.newest}"
     listed = fleets.models("list")
     wait_until(lambda: letters in map(name_of, fleets.models("list")["models"]), listed)
