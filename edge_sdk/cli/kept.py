@@ -38,6 +38,9 @@ def list_kept(folder: Folder = None, state: State = STATE_DEFAULT, as_json: AsJs
     if as_json:
         print_json({"folder": str(place), "inputs": [asdict(each) for each in kept]})
         return
+    if not kept:
+        typer.echo(f"{place}: no inputs are kept")
+        return
     counts = Counter((each.class_name, each.label_from) for each in kept)
     table = Table("class", "label from", "inputs")
     for (name, label_from), count in sorted(counts.items()):

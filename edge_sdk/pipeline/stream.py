@@ -151,6 +151,14 @@ class Stream:
         for sink in self._sinks:
             sink.close()
         self._source.close()
+        self._say_counts()
+
+    def _say_counts(self) -> None:
+        counts = self._feed.counts
+        said = {"skipped": counts.refused, "holes": counts.holes, "frames passed": counts.skipped}
+        said |= {f"dropped by {each.name}": each.counts.dropped for each in self._sinks}
+        more = "".join(f", {count} {what}" for what, count in said.items() if count)
+        logger.info("%s: %d answered%s", self._feed.name, self._answered, more)
 
     def check(self) -> None:
         """Raise the fault that ended the stream, if one did."""

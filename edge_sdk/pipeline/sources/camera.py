@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from edge_sdk.errors import InputError
@@ -76,7 +75,7 @@ def opencv_capture(place: str) -> Any:
 
     # a camera that is away is said once, by us
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
-    capture = cv2.VideoCapture(int(place) if place.isdecimal() else str(Path(place).expanduser()))
+    capture = cv2.VideoCapture(int(place) if place.isdecimal() else place)
     capture.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # no old frames, where the driver can do without
     return capture
 

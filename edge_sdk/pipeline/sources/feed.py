@@ -25,8 +25,9 @@ Array = NDArray[Any]
 # Pauses between two attempts to find a source again; each is twice as long as the one before.
 PAUSE_FIRST_S: Final = 0.25
 PAUSE_LAST_S: Final = 10.0
-# Holes are named one by one up to this number, then once a minute with their count.
-NAMED_HOLES: Final = 5
+# Holes and refused inputs are named one by one up to this number, then once a minute with their
+# count: a sensor or a camera may give thousands.
+NAMED: Final = 5
 SAY_AGAIN_S: Final = 60.0
 
 
@@ -113,7 +114,7 @@ class Feed:
         self._pause_s = PAUSE_FIRST_S
         self._away_since: float | None = None
         self._why = ""
-        self._holes_said = 0.0
+        self._said_at = 0.0
 
     @property
     def stopped(self) -> bool:
@@ -136,21 +137,23 @@ class Feed:
         """
         return not self._stop.wait(seconds)
 
-    def refuse(self, why: str) -> None:
-        """Count and name an input that cannot be used."""
+    def refuse(self, why: str, *, always: bool = False) -> None:
+        """Count an input that cannot be used, and name it.
+
+        Args:
+            always: name it although there are many: each is a file of the user.
+        """
         self.counts.refused += 1
-        logger.warning("skipped: %s", why)
+        if always:
+            logger.warning("skipped: %s", why)
+        else:
+            self._say(f"skipped: {why}", self.counts.refused, "inputs skipped")
 
     def hole(self, why: str, windows_lost: int) -> None:
-        """Count a row that cannot be used; it is named, unless there are many."""
+        """Count a row that cannot be used, and name it."""
         self.counts.holes += 1
         self.counts.windows_lost += windows_lost
-        now = time.monotonic()
-        if self.counts.holes > NAMED_HOLES and now - self._holes_said < SAY_AGAIN_S:
-            return
-        self._holes_said = now
-        many = f" ({self.counts.holes} holes so far)" if self.counts.holes > NAMED_HOLES else ""
-        logger.warning("hole: %s; a new window begins after it%s", why, many)
+        self._say(f"hole: {why}; a new window begins after it", self.counts.holes, "holes")
 
     def away(self, why: str) -> bool:
         """Wait a little for a source that is not there; it is said once.
@@ -174,3 +177,11 @@ class Feed:
         self._away_since = None
         self._why = ""
         self._pause_s = PAUSE_FIRST_S
+
+    def _say(self, what: str, count: int, counted: str) -> None:
+        now = time.monotonic()
+        if count > NAMED and now - self._said_at < SAY_AGAIN_S:
+            return
+        self._said_at = now
+        many = f" ({count} {counted} so far)" if count > NAMED else ""
+        logger.warning("%s%s", what, many)

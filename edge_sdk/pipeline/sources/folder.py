@@ -150,7 +150,7 @@ class FolderSource:
             samples = list(read_samples(each.path, feed.spec()))
         except InputError as err:
             if each.path.exists():  # else it left meanwhile
-                feed.refuse(str(err))
+                feed.refuse(str(err), always=True)
                 self._seen.add(*mark)
             return
         for number, (name, sample) in enumerate(samples, 1):

@@ -81,6 +81,7 @@ def test_hard_inputs_become_a_data_set(fleet: Fleet, digits: Digits, tmp_path: P
     assert len(labelled) == len(kept)
     assert f"{len(kept)} inputs deleted" in place.shell(KEPT.snippet("clear"))
     assert not (tmp_path / "kept" / "labelled").exists()
+    assert place.shell(KEPT.snippet("list")) == "kept: no inputs are kept\n"
 
 
 def test_the_settings_in_the_document_are_read() -> None:

@@ -75,6 +75,7 @@ def test_lines_in_and_lines_out_as_a_filter(
     assert rows == rows_in((tmp_path / "answers.jsonl").read_text())
     assert rows[0]["smoothed_label"] == rows[0]["label"]
     assert "skipped: line 2: not JSON" in err
+    assert "standard input: 2 answered, 1 skipped" in err
     assert "splitedge agent: command runs digits/1/d2" in err
 
 

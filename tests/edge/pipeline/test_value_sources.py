@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +74,20 @@ def test_wrong_lines_are_named_and_the_next_ones_are_read(
         got.wait_ended()
     assert got.names == ["line 9"]
     assert got.feed.counts.refused == len(wrong)
-    for number in range(1, 8):
-        assert f"line {number}: " in caplog.text
-    assert "none.png: not a readable image (No such file or directory)" in caplog.text
+    for number in range(1, 6):  # more are not named one by one
+        assert f"skipped: line {number}: " in caplog.text
+    assert caplog.text.count("skipped: ") == 5
+
+
+def test_a_file_that_is_not_there_is_named(
+    pipe: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    near, far = pipe
+    with reading(JsonLinesSource(near), SPEC) as got:
+        os.write(far, b'{"file": "/none.png"}\n')
+        os.close(far)
+        got.wait_ended()
+    assert "skipped: /none.png: not a readable image (No such file or directory)" in caplog.text
 
 
 def test_a_line_above_the_limit_is_counted(
@@ -178,6 +193,37 @@ def test_a_camera_that_stops_is_opened_again_until_it_is_back(
     assert got.source.newest
     assert "camera 0 is away: it cannot be opened; waiting for it" in caplog.text
     assert "camera 0 is back after" in caplog.text
+
+
+class Frames(BaseHTTPRequestHandler):
+    """A network camera: one JPEG after the other, as long as the client listens."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+        self.end_headers()
+        held = io.BytesIO()
+        Image.new("RGB", (32, 24), (200, 0, 0)).save(held, "jpeg")
+        head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {held.tell()}\r\n\r\n"
+        with contextlib.suppress(OSError):  # the client left
+            for _ in range(200):
+                self.wfile.write(head.encode() + held.getvalue() + b"\r\n")
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is printed."""
+
+
+def test_frames_of_a_network_camera(tmp_path: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Frames)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        word = f"camera:http://127.0.0.1:{server.server_port}/stream.mjpg?fps=5"
+        with reading(open_source(word, Surroundings(tmp_path)).source, VIDEO_SPEC) as got:
+            got.wait(3)
+        np.testing.assert_allclose(got.items[2].take()[0], 200, atol=6)
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.mark.parametrize(
