@@ -32,14 +32,16 @@ class Session:
     Args:
         path: the ONNX file.
         threads: for one run; 1 keeps a small device responsive and its bits reproducible.
+        quiet: whether onnxruntime keeps failures to itself, where one is an answer: a probe.
     Raises: BundleError if onnxruntime refuses the file; OutOfMemoryError.
     """
 
-    def __init__(self, path: Path, *, threads: int = 1) -> None:
+    def __init__(self, path: Path, *, threads: int = 1, quiet: bool = False) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # overridable initialisers warn in every session
+        # 4 is fatal, 3 error: overridable initialisers warn in every session
+        options.log_severity_level = 4 if quiet else 3
         # the arena never shrinks: with fixed shapes its peak is the working set
         options.enable_mem_pattern = True
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

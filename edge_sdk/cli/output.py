@@ -6,16 +6,45 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import orjson
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from edge_sdk.errors import ConfigurationError
+
+WIDE: Final = 1000  # columns
 
 
 def print_json(value: object) -> None:
     """Print `value` for a script to read."""
     typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+
+def print_table(table: Table) -> None:
+    """Print a table; in a file or a pipe it is as wide as its content, with nothing cut off."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDE)
+    console.print(table)
+
+
+def check_writable(option: str, path: Path, *, folder: bool) -> None:
+    """Check that a file or folder can be made at a path, before the minutes of work that it needs.
+
+    Args:
+        folder: whether a folder is to be there. Missing folders above it are made later.
+    Raises: ConfigurationError.
+    """
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    wanted = "a folder" if folder or there != path else "a file"
+    if there.is_dir() != (wanted == "a folder"):
+        got = "a folder" if there.is_dir() else "a file"
+        raise ConfigurationError(f"{option} {path}: expected {wanted} at {there}, got {got}")
+    if not os.access(there, os.W_OK):
+        raise ConfigurationError(f"{option} {path}: this user cannot write at {there}")
 
 
 def check_report(path: Path | None) -> None:

@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from edge_sdk.manifest import GateSpec, ModelManifest, TensorSpec
 from edge_sdk.training.data.load import Part, Parts
 from exporters.adopt.classifier import PREFIX, Classifier, checked
+from exporters.adopt.deployed import DeployedOffload
 from exporters.adopt.graph.cuts import Cut, Offer, Plan, choose_cuts, find_cuts
 from exporters.adopt.heads import Extractor, Head, crossed_logits, train_head
 from exporters.adopt.inputs import as_raw
 from exporters.adopt.operating import Figures, Judged, agreement_gate, figures_at, require_finite
 from exporters.adopt.settings import Settings
-from exporters.adopt.tree import Exit, write_model
+from exporters.adopt.tree import Exit, checked_samples, write_model
 from exporters.model import check_place
 
 Floats = NDArray[np.float32]
@@ -137,7 +138,7 @@ def adopt(
         for place, (cut, head) in enumerate(zip(offer.cuts, heads, strict=True))
     ]
     calibration = parts.train.x if settings.int8 == "auto" else None
-    manifest, codecs = write_model(
+    manifest = write_model(
         classifier,
         plan,
         exits,
@@ -146,16 +147,19 @@ def adopt(
         calibration=calibration,
         progress=progress,
     )
-    cuts = tuple(
-        _figures(each, test, place, sent_as=(codecs[each.cut.depth], x_bytes))
-        for place, each in enumerate(exits)
-    )
-    for each in cuts:
-        _warn(each, settings, warnings)
+    path = settings.out / settings.name / manifest.version
+    progress(f"figures of {len(test.part)} test samples, offloads by codec and segments")
+    cuts = []
+    for place, each in enumerate(exits):
+        offload = DeployedOffload(path, manifest, each.cut.depth, threads=settings.threads)
+        most = checked_samples(plan)
+        cuts.append(_figures(each, test, place, offload, raw=classifier.raw, most=most))
+    for found in cuts:
+        _warn(found, settings, warnings)
     return Adoption(
         manifest=manifest,
-        path=settings.out / settings.name / manifest.version,
-        cuts=cuts,
+        path=path,
+        cuts=tuple(cuts),
         samples=parts.sizes,
         labelled=parts.test.y is not None,
         seconds=time.perf_counter() - started,
@@ -232,17 +236,21 @@ def _exit(
     return Exit(cut, head, judged, gate, logits)
 
 
-def _figures(each: Exit, test: _Answers, place: int, *, sent_as: tuple[str, int]) -> CutFigures:
-    codec, x_bytes = sent_as
+def _figures(
+    each: Exit, test: _Answers, place: int, offload: DeployedOffload, *, raw: TensorSpec, most: int
+) -> CutFigures:
     judged = Judged(each.head.logits(test.features[place]), test.logits, test.part.y)
-    width = {"fp32": 4, "fp16": 2, "int8": 1}[codec]
+    width = {"fp32": 4, "fp16": 2, "int8": 1}[offload.codec]
+    figures = figures_at(
+        each.gate, judged, lambda rows: offload(as_raw(test.part.x[rows], raw)), most
+    )
     return CutFigures(
         cut=each.cut,
         z_bytes=width * each.cut.values,
-        x_bytes=x_bytes,
-        codec=codec,
+        x_bytes=_bytes_of(raw),
+        codec=offload.codec,
         gate=each.gate,
-        figures=figures_at(each.gate, judged),
+        figures=figures,
     )
 
 
@@ -277,7 +285,7 @@ def _warn(each: CutFigures, settings: Settings, warnings: _Warnings) -> None:
         warnings.add(
             f"depth {depth}: an offload takes {each.z_bytes} bytes, the input itself {each.x_bytes}"
         )
-    if each.figures.agreement is None:
+    if not each.figures.exit_rate:
         warnings.add(
             f"depth {depth}: no threshold keeps {settings.agreement:.1%} agreement, so nothing"
             " exits; lower --agreement, cut deeper, or give more samples"

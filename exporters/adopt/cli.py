@@ -11,6 +11,7 @@ import orjson
 import typer
 from rich.console import Console
 
+from edge_sdk.cli.output import check_writable, print_table
 from exporters.next_step import serving_command
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help shall not
@@ -159,7 +160,11 @@ def adopt(
             threads=os.cpu_count() or 1,
         )
 
-    settings((), 1)  # options that do not fit are refused before anything takes time
+    # what does not fit is refused before anything takes time
+    settings((), 1)
+    check_writable("--out", out / name, folder=True)
+    if report is not None:
+        check_writable("--report", report, folder=False)
     made = _adopt(
         model,
         preprocessing,
@@ -228,7 +233,7 @@ def _tell(made: Adoption, out: Path, report: Path | None, *, as_json: bool) -> N
     if as_json:
         typer.echo(raw.decode(), nl=False)
         return
-    Console().print(table_of(made))
+    print_table(table_of(made))
     for line in made.warnings:
         typer.echo(f"warning: {line}")
     typer.echo(f"Next: {serving_command(out)}")

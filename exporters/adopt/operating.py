@@ -6,7 +6,7 @@ which chose nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from edge_sdk.gate.gate import largest_uncertainty, uncertainties
 from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import GatePoint, GatePolicy, GateSpec
+from exporters.bundle import spread_rows
 from exporters.curve import fit_scales, measure_gate, operating_curve
 from exporters.errors import ExportError
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.integer[Any]]
+Offload = Callable[[NDArray[np.intp]], Labels]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,14 @@ class Figures:
 
     Attributes:
         exit_rate: share of the samples that exit.
-        agreement: share of those whose label is the whole model's; None where none exits.
+        agreement: share of those whose label is the whole model's; 1 where none exits.
         hybrid_agreement: share of all samples whose final label is the whole model's.
         accuracy: of the exit head alone, on all samples. hybrid_accuracy: of the gated pair.
             whole_accuracy: of the whole model. None without labels.
     """
 
     exit_rate: float
-    agreement: float | None
+    agreement: float
     hybrid_agreement: float
     accuracy: float | None = None
     hybrid_accuracy: float | None = None
@@ -104,23 +106,37 @@ def agreement_gate(policy: GatePolicy, judged: Judged, agreement: float) -> Gate
     return replace(spec, threshold=threshold, curve=_distinct(curve))
 
 
-def figures_at(gate: GateSpec, judged: Judged) -> Figures:
-    """Figures of a gate on these samples."""
+def figures_at(
+    gate: GateSpec, judged: Judged, offload: Offload | None = None, most: int = 1000
+) -> Figures:
+    """Figures of a gate on these samples.
+
+    Args:
+        offload: final labels of offloaded samples, by their indices. By default the whole model's.
+        most: offloaded samples that it is asked for; they are evenly spread and stand for all.
+    """
     exits = uncertainties(gate.policy, judged.exit) < gate.threshold
     own, whole = judged.exit.argmax(axis=1), judged.whole.argmax(axis=1)
-    final = np.where(exits, own, whole)
+    rate = float(exits.mean())
+    sent = np.flatnonzero(~exits)
+    if offload is not None:
+        sent = sent[spread_rows(len(sent), most)]
+    answers = whole[sent] if offload is None else offload(sent)
+
+    def hybrid(labels: Labels) -> float:
+        right = (_share(own[exits], labels[exits]), _share(answers, labels[sent]))
+        return rate * right[0] + (1 - rate) * right[1]
+
     figures = Figures(
-        exit_rate=float(exits.mean()),
-        agreement=float((own == whole)[exits].mean()) if exits.any() else None,
-        hybrid_agreement=float((final == whole).mean()),
+        exit_rate=rate, agreement=_share(own[exits], whole[exits]), hybrid_agreement=hybrid(whole)
     )
     if judged.labels is None:
         return figures
     return replace(
         figures,
-        accuracy=float((own == judged.labels).mean()),
-        hybrid_accuracy=float((final == judged.labels).mean()),
-        whole_accuracy=float((whole == judged.labels).mean()),
+        accuracy=_share(own, judged.labels),
+        hybrid_accuracy=hybrid(judged.labels),
+        whole_accuracy=_share(whole, judged.labels),
     )
 
 
@@ -135,6 +151,11 @@ def require_finite(name: str, values: Floats) -> None:
             f"{name}: expected finite values, got NaN or infinity for {bad} of {len(values)}"
             " samples; check --mean, --std and the range of the data"
         )
+
+
+def _share(given: Labels, wanted: Labels) -> float:
+    """Share of equal labels; 1 of none."""
+    return float((given == wanted).mean()) if len(given) else 1.0
 
 
 def _distinct(curve: Sequence[GatePoint]) -> tuple[GatePoint, ...]:

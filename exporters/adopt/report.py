@@ -14,7 +14,7 @@ def report_of(adoption: Adoption) -> dict[str, Any]:
 
     `{model, classes, seconds, labelled, cuts: [{depth, tensor, z_bytes, x_bytes, device_share,
     exit_rate, agreement, hybrid_agreement, accuracy?, hybrid_accuracy?, whole_accuracy?}]}`, and
-    what else is known. `agreement` is null where nothing exits.
+    what else is known. `agreement` is 1 where nothing exits.
     """
     manifest = adoption.manifest
     return {
@@ -40,14 +40,15 @@ def table_of(adoption: Adoption) -> Table:
     table = Table(
         title=f"{adoption.path} on {count} test samples, which chose nothing", title_justify="left"
     )
-    headings = ["depth", "work", "z B", "x B", "exits", "agree", "hybrid agrees"]
+    headings = ["depth", "work", "z B", "x B", "exits", "agree", "hybrid\nagrees"]
     if adoption.labelled:
         headings += ["head", "hybrid", "whole"]
     for heading in headings:
         table.add_column(heading, justify="right")
     for each in adoption.cuts:
         figures = each.figures
-        shares = [figures.exit_rate, figures.agreement, figures.hybrid_agreement]
+        agreement = figures.agreement if figures.exit_rate else None
+        shares = [figures.exit_rate, agreement, figures.hybrid_agreement]
         if adoption.labelled:
             shares += [figures.accuracy, figures.hybrid_accuracy, figures.whole_accuracy]
         table.add_row(

@@ -73,25 +73,22 @@ def write_model(
     held_out: tuple[Part, Floats],
     calibration: Array | None,
     progress: Progress,
-) -> tuple[ModelManifest, dict[int, str]]:
+) -> ModelManifest:
     """Write `{out}/{name}/{version}`.
 
     Args:
         held_out: samples, and the whole model's logits of them.
         calibration: samples that set the int8 ranges; None leaves int8 out.
-    Returns: the manifest, and the codec of z by depth.
     Raises: ParityError, ExportError, StorageError.
     """
     part, logits = held_out
-    flops = max(1, sum(stage.flops for stage in plan.stages))
-    rows = spread_rows(len(part), min(SAMPLES, max(CHECKED_LEAST, CHECKED_FLOPS // flops)))
+    rows = spread_rows(len(part), checked_samples(plan))
     x = as_raw(part.x[rows], classifier.raw)
     labels = logits.argmax(axis=1) if part.y is None else part.y
     checked = HeldOut(x, labels[rows], logits[rows])
     if calibration is not None:
         some = spread_rows(len(calibration), CALIBRATION_SAMPLES)
         calibration = as_raw(calibration[some], classifier.raw)
-    codecs: dict[int, str] = {}
 
     def write(work: Path) -> ModelManifest:
         segments = _write_segments(classifier, exits, checked, work / "segments", progress)
@@ -101,7 +98,6 @@ def write_model(
             source = _source(classifier, each, settings, checked, rows)
             variants += write_bundles(source, work / "bundles", calibration, progress)
             bundle = BundleManifest.load(work / "bundles" / f"d{each.cut.depth}")
-            codecs[each.cut.depth] = bundle.smashed.codec
             exit_ms = bundle.parity["latency_us"] / 1e3
             timed.append(Timed(each.cut, each.head, exit_ms))
         progress("measuring what each stage costs")
@@ -118,8 +114,13 @@ def write_model(
             cost=cost_table(classifier.graph, plan, timed, classifier.raw).to_dict(),
         )
 
-    manifest = write_tree(settings.out, settings.name, settings.version, write, progress)
-    return manifest, codecs
+    return write_tree(settings.out, settings.name, settings.version, write, progress)
+
+
+def checked_samples(plan: Plan) -> int:
+    """Samples that are run one by one for each depth: fewer where the model is large."""
+    flops = max(1, sum(stage.flops for stage in plan.stages))
+    return min(SAMPLES, max(CHECKED_LEAST, CHECKED_FLOPS // flops))
 
 
 def _write_segments(

@@ -56,15 +56,17 @@ def segment_model(
     return _scanned(part(graph, given, outputs, batch=1))
 
 
-def open_session(model: onnx.ModelProto, *, threads: int = 1) -> Session:
+def open_session(model: onnx.ModelProto, *, threads: int = 1, quiet: bool = False) -> Session:
     """A session of a model that lies in memory.
 
+    Args:
+        quiet: for a probe, whose failures onnxruntime shall not print.
     Raises: BundleError where onnxruntime refuses it.
     """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "part.onnx"
         onnx.save(model, path)
-        return Session(path, threads=threads)
+        return Session(path, threads=threads, quiet=quiet)
 
 
 def takes_batches(graph: Graph, x: Array) -> bool:
@@ -79,7 +81,8 @@ def takes_batches(graph: Graph, x: Array) -> bool:
     answers = [single.run(None, {"x": rows[i : i + 1]})[0] for i in range(len(rows))]
     expected = np.concatenate(answers)
     try:
-        session = open_session(part(graph, ("x", graph.input), outputs, batch=None), threads=2)
+        model = part(graph, ("x", graph.input), outputs, batch=None)
+        session = open_session(model, threads=2, quiet=True)
         for batch in BATCHES:
             picked = np.arange(batch) % len(rows)
             (given,) = session.run(None, {"x": np.ascontiguousarray(rows[picked])})

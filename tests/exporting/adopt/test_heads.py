@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -106,7 +108,34 @@ def test_nothing_exits_where_no_threshold_agrees() -> None:
     judged = Judged(exits, whole, None)
     assert agreed_threshold("margin", judged, 0.5) == 0
     figures = figures_at(GateSpec("margin", 0.0), judged)
-    assert (figures.exit_rate, figures.agreement, figures.hybrid_agreement) == (0, None, 1)
+    assert (figures.exit_rate, figures.agreement, figures.hybrid_agreement) == (0, 1, 1)
+
+
+def test_hybrid_figures_are_of_the_answers_that_offloads_get() -> None:
+    exits = logits_of([9, 8, 0.1, 0.1, 0.1, 0.1])
+    whole = logits_of([1.0] * 6)
+    labels = np.array([0, 1, 0, 0, 0, 1])
+    judged = Judged(exits, whole, labels)
+    gate = GateSpec("margin", 0.5)  # the first two exit
+    answers = np.array([9, 9, 0, 0, 0, 1])  # the last offload gets another label than by the whole
+    asked: list[list[int]] = []
+
+    def offload(rows: Any) -> Any:
+        asked.append(rows.tolist())
+        return answers[rows]
+
+    figures = figures_at(gate, judged, offload)
+    assert asked == [[2, 3, 4, 5]]
+    assert figures.exit_rate == pytest.approx(1 / 3)
+    assert figures.agreement == 1
+    assert figures.hybrid_agreement == pytest.approx(5 / 6)
+    # right: the first exit, and all four offloads
+    assert figures.hybrid_accuracy == pytest.approx(5 / 6)
+    assert figures.whole_accuracy == pytest.approx(4 / 6)
+    # two of the four stand for all: the first and the last of them
+    some = figures_at(gate, judged, offload, most=2)
+    assert asked[1] == [2, 5]
+    assert some.hybrid_agreement == pytest.approx(1 / 3 + 2 / 3 * 1 / 2)
 
 
 def test_curve_holds_the_chosen_threshold_and_is_against_labels_where_there_are_some() -> None:
