@@ -58,6 +58,7 @@ class Case:
         """The recipe as JSON."""
         recipe = tomllib.loads((RECIPES / f"{self.recipe}.toml").read_text())
         recipe["train"]["rounds"] = self.rounds
+        recipe["data"]["held_out"] = 0
         if self.train_max is not None:
             recipe["data"] |= {"train_max": self.train_max, "folder": str(data)}
         return orjson.dumps(recipe).decode()

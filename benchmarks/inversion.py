@@ -145,6 +145,7 @@ def recipe_of(variant: str, depth: int, dataset: str, scale: Scale, seed: int) -
             "data": {
                 "name": dataset,
                 "clients": 10,
+                "held_out": 0,
                 "train_max": scale.train_max,
                 "test_max": scale.test_max,
             },

@@ -113,7 +113,13 @@ PARTS: Final = (
 )
 
 _BASE: Final[Changes] = {
-    "data": {"clients": 10, "partition": "shards", "numbers": {"per_client": 2}, "test_max": 200},
+    "data": {
+        "clients": 10,
+        "partition": "shards",
+        "numbers": {"per_client": 2},
+        "held_out": 0,
+        "test_max": 200,
+    },
     "train": {"depth": 2, "learning_rate": 0.02, "momentum": 0.9},
 }
 # Every client has as many samples, so a client's share of SCALA's joint batch is the others' batch.

@@ -221,9 +221,8 @@ def _peak_mib(method: str, dataset: str, clients: int, data: Path | None) -> flo
 
 def _recipe(name: str, data: Path | None) -> Recipe:
     recipe = load_recipe(RECIPES / f"{name}.toml")
-    if data is None:
-        return recipe
-    return replace(recipe, data=replace(recipe.data, folder=data))
+    folder = recipe.data.folder if data is None else data
+    return replace(recipe, data=replace(recipe.data, folder=folder, held_out=0))
 
 
 def _availability_table(trials: Sequence[Trial]) -> str:

@@ -101,6 +101,7 @@ def recipe_of(method: str, codec: str, rounds: int, seed: int) -> Recipe:
     return replace(
         recipe,
         seed=seed,
+        data=replace(recipe.data, held_out=0),
         train=replace(recipe.train, rounds=rounds, update=UpdateCoding(**numbers)),
         evaluate=replace(recipe.evaluate, every=rounds),
     )

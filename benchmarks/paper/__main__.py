@@ -113,7 +113,8 @@ def recipe_of(table: Table, row: Row, scale: Scale, seed: int, data: Path | None
         recipe = over(recipe, {"train": {"batch": _share_of_batch(recipe)}})
     if data is not None and recipe["data"]["name"] != "digits":
         recipe = over(recipe, {"data": {"folder": str(data)}})
-    return read_recipe(recipe)
+    # as in the papers: nothing is chosen after training, so clients train on all training samples
+    return read_recipe(over(recipe, {"data": {"held_out": 0}}))
 
 
 def train(table: Table, row: Row, recipe: Recipe, device: str = "cpu") -> Trial:
