@@ -7,7 +7,6 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,13 +22,23 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog="Example: splitedge demo --dataset fashion-mnist --data ./data --report r.json")
+@app.command(epilog="Example: splitedge demo --data fashion-mnist=./data --report r.json")
 def demo(
     dataset: Annotated[
-        Literal["digits", "fashion-mnist"], typer.Option(help="Data set to learn and classify.")
+        Literal["digits", "fashion-mnist"], typer.Option(help="Data set, where --data names none.")
     ] = "digits",
     data: Annotated[
-        Path | None, typer.Option(help="Folder with the IDX files of fashion-mnist.")
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help="Labelled square pictures to learn and classify: a folder with a folder for each"
+            " class, fashion-mnist=DIR, cifar-10=DIR, FILE.npz, ... (docs/data.md); with --dataset"
+            " fashion-mnist the folder with its files.",
+        ),
+    ] = None,
+    resize: Annotated[
+        str | None,
+        typer.Option(metavar="HxW", help="Size of the pictures of a folder, in pixels."),
     ] = None,
     state: Annotated[
         Path, typer.Option(help="Folder for the server and the devices, kept for further use.")
@@ -46,16 +55,20 @@ def demo(
     catalogue. Each one trains and runs as many stages as SuperSFL's rule gives it, on samples that
     do not leave it. Every process and every message is real.
     """
-    from server.demo.run import SETUPS, run_demo
+    from edge_sdk.training.data.load import data_word, with_resize
+    from edge_sdk.training.data.pictures import holds_pictures
+    from server.demo.run import run_demo
 
     check_report(report)
     # SIGTERM ends the child processes too, as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    setup = SETUPS[dataset]
-    if samples is not None:
-        setup = replace(setup, train_max=min(setup.train_max, samples))
+    word = dataset if data is None else data
+    if data is not None and dataset == "fashion-mnist" and "=" not in data:
+        folder = Path(data)
+        word = data if folder.is_dir() and holds_pictures(folder) else data_word(dataset, folder)
+    word = with_resize(word, resize)
     console = Console()
-    result = run_demo(setup, data, state, _progress(console))
+    result = run_demo(word, state, _progress(console), train_max=samples)
     if report is not None:
         report.write_bytes(result.to_json())
     _show(console, result, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import sys
 import time
@@ -22,7 +23,7 @@ from edge_sdk.durable import make_folder
 from edge_sdk.errors import ConfigurationError, LinkError, NoBundleError
 from edge_sdk.identity import Identity
 from edge_sdk.state import StateLock
-from edge_sdk.training.data.load import Dataset, load_dataset
+from edge_sdk.training.data.load import Dataset, Samples, described, labelled_dataset, open_data
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Query, new_id
 from profiles.reference import load_reference
@@ -50,9 +51,10 @@ SERVER_OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class DemoSetup:
-    """A data set and how much of it is used; DATASET.toml in this folder says how to train on it.
+    """Samples' size, and how many are used; DATASET.toml in this folder says how to train on them.
 
     Attributes:
+        dataset: the set that the recipe was made for.
         train_max, test_max: samples used, so that the demo ends within minutes on a small machine.
         held_out: share of the samples that set the gate in place of training. On the digits a fifth
             (288) let everything exit by luck: hybrid up to 0.84 points below the server over ten
@@ -97,22 +99,54 @@ class DemoReport:
         return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
-def run_demo(setup: DemoSetup, data: Path | None, state: Path, progress: Progress) -> DemoReport:
+# the smallest pictures for which the network of fashion-mnist is made
+LARGE: Final = 28
+
+
+def setup_for(samples: Samples) -> DemoSetup:
+    """The setup for labelled pictures of that size.
+
+    Raises: ConfigurationError where they are no square pictures.
+    """
+    shape = samples.train.x.shape[1:]
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise ConfigurationError(
+            f"{samples.name}: expected square pictures (channels, side, side) for the demo, got"
+            f" {shape}; --resize 28x28 brings the pictures of a folder to one size"
+        )
+    return SETUPS["fashion-mnist" if shape[1] >= LARGE else "digits"]
+
+
+def model_name(samples: Samples) -> str:
+    """A name that a model may have, made of that of the samples."""
+    words = re.findall("[a-z0-9]+", samples.name.lower())
+    return "-".join(words)[:40].strip("-") or "demo"
+
+
+def run_demo(
+    data: str, state: Path, progress: Progress, *, train_max: int | None = None
+) -> DemoReport:
     """Run the demo; every process and every message is real.
 
     Args:
+        data: labelled pictures, by a word of the grammar (docs/data.md).
+        train_max: most samples to train on and to set the gate with.
         state: folder that keeps `server`, `devices/NAME` and the trained weights for further use.
         progress: opens a step by its title and gives a function for lines about it.
     Raises: ConfigurationError, LinkError and others of the tree, saying what to do.
     """
     start = time.monotonic()
-    with progress(f"reading {setup.dataset}"):
-        dataset = load_dataset(setup.dataset, data, held_out=setup.held_out)
-        most = round(setup.held_out * setup.train_max)
-        dataset = dataset.head(setup.train_max - most, setup.test_max, most)
+    with progress(f"reading {data}") as say:
+        samples = open_data(data)
+        setup, name = setup_for(samples), model_name(samples)
+        dataset = labelled_dataset(samples, held_out=setup.held_out)
+        total = min(setup.train_max, train_max or setup.train_max)
+        most = round(setup.held_out * total)
+        dataset = dataset.head(total - most, setup.test_max, most)
+        say(described(samples, dataset.sizes))
     _prepare(state)
-    samples = state / "samples.npy"
-    np.save(samples, dataset.x_test)
+    inputs = state / "samples.npy"
+    np.save(inputs, dataset.x_test)
     shares = share_out(dataset, len(DEVICES))
     server = ServerProcess(state / "server")
     with contextlib.ExitStack() as stack:
@@ -122,7 +156,7 @@ def run_demo(setup: DemoSetup, data: Path | None, state: Path, progress: Progres
         with progress("enrolling three devices") as say:
             states = _enrol(server.http, state, say)
         trained = train(setup.recipe, shares, states, state, progress)
-        _export(setup, trained, shares, state, progress)
+        _export(setup.recipe, trained, shares, state / "server" / "models" / name, progress)
         with progress("the devices fetch their bundles") as say:
             for folder in states:
                 _fetch(folder)
@@ -130,17 +164,17 @@ def run_demo(setup: DemoSetup, data: Path | None, state: Path, progress: Progres
         with progress("starting the devices, each a process") as say:
             devices = []
             for folder in states:
-                devices.append(DeviceProcess(folder, samples))
+                devices.append(DeviceProcess(folder, inputs))
                 stack.callback(devices[-1].close)
                 say(f"{folder.name}: {devices[-1].depth} stages on the device")
         with progress(f"each device classifies {len(dataset.y_test)} samples"):
             figures = _measure(devices, dataset)
         with progress("the server classifies all of them by itself"):
-            on_server = _server_accuracy(states[0], setup.dataset, dataset)
+            on_server = _server_accuracy(states[0], name, dataset)
         with progress("stopping the server under the devices, and starting it again"):
             away = _outage(server, devices)
     return DemoReport(
-        dataset=setup.dataset,
+        dataset=name,
         backbone=trained.backbone,
         trained_on=sum(map(len, shares.devices)),
         tested_on=len(dataset.y_test),
@@ -174,9 +208,13 @@ def _prepare(state: Path) -> None:
 
 
 def _export(
-    setup: DemoSetup, trained: Trained, shares: Shares, state: Path, progress: Progress
+    recipe: Path, trained: Trained, shares: Shares, model: Path, progress: Progress
 ) -> None:
-    """Publish the depths with trained exit heads."""
+    """Publish the depths with trained exit heads.
+
+    Args:
+        model: folder of the model, in the server's folder of models.
+    """
     with progress("loading torch"):
         import torch  # noqa: PLC0415 - takes seconds, so it gets a title
 
@@ -187,7 +225,7 @@ def _export(
         from server.training.run.build import build_network  # noqa: PLC0415
     torch.set_num_threads(1)  # the server and its broker need the other cores
     dataset = shares.dataset
-    net = build_network(load_recipe(setup.recipe), dataset)
+    net = build_network(load_recipe(recipe), dataset)
     depths = load_weights(net, Path(trained.weights))
     origin = read_origin(Path(trained.weights))
     with progress("exporting bundles and segments to ONNX, checking each against torch") as say:
@@ -195,8 +233,8 @@ def _export(
             net,
             dataset.x_held_out,
             dataset.y_held_out,
-            state / "server" / "models",
-            name=setup.dataset,
+            model.parent,
+            name=model.name,
             version=int(VERSION),
             class_names=dataset.class_names,
             depths=depths,

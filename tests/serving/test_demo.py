@@ -137,10 +137,10 @@ def test_demo_on_digits_and_what_it_leaves(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--dataset", "fashion-mnist"), "with --data DIR"),
+        (("--dataset", "fashion-mnist"), "name it: --data fashion-mnist=DIR"),
         (
             ("--dataset", "fashion-mnist", "--data", "nowhere"),
-            "nowhere: expected the file train-images",
+            "nowhere: expected a folder there with the four IDX files of fashion-mnist",
         ),
         (("--report", "no/folder/r.json"), "--report no/folder/r.json: cannot be written"),
         (("--report", "."), "--report .: cannot be written"),
