@@ -19,6 +19,7 @@ from edge_sdk.cli.agent_options import (
     Backbone,
     State,
 )
+from edge_sdk.cli.data import HELD_OUT, HeldOut, Resize, data
 from edge_sdk.cli.kept import app as kept_app
 from edge_sdk.cli.kept import correct
 from edge_sdk.cli.output import print_json
@@ -137,18 +138,8 @@ def train(
         ),
     ],
     state: State = STATE_DEFAULT,
-    held_out: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=0.9,
-            help="Share of the samples that is not trained on, as the recipe's held_out.",
-        ),
-    ] = 0.1,
-    resize: Annotated[
-        str | None,
-        typer.Option(metavar="HxW", help="Size of the pictures of a folder, in pixels."),
-    ] = None,
+    held_out: HeldOut = HELD_OUT,
+    resize: Resize = None,
     trainer: Annotated[
         str | None,
         typer.Option(help="URL of the trainer; default: wait for the server's invitation."),
@@ -177,6 +168,8 @@ def train(
             f" {counts.alone} of them without the server"
         )
 
+
+app.command(epilog="Example: splitedge agent data 'csv:motion.csv?window=128&label=activity'")(data)
 
 app.command(epilog="Example: splitedge agent predict image.png samples.npy --state ./pi --json")(
     predict

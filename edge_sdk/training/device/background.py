@@ -41,12 +41,13 @@ def check_data(text: str) -> str:
     Returns: one line about what was read.
     Raises: ConfigurationError with the reason why they cannot be trained on.
     """
-    command = [sys.executable, "-P", "-m", "edge_sdk.training.data.check", text]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    line = done.stdout.strip()
+    command = [sys.executable, "-P", "-m", "edge_sdk.cli", "agent", "data", "--labelled", text]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ConfigurationError(line or f"data {text!r}: reading ended with {done.returncode}")
-    return line
+        why = (done.stderr.strip() or f"ended with status {done.returncode}").splitlines()[-1]
+        raise ConfigurationError(f"--train {text}: {why.removeprefix('error: ')}")
+    sys.stderr.write(done.stderr)  # files that were skipped
+    return done.stdout.strip()
 
 
 class BackgroundTraining:
