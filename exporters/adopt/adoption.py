@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.manifest import GateSpec, ModelManifest, TensorSpec
-from edge_sdk.training.data.load import Part, Parts
+from edge_sdk.training.data.load import Array, Part, Parts
 from exporters.adopt.classifier import PREFIX, Classifier, checked
 from exporters.adopt.deployed import DeployedOffload
 from exporters.adopt.graph.cuts import Cut, Offer, Plan, choose_cuts, find_cuts
@@ -29,6 +29,7 @@ from exporters.adopt.operating import Figures, Judged, agreement_gate, figures_a
 from exporters.adopt.settings import Settings
 from exporters.adopt.tree import Exit, checked_samples, write_model
 from exporters.model import check_place
+from exporters.quantize import CALIBRATION_SAMPLES
 
 Floats = NDArray[np.float32]
 Progress = Callable[[str], None]
@@ -137,7 +138,7 @@ def adopt(
         _exit(cut, head, (train, held_out), place, settings)
         for place, (cut, head) in enumerate(zip(offer.cuts, heads, strict=True))
     ]
-    calibration = parts.train.x if settings.int8 == "auto" else None
+    calibration = _calibration(parts) if settings.int8 == "auto" else None
     manifest = write_model(
         classifier,
         plan,
@@ -252,6 +253,13 @@ def _figures(
         gate=each.gate,
         figures=figures,
     )
+
+
+def _calibration(parts: Parts) -> Array:
+    """Samples that set the int8 ranges: held-out ones, and where they are few, those of train."""
+    if len(parts.held_out) >= CALIBRATION_SAMPLES:
+        return parts.held_out.x
+    return np.concatenate([parts.held_out.x, parts.train.x[:CALIBRATION_SAMPLES]])
 
 
 def _bytes_of(raw: TensorSpec) -> int:

@@ -36,6 +36,21 @@ ReportFile = Annotated[
 ]
 
 
+Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DATA",
+        show_default="the recipe's",
+        help="Labelled samples in place of the recipe's: digits, fashion-mnist=DIR, a folder of"
+        " pictures, FILE.npz, csv:FILE?..., module:function (docs/data.md); or the folder with the"
+        " files of the recipe's data set.",
+    ),
+]
+Resize = Annotated[
+    str | None, typer.Option(metavar="HxW", help="Size of the pictures of a folder, in pixels.")
+]
+
+
 @simulate_app.command(
     epilog="Example: splitedge simulate examples/recipes/supersfl-digits.toml --report run.json"
 )
@@ -61,20 +76,8 @@ def simulate(
             help="Folder for checkpoints, log, plots and report.",
         ),
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATA",
-            show_default="the recipe's",
-            help="Labelled samples in place of the recipe's: digits, fashion-mnist=DIR, a folder of"
-            " pictures, FILE.npz, csv:FILE?..., module:function (docs/data.md); or the folder with"
-            " the files of the recipe's data set.",
-        ),
-    ] = None,
-    resize: Annotated[
-        str | None,
-        typer.Option(metavar="HxW", help="Size of the pictures of a folder, in pixels."),
-    ] = None,
+    data: Data = None,
+    resize: Resize = None,
     threads: Annotated[
         int,
         typer.Option(
@@ -122,6 +125,8 @@ def train(
     state: Annotated[
         Path, typer.Option(metavar="DIR", help="State folder of the server with the devices.")
     ] = Path("splitedge-server"),
+    data: Data = None,
+    resize: Resize = None,
     report: ReportFile = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue after the last saved round.")
@@ -189,7 +194,7 @@ def train(
     )
     with resumable():
         result = run(
-            load_recipe(recipe),
+            _changed(load_recipe(recipe), None, data, resize),
             settings,
             say=typer.echo,
             on_round=_print_round,

@@ -92,8 +92,10 @@ def say(line):
     print(line, flush=True)
 
 def device(state, data, trainer, folder=".", backbone=None):
+    # a test gives the very samples to train on
     os.chdir(folder)
-    participate(Path(state), data, trainer=trainer, backbone=backbone, say=say)
+    more = {"trainer": trainer, "backbone": backbone, "held_out": 0, "say": say}
+    participate(Path(state), data, **more)
 
 def trainer(state, recipe, port, **more):
     file = Path(recipe)

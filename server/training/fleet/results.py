@@ -69,6 +69,7 @@ def write_results(
             "jain": summary.jain,
             "std": summary.std,
             "answers": "exits" if alone else "full",
+            "figures_of": "test",
         },
         "each_client": [score.to_dict() for score in scored.devices],
         "not_scored": scored.missed,

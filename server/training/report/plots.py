@@ -15,7 +15,7 @@ Rows = Sequence[Mapping[str, Any]]
 def plot_rounds(rows: Rows, folder: Path) -> None:
     """Write accuracy.png, loss.png and bytes.png into `folder`."""
     rounds = [row["round"] for row in rows]
-    for name, label in (("accuracy", "accuracy on the test set"), ("loss", "training loss")):
+    for name, label in (("accuracy", "accuracy on the test part"), ("loss", "training loss")):
         figure, axes = _axes(label)
         points = [(row["round"], row[name]) for row in rows if row[name] is not None]
         axes.plot([at for at, _ in points], [value for _, value in points], marker=".")

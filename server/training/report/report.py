@@ -24,9 +24,10 @@ Report = dict[str, Any]
 def report_of(simulation: Simulation, rows: list[Row]) -> Report:
     """A finished simulation's report.
 
-    `final.accuracy` is on the global test set, by the same path as the rounds'; the other figures
-    are over clients, each tested on samples of its own classes (ID) and of others (OOD) and
-    answered as `final.answers` says.
+    `final.accuracy` is on the test part, by the same path as the rounds'; the other figures are
+    over clients, each tested on test samples of its own classes (ID) and of others (OOD) and
+    answered as `final.answers` says. A gate's threshold in `each_client` is the best one for those
+    very samples, an upper bound.
     """
     recipe, method = simulation.recipe, simulation.method
     evaluator = Evaluator(simulation)
@@ -49,6 +50,7 @@ def report_of(simulation: Simulation, rows: list[Row]) -> Report:
             "accuracy_clients": summary.accuracy,
             "path": evaluator.path(supervised=supervised),
             "answers": answers,
+            "figures_of": "test",
             "exits": {str(depth): value for depth, value in evaluator.exits().items()},
             "auxiliary": evaluator.auxiliary(),
             "bmr": evaluator.benign_rate(),

@@ -423,7 +423,9 @@ def test_a_damaged_npz_gives_input_errors_only(
     except InputError as err:
         assert str(path) in str(err)  # noqa: PT017 - some damage meets nothing that is read
     else:
-        assert data.x_train.tolist() == [[1, 10], [2, 10], [3, 40]]
+        # damage may hide the test part: then a training sample becomes one
+        assert len(data.x_train) + len(data.x_test) in (3, 4)
+        assert all(row in arrays()["x_train"].tolist() for row in data.x_train.tolist())
 
 
 # images
