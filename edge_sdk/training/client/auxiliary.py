@@ -147,7 +147,8 @@ def _global_head(net: Supernet, depth: int, seed: int) -> nn.Sequential:
     channels, *sides = net.shape_at(depth)
     pools = {1: nn.AdaptiveAvgPool1d, 2: nn.AdaptiveAvgPool2d}
     own = [part for part in net.exit_head(depth).modules() if isinstance(part, nn.Linear)]
-    if len(sides) not in pools or own[-1].in_features % channels:
+    tokens = len(sides) + 1 != len(net.input_shape)
+    if tokens or len(sides) not in pools or own[-1].in_features % channels:
         raise ConfigurationError(
             f"{net.name}: expected distil head exit, because its features are no maps to pool over"
         )

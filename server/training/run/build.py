@@ -11,6 +11,7 @@ from edge_sdk.installation import names_function
 from edge_sdk.nets import build
 from edge_sdk.nets.own.network import check_training
 from edge_sdk.nets.supernet import Supernet
+from edge_sdk.training.client.auxiliary import auxiliary_of
 from edge_sdk.training.data.load import Dataset, described, labelled_dataset, open_data
 from edge_sdk.training.protocol.plan import Plan
 from profiles.allocation import fit_to_cut, supersfl_depth
@@ -70,6 +71,9 @@ def build_network(recipe: Recipe, dataset: Dataset) -> Supernet:
     )
     if names_function(net.name):
         check_training(net)
+    distil = recipe.built_method.client.distil
+    if distil is not None:
+        auxiliary_of(net, net.cuts[0], distil.head, recipe.seed)  # refuses features without maps
     return net
 
 
