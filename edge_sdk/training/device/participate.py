@@ -65,7 +65,7 @@ def participate(
         use_network(backbone)
     samples = open_data(data)
     dataset = labelled_dataset(samples, held_out=held_out)
-    note(described(samples, dataset.sizes))
+    read = described(samples, dataset.sizes)
     client = TrainingClient(
         identity.device,
         dataset.x_train,
@@ -77,8 +77,11 @@ def participate(
         stack.enter_context(StateLock(state, "training"))
         if trainer is None:
             with _sole_agent(state):
+                note(read)
                 say(f"splitedge agent: {identity.device} waits to be invited")
                 trainer = wait_for_invitation(identity, state)
+        else:
+            note(read)
         trainer_client = stack.enter_context(closing(TrainerClient(identity, trainer)))
 
         def joined(welcome: Welcome) -> None:
