@@ -17,9 +17,10 @@ Array = NDArray[Any]
 # from the C++ library, and from the two allocators of onnxruntime
 NO_MEMORY: Final = ("bad_alloc", "Failed to allocate memory", "bad allocation")
 
-_NUMPY_OF = {
+_NUMPY_OF: Final[dict[str, np.dtype[Any]]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
+    "tensor(double)": np.dtype(np.float64),
     "tensor(uint8)": np.dtype(np.uint8),
     "tensor(int8)": np.dtype(np.int8),
     "tensor(int64)": np.dtype(np.int64),

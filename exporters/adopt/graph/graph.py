@@ -69,6 +69,7 @@ class Graph:
         preamble: nodes of the preprocessing, which come first in `nodes`.
         batch_fixed: whether the file fixes the batch size to 1.
         derived: tensors that nodes make from weights alone.
+        half: whether the file computes in float16; this graph computes in float32.
     """
 
     nodes: tuple[NodeProto, ...]
@@ -81,6 +82,7 @@ class Graph:
     preamble: int = 0
     batch_fixed: bool = False
     derived: frozenset[str] = frozenset()
+    half: bool = False
 
     @property
     def opset(self) -> int:

@@ -1,6 +1,7 @@
 """An ONNX file -> a graph that can be cut, or a sentence that says what stands in the way.
 
 read       weights listed among the inputs become plain weights; one input is left
+float32    what computes in float16 or float64 computes in float32
 fix        open sizes but the batch's take those of `shape`
 fold       onnxruntime computes what is constant, and folds BatchNorm into convolutions
 freeze     what depends on shapes alone becomes a batch term
@@ -20,6 +21,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from exporters.adopt.graph.float32 import as_float32, uses_half
 from exporters.adopt.graph.fold import first_line, fold, run_zeros
 from exporters.adopt.graph.graph import (
     IR_VERSION,
@@ -70,13 +72,16 @@ def load_graph(
     Raises: ExportError naming the tensor or node that stands in the way.
     """
     model = read_fixed(path, shape=shape, output=output)
+    half = uses_half(model)
+    as_float32(model)
     heavy = _detach(model, FOLDED_VALUES)
     model = fold(model, path.name)
     heavy += _detach(model, HEAVY_VALUES)
     model = onnx.compose.add_prefix(_modern(model, opset), prefix)
     for weight in heavy:
         weight.name = prefix + weight.name
-    return _freeze(model, {weight.name: weight for weight in heavy}, path.name, prefix)
+    graph = _freeze(model, {weight.name: weight for weight in heavy}, path.name, prefix)
+    return replace(graph, half=half)
 
 
 def _detach(model: onnx.ModelProto, most: int) -> list[TensorProto]:

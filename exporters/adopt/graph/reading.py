@@ -14,7 +14,8 @@ from exporters.adopt.graph.graph import BATCH, IR_VERSION
 from exporters.errors import ExportError
 
 GRAPH_BYTES_MAX: Final = 1_900_000_000  # protobuf ends at 2 GiB
-_INPUT_TYPES: Final = (TensorProto.FLOAT, TensorProto.UINT8)
+_FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+_INPUT_TYPES: Final = (*_FLOATS, TensorProto.UINT8)
 
 
 def read_fixed(
@@ -73,7 +74,7 @@ def fix_input(model: onnx.ModelProto, shape: Sequence[int] | None, name: str) ->
     if tensor.elem_type not in _INPUT_TYPES:
         kind = TensorProto.DataType.Name(tensor.elem_type).lower()
         raise ExportError(
-            f"{name}: input {info.name!r}: expected float or uint8, got {kind}; export the model"
+            f"{name}: input {info.name!r}: expected floats or uint8, got {kind}; export the model"
             " with a float32 input"
         )
     dims = tensor.shape.dim
@@ -131,5 +132,5 @@ def _keep_output(model: onnx.ModelProto, output: str | None, name: str) -> None:
 def _is_scores(info: onnx.ValueInfoProto) -> bool:
     tensor = info.type.tensor_type
     sizes = [dim.dim_value for dim in tensor.shape.dim]
-    floats = tensor.elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16)
+    floats = tensor.elem_type in _FLOATS
     return floats and len(sizes) >= 2 and sizes[1] >= 2 and all(size == 1 for size in sizes[2:])

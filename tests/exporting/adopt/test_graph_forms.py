@@ -12,9 +12,10 @@ import onnxruntime
 import pytest
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from edge_sdk.manifest import TensorSpec
 from exporters.adopt.classifier import Classifier, checked, load_classifier
 from exporters.adopt.graph.cuts import choose_cuts, find_cuts
 from exporters.adopt.graph.graph import part
@@ -102,6 +103,57 @@ def test_softmax_gives_its_input_as_logits(
         given = softmax(logits) if kind == "Softmax" else np.log(softmax(logits))
         assert difference(whole(path, x), given) <= 1e-4
     assert np.abs(logits).max() > 1.5  # no probabilities
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE])
+def test_a_graph_of_another_float_is_computed_in_float32(make_graph: Make, kind: int) -> None:
+    """Weights, a constant, and a cast to and fro, as converters leave them."""
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    random = np.random.default_rng(3)
+    weights = {
+        "w": random.normal(0, 0.2, (64, 32)).astype(dtype),
+        "v": random.normal(0, 0.2, (32, 10)).astype(dtype),
+    }
+    two = numpy_helper.from_array(np.array(2.0, dtype), "two")
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["f"]),
+        helper.make_node("MatMul", ["f", "w"], ["a"]),
+        helper.make_node("Constant", [], ["k"], value=two),
+        helper.make_node("Mul", ["a", "k"], ["m"]),
+        helper.make_node("Cast", ["m"], ["c"], to=TensorProto.FLOAT),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Cast", ["r"], ["h"], to=kind),
+        helper.make_node("MatMul", ["h", "v"], ["y"]),
+    ]
+    path = make_graph(nodes, weights=weights, kinds=(kind, kind))
+    classifier = load_classifier(path)
+    assert classifier.raw == TensorSpec("float32", (1, 8, 8))
+    x = inputs(classifier)
+    ready = checked(classifier, x)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    expected = session.run(None, {"x": x.astype(dtype)})[0].astype(np.float64)
+    # float16 rounds each value to three digits; float32 holds seven
+    tolerance = 5e-3 if kind == TensorProto.FLOAT16 else 1e-6
+    found = through_every_cut(ready, x)
+    assert len(found) >= 2
+    assert max(difference(expected, logits) for logits in found) <= tolerance
+
+
+def test_values_beyond_float32_become_its_largest(make_graph: Make) -> None:
+    weights = {
+        "mask": np.array([1e300, -1e300, np.inf, 1.0]),
+        "v": np.ones((64, 4)),
+    }
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["f"]),
+        helper.make_node("MatMul", ["f", "v"], ["a"]),
+        helper.make_node("Min", ["a", "mask"], ["y"]),
+    ]
+    kinds = (TensorProto.DOUBLE, TensorProto.DOUBLE)
+    path = make_graph(nodes, weights=weights, made=("n", 4), kinds=kinds)
+    mask = load_classifier(path).graph.weights["net/mask"]
+    largest = np.finfo(np.float32).max
+    assert numpy_helper.to_array(mask).tolist() == [largest, -largest, np.inf, 1.0]
 
 
 def test_softmax_that_is_computed_step_by_step(make_graph: Make, convolution: Convolution) -> None:

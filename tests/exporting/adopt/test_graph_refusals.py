@@ -54,7 +54,7 @@ def test_input_of_words(make_graph: Make) -> None:
     ]
     kinds = (TensorProto.INT64, TensorProto.FLOAT)
     path = make_graph(nodes, weights={"table": table}, given=("n", 7), kinds=kinds)
-    assert "input 'x': expected float or uint8, got int64" in refusal(path)
+    assert "input 'x': expected floats or uint8, got int64" in refusal(path)
 
 
 def test_batch_that_is_fixed_to_eight(make_graph: Make, convolution: Convolution) -> None:
