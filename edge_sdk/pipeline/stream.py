@@ -212,9 +212,9 @@ class Stream:
         while not self._handover.over:
             if any(sink.gone for sink in self._sinks):
                 raise BrokenPipeError
-            left_s = self._due - time.monotonic()
-            if left_s > 0 and not self._feed.stopped:
-                self._feed.wait(min(left_s, TICK_S if self._given else IDLE_S))
+            wait_s = self._wait_s()
+            if wait_s > 0 and not self._feed.stopped:
+                self._feed.wait(min(wait_s, TICK_S if self._given else IDLE_S))
                 yield None
                 continue
             item = self._handover.take(TICK_S if self._given else IDLE_S)
@@ -230,6 +230,12 @@ class Stream:
             self._feed.counts.read += 1
             self._given.append(item)
             yield sample
+
+    def _wait_s(self) -> float:
+        """Time until the next input may be taken; 0 for now."""
+        if not all(sink.has_room(len(self._given)) for sink in self._sinks):
+            return TICK_S
+        return max(0.0, self._due - time.monotonic())
 
     def _take(self, item: Item, prediction: Prediction) -> None:
         self._answered += 1

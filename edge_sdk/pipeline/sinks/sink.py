@@ -1,7 +1,8 @@
 """Sink: the rows of a stream on their way out, in a bounded queue and a thread of its own.
 
-A sink that is away never holds predictions up. Its rows wait; when the queue is full, the oldest
-are dropped and counted; and they go on their way once the sink is back.
+A sink that is away holds nothing up. Its rows wait; when the queue is full, the oldest are dropped
+and counted; and they go on their way once the sink is back. A sink that is there and slower than
+the source makes the stream wait for it, but not if it takes nothing for seconds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ WAITING_MAX: Final = 1000
 BATCH: Final = 64
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_LAST_S: Final = 5.0
+# A sink with a full queue that takes nothing for this time is stuck: nobody waits for it.
+STUCK_S: Final = 5.0
 # Time that a sink gets at the end to write what waits.
 DRAIN_S: Final = 2.0
 
@@ -82,6 +85,7 @@ class Sink:
         self._last: object = None
         self._rows: deque[Row] = deque()
         self._counts = SinkCounts()
+        self._moved_at = time.monotonic()
         self._state = threading.Condition()
         self._ends_at: float | None = None
         self._gone = threading.Event()
@@ -100,6 +104,16 @@ class Sink:
         """Whether the sink will never take a row again."""
         return self._gone.is_set()
 
+    def has_room(self, coming: int) -> bool:
+        """Whether one more input may be asked about, while rows of `coming` others are to come.
+
+        A sink that is away or stuck always has room: its oldest rows are dropped.
+        """
+        with self._state:
+            if len(self._rows) + coming < self._waiting_max or self._counts.away:
+                return True
+            return time.monotonic() - self._moved_at > STUCK_S
+
     def put(self, row: Row) -> None:
         """Queue a row. It never waits: when the queue is full, the oldest row is dropped."""
         label = row.get("smoothed_label", row["label"])
@@ -107,6 +121,8 @@ class Sink:
             return
         self._last = label
         with self._state:
+            if not self._rows:
+                self._moved_at = time.monotonic()
             self._rows.append(row)
             self._drop_oldest()
             self._state.notify()
@@ -179,6 +195,8 @@ class Sink:
             self._rows.extendleft(reversed(batch[written:]))
             self._drop_oldest()
             self._counts.written += written
+            if written:
+                self._moved_at = time.monotonic()
             away, self._counts.away = self._counts.away, ""
             dropped = self._counts.dropped
         if away:

@@ -111,6 +111,41 @@ def test_inputs_keep_their_distance(agent: EdgeAgent, digits: Digits) -> None:
     assert rows.times[-1] - rows.times[0] >= 3 * 0.2 - 0.1
 
 
+def test_a_source_waits_for_a_slow_sink_and_no_answer_is_dropped(
+    agent: EdgeAgent, digits: Digits
+) -> None:
+    got: list[str] = []
+    most = 0
+
+    def slow(row: dict[str, Any]) -> None:
+        nonlocal most
+        most = max(most, sink.counts.waiting)
+        got.append(row["input"])
+
+    sink = Sink("slow", FunctionWriter(slow, "own:slow"), waiting_max=3)
+    ended = threading.Event()
+    source = Opened(FunctionSource(lambda: iter(digits.x), "own:x"), "own:x")
+    with Stream(agent, source, [sink], on_end=ended.set):
+        assert ended.wait(30)
+    assert got == [f"own:x {n}" for n in range(1, len(digits.x) + 1)]
+    assert most <= 3
+    assert sink.counts.dropped == 0
+
+
+def test_a_sink_that_is_stuck_holds_the_stream_up_no_longer(
+    agent: EdgeAgent, digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_sdk.pipeline.sinks.sink.STUCK_S", 0.3)
+    released, rows, ended = threading.Event(), Rows(), threading.Event()
+    stuck = Sink("stuck", FunctionWriter(lambda _row: released.wait(30), "own:x"), waiting_max=2)
+    source = Opened(FunctionSource(lambda: iter(digits.x[:30]), "own:x"), "own:x")
+    with Stream(agent, source, [stuck, rows.sink], on_end=ended.set):
+        assert ended.wait(30)  # the source is read to its end
+        rows.wait(30)
+        assert stuck.counts.dropped == 30 - 1 - 2  # one is being taken, two wait
+        released.set()
+
+
 def test_what_a_source_raises_ends_the_stream_and_reaches_the_caller(
     agent: EdgeAgent, digits: Digits
 ) -> None:
