@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import Final
 
 import orjson
 
 from edge_sdk.errors import LinkError
 from edge_sdk.mqtt import BrokerAddress, MqttLink
 from edge_sdk.pipeline.answer import Row
+
+# A link that is only just being made is not away.
+CONNECT_S: Final = 0.5
 
 
 class TopicWriter:
@@ -48,8 +52,10 @@ class TopicWriter:
 
         Raises: LinkError with the reason while the broker cannot be reached.
         """
-        if not self._link.connected:
-            raise LinkError(self._link.last_error)
+        try:
+            self._link.wait_connected(CONNECT_S)
+        except LinkError as err:
+            raise LinkError(self._link.last_error) from err
         for number, row in enumerate(rows):
             payload = orjson.dumps(row)
             if not self._link.publish(self._topic, payload, qos=self._qos, retain=self._retain):
