@@ -29,9 +29,11 @@ from edge_sdk.gate.gate import Decision, answer_policy
 from edge_sdk.gate.threshold_control import Audit, Auditor
 from edge_sdk.identity import Identity
 from edge_sdk.manifest import BundleManifest
+from edge_sdk.monitor.monitor import Limits, Monitor
 from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.offload.availability import Presence
 from edge_sdk.offload.late_answers import LateAnswers, is_retryable
+from edge_sdk.offload.link_meter import LinkSample
 from edge_sdk.offload.offloader import Offloader
 from edge_sdk.offload.outbox import Outbox, QueuedQuery
 from edge_sdk.offload.pending import NoReply, Outcome, Pending
@@ -158,6 +160,9 @@ class EdgeAgent:
         self._meter = None if settings.power is None else AnswerMeter(settings.power)
         self._counters = Counters()
         self._counting = threading.Lock()
+        self._monitor: Monitor | None = None
+        # of the last prediction, without the server's part; the monitor takes it now and then
+        self._device_ms: float | None = None
         self._closed = False
 
     @classmethod
@@ -401,7 +406,11 @@ class EdgeAgent:
         self._closed = True
         self._bundle.close(answered=self._counters.total > 0)
         # the offloader first: after it nothing waits for a reply
-        for part in (self._offloader, self._auditor, self._late, self._observers, self._meter):
+        parts = (
+            *(self._offloader, self._auditor, self._late, self._observers, self._meter),
+            self._monitor,
+        )
+        for part in parts:
             if part is not None:
                 part.close()
         if self._lock is not None:
@@ -446,13 +455,29 @@ class EdgeAgent:
         self._offloader = offloader
         if isinstance(self._bundle, BundleLifecycle):
             self._bundle.on_switch = offloader.send_heartbeat_soon
-        if isinstance(self._bundle, BundleLifecycle):
-            self._bundle.on_switch = offloader.send_heartbeat_soon
+        if settings.report_change:
+            limits = Limits(settings.report_change, settings.report_after_s)
+            self._monitor = Monitor(state, identity, self, limits)
         if isinstance(settings.controller, Agreement):
             self._auditor = Auditor()
         if settings.late_answers:
             pause_s = settings.probe_interval_s
             self._late = LateAnswers(Outbox(state), offloader, self._read_late, pause_s)
+
+    # for the monitor
+
+    def running_bundle(self) -> tuple[str, str]:
+        """Name of the bundle that runs, and the digest of its content; "" for a folder's."""
+        return self.manifest.bundle, self._bundle.digest
+
+    def take_latency_ms(self) -> float | None:
+        """Time of the device's part of the last prediction, once; None if there was no other."""
+        latency_ms, self._device_ms = self._device_ms, None
+        return latency_ms
+
+    def take_link(self) -> LinkSample:
+        """Round trip and bandwidth of the link since the last call."""
+        return LinkSample() if self._offloader is None else self._offloader.meter.take()
 
     def _with_late_answers(self) -> LateAnswers:
         if self._late is None:
@@ -516,12 +541,17 @@ class EdgeAgent:
             cost = FREE if mark is None else self._cost(mark, DEVICE)
             observers = self._observers
             if observers is None:
-                return _prediction(runner, decision, DEVICE, start, cost)
+                answer = _prediction(runner, decision, DEVICE, start, cost)
+                self._device_ms = answer.latency_ms
+                return answer
             identifier = observers.new_id()
             answer = _prediction(runner, decision, DEVICE, start, cost, identifier=identifier)
+            self._device_ms = answer.latency_ms
             observers.answered(Answered(answer, decision, runner.manifest, x, z))
             return answer
-        left_s = (deadline_s or self._settings.deadline_s) - (time.perf_counter() - start)
+        device_s = time.perf_counter() - start
+        self._device_ms = 1e3 * device_s
+        left_s = (deadline_s or self._settings.deadline_s) - device_s
         tensor = None
         try:
             tensor = runner.smashed(x, z) if self._late is not None else None

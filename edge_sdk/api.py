@@ -216,6 +216,19 @@ def report_update(
         raise LinkError(f"{url}: {_reason(answer, status)}")
 
 
+def unmeasured_bundles(identity: Identity) -> list[str]:
+    """The bundles that the server wants to be measured here, to choose the fastest variant.
+
+    Raises: LinkError, also where the server is of a release that does not ask.
+    """
+    url = identity.url(f"api/v1/devices/{identity.device}/unmeasured")
+    answer = _expect(*_call("GET", url, ca=identity.ca, identity=identity), url)
+    bundles = answer.get("bundles")
+    if not isinstance(bundles, list) or not all(isinstance(name, str) for name in bundles):
+        raise LinkError(f"{url}: expected a list of bundles, got {shown(bundles)}")
+    return bundles
+
+
 class Echo:
     """Sends bytes to the server and back, to measure the link.
 

@@ -157,6 +157,9 @@ class AgentSettings:
             (edge_sdk.bundles.personal_weights). None answers with the bundle's weights.
         power: prices every answer in joules; None does not.
         learn: learns the exit head while the agent runs; None leaves it as it is.
+        report_change: share by which free memory, latency or link must change to be reported; 0
+            reports nothing.
+        report_after_s: how long such a change must last.
     """
 
     deadline_s: float = 1.0
@@ -173,10 +176,14 @@ class AgentSettings:
     personal: str | None = None
     power: Power | None = None
     learn: Learn | None = None
+    report_change: float = 0.25
+    report_after_s: float = 60.0
 
     def __post_init__(self) -> None:
         check_fields(
             self,
+            report_change=number(least=0, most=100),
+            report_after_s=number(least=1, most=86_400),
             deadline_s=SECONDS,
             threshold=optional(number()),
             codec=optional(one_of(CODECS)),

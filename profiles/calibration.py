@@ -17,6 +17,8 @@ from profiles.measured import BundleMeasurement, Conditions
 # A session holds the file's weights while it copies them, and packs those of a matrix product once
 # more: 28 MB of them took 92 MB at their peak (onnxruntime 1.31). So a tensor byte costs three.
 LOADING: Final = 3
+# runs of a smaller graph, one by one, take up to three times what they take in a row
+TELLING_MS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,9 @@ def at_present_speed(
 
         t = t_measured * score_then / score_now
 
-    The running bundle tells the present speed, where the agent reported its latency t_live:
-    score_now = score_then * t_measured / t_live, so that its own time is t_live. Otherwise the
+    The running bundle takes what the agent reported, t_live, and tells the present speed:
+    score_now = score_then * t_measured / t_live. It does so only if it takes TELLING_MS or more:
+    what surrounds a short run, such as cold caches, would count as its slowness. Otherwise the
     present speed is that of the last measurement.
 
     Args:
@@ -118,15 +121,18 @@ def at_present_speed(
     """
     if not measurements:
         return {}
+    live_ms = None if conditions is None else conditions.latency_ms
+    running = next((m for m in measurements if conditions and m.bundle == conditions.bundle), None)
     now = measurements[-1].score_gflops
-    for each in measurements:
-        live = None if conditions is None else conditions.latency_ms
-        if live and each.latency_ms and conditions and conditions.bundle == each.bundle:
-            now = each.score_gflops * each.latency_ms / live
-    return {
+    if live_ms and running is not None and running.latency_ms >= TELLING_MS:
+        now = running.score_gflops * running.latency_ms / live_ms
+    found = {
         each.bundle: Taken(each.latency_ms * each.score_gflops / now, each.memory_bytes)
         for each in measurements
     }
+    if live_ms and running is not None:
+        found[running.bundle] = Taken(live_ms, running.memory_bytes)
+    return found
 
 
 def _line(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import resource
 import statistics
 import time
 from collections.abc import Iterator
@@ -139,10 +140,7 @@ def probe(name: str | None = None, *, root: Path = Path("/")) -> DeviceProfile:
         name: the profile's name; by default the board's catalogue id, else the host name.
         root: folder of the platform's files.
     """
-    memory = psutil.virtual_memory()
-    limits = tuple(_memory_limits(root))
-    total = min([memory.total, *(limit for limit, _ in limits)])
-    available = min([memory.available, *(max(limit - used, 0) for limit, used in limits)])
+    total, available = memory_bytes(root)
     return DeviceProfile(
         name=name or board_name(root) or platform.node() or "unnamed",
         arch=platform.machine() or "unknown",
@@ -154,6 +152,25 @@ def probe(name: str | None = None, *, root: Path = Path("/")) -> DeviceProfile:
         link_latency_ms=None,
         link_bandwidth_mbps=None,
     )
+
+
+def memory_bytes(root: Path = Path("/")) -> tuple[int, int]:
+    """RAM in total, and what is available to this process without swapping, in bytes.
+
+    Limits of the container and of this process (`ulimit -v`) count too.
+    """
+    memory = psutil.virtual_memory()
+    limits = tuple(_memory_limits(root))
+    total = min([memory.total, *(limit for limit, _ in limits)])
+    room = [max(limit - used, 0) for limit, used in (*limits, *_own_limit())]
+    return total, min([memory.available, *room])
+
+
+def _own_limit() -> Iterator[tuple[int, int]]:
+    """The limit of this process's address space and the size of it, if there is a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        yield limit, psutil.Process().memory_info().vms
 
 
 def board_name(root: Path = Path("/")) -> str | None:

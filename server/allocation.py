@@ -1,7 +1,7 @@
 """The bundle that a device gets: the operator's pin, or a depth by the fleet's rule in a variant.
 
-What the device measured itself comes before what the export estimated. A depth at which the device
-ran out of memory is left out for a while.
+What the device measured itself comes before what the export estimated. A depth that the device had
+to leave, for want of memory or speed, is left out for a while.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from profiles.cost import CostTable
 from profiles.device import DeviceProfile
 from profiles.errors import AllocationError, InvalidProfileError
 from server.backend.models import ServedModel
-from server.registry.records import Capability, Device, Failure
+from server.registry.records import Capability, Device, Failure, FailureKind
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,10 @@ INT8: Final = "-int8"
 # A variant replaces the present one if it takes less than this share of its time: a smaller gain
 # may be noise, and every change costs the device an update.
 FASTER_THAN: Final = 0.95
-# A depth that ran out of memory is not assigned for this long, and twice as long each time again.
-HOLD_S: Final = 3600.0
+# A depth that a device had to leave is not assigned for this long, and twice as long each time
+# again. A busy processor slows a long graph and not a short one, so a device that left a depth
+# would soon look fast enough for it.
+HOLD_S: Final[Mapping[FailureKind, float]] = {"memory": 3600.0, "conditions": 600.0}
 HOLD_MOST_S: Final = 7 * 86_400.0
 
 
@@ -73,7 +75,7 @@ def published_depths(model: ServedModel) -> tuple[int, ...]:
 
 
 def held_depths(model: ServedModel, failures: Iterable[Failure], now: float) -> set[int]:
-    """Depths at which the device ran out of memory with this model, and those below them.
+    """Depths of this model that the device had to leave lately, and those below them.
 
     A version is not told apart: another training of a model takes the same memory.
     """
@@ -87,14 +89,19 @@ def held_depths(model: ServedModel, failures: Iterable[Failure], now: float) -> 
 
 
 def held_until(failure: Failure) -> float:
-    """The time until which the failed depth is not assigned, UTC seconds since 1970."""
-    hold_s = HOLD_S * 2.0 ** min(failure.count - 1, 30)
+    """The time until which the depth that was left is not assigned, UTC seconds since 1970."""
+    hold_s = HOLD_S[failure.kind] * 2.0 ** min(failure.count - 1, 30)
     return failure.failed_at + min(hold_s, HOLD_MOST_S)
 
 
 def depth_of(bundle: str) -> int:
     """The depth in a bundle's name `{model}/{version}/d{depth}[-variant]`."""
     return int(bundle.rpartition("/")[2].removeprefix("d").partition("-")[0])
+
+
+def is_shallower(bundle: str, than: str) -> bool:
+    """Whether a bundle is of the same model as another one, and of a smaller depth."""
+    return _form(bundle)[0] == _form(than)[0] and depth_of(bundle) < depth_of(than)
 
 
 def _depth(

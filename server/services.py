@@ -20,6 +20,7 @@ from edge_sdk.durable import make_folder
 from edge_sdk.errors import SplitedgeError
 from edge_sdk.mqtt import MqttLink
 from edge_sdk.wire.topics import Kind, Topic
+from server.allocation import is_shallower
 from server.backend.batcher import Batcher
 from server.backend.inference import Inference
 from server.backend.models import ModelStore
@@ -143,16 +144,24 @@ class Services:
         self.registry.assign(device.id, choice.depth, choice.bundle)
         return choice.bundle
 
-    def reassign(self, device_id: str) -> Device:
+    def reassign(self, device_id: str, *, left: bool = False) -> Device:
         """Choose a device's bundle again, and tell the device if it is another one.
 
+        Args:
+            left: whether a bundle that gives way to a shallower one is noted as left, so that the
+                device does not come back to it at once.
         Returns: the device as it is then.
         """
         device = self.registry.device(device_id)
-        if device.revoked_at is None and self.assign(device) != device.bundle:
+        bundle = device.bundle
+        if device.revoked_at is None and self.assign(device) != bundle:
             logger.info("device=%s is given another bundle", device.id)
             self.command(device, {"op": "update"})
-        return self.registry.device(device_id)
+        now = self.registry.device(device_id)
+        if left and bundle and now.bundle and is_shallower(now.bundle, bundle):
+            why = "the device got too slow for it, or has too little memory left"
+            self.registry.capabilities.failed(device_id, bundle, why, kind="conditions")
+        return now
 
     def command(self, device: Device, command: Mapping[str, Any]) -> bool:
         """Send a device a command; whether the link to the broker took it."""

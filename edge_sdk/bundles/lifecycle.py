@@ -59,6 +59,7 @@ class FixedBundle:
     """A bundle without a state folder: it is never updated and never rolled back."""
 
     runner: BundleRunner
+    digest: str = ""
     trouble: str = ""
 
     def refresh(self) -> None:
@@ -80,13 +81,17 @@ class BundleLifecycle:
 
     Attributes:
         runner: the bundle that answers now; replaced between two predictions.
+        digest: of its content.
         trouble: the last failure for want of memory, and when, for people; empty if there was none.
         on_switch: called after each switch to another bundle, in the thread of the update.
     """
 
-    def __init__(self, store: BundleStore, settings: AgentSettings, runner: BundleRunner) -> None:
+    def __init__(
+        self, store: BundleStore, settings: AgentSettings, runner: BundleRunner, digest: str
+    ) -> None:
         self.runner = runner
         self.on_switch: Callable[[], None] | None = None
+        self.digest = digest
         self._store = store
         self._settings = settings
         self.trouble = ""
@@ -113,7 +118,7 @@ class BundleLifecycle:
         except StorageError as err:  # a bundle runs from a read-only disk too
             logger.warning("the start was not counted: %s", err)
         try:
-            return cls(store, settings, _load(store, settings))
+            return cls(store, settings, *_load(store, settings))
         except SplitedgeError:
             _forget_start(store)
             raise
@@ -202,7 +207,7 @@ class BundleLifecycle:
             self._store.roll_back(str(err))
             raise UpdateRefusedError(f"{active.manifest.bundle}: {err}") from err
         with self._switched:
-            self.runner = runner
+            self.runner, self.digest = runner, active.digest
             self._switched.notify_all()
         self.watch_health()
         logger.info("bundle=%s is active", active.manifest.bundle)
@@ -272,8 +277,11 @@ class BundleLifecycle:
             logger.warning("the bundle's health was not saved: %s", err)
 
 
-def _load(store: BundleStore, settings: AgentSettings) -> BundleRunner:
-    """The active bundle, fetched if there is none; the one before it if it does not load."""
+def _load(store: BundleStore, settings: AgentSettings) -> tuple[BundleRunner, str]:
+    """Runner and digest of the active bundle, fetched if there is none.
+
+    A bundle that does not load gives way to the one before it.
+    """
     try:
         active = store.active()
     except NoBundleError:
@@ -282,15 +290,16 @@ def _load(store: BundleStore, settings: AgentSettings) -> BundleRunner:
     name = settings.personal
     personal = None if name is None else PersonalWeights.load(store.state, name)
     try:
-        return _runner(active, settings, personal)
+        return _runner(active, settings, personal), active.digest
     except OutOfMemoryError as err:
-        return _runner(_smaller(store, active, str(err)), settings, personal)
+        other = _smaller(store, active, str(err))
     except BundleError as err:
         # without another bundle it stays: another version of onnxruntime may load it
         if not store.has_way_back():
             raise
         logger.warning("bundle=%s does not load: %s", active.manifest.bundle, err)
-        return _runner(store.roll_back(str(err)), settings, personal)
+        other = store.roll_back(str(err))
+    return _runner(other, settings, personal), other.digest
 
 
 def _out_of_memory(error: MemoryError) -> OutOfMemoryError:

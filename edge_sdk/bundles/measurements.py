@@ -70,6 +70,18 @@ class Measurements:
             entries = [entry for entry in self.all() if entry.digest != digest]
             self._write([*entries, KeptMeasurement(digest, measurement)])
 
+    def keep_times(self, digest: str, measurement: BundleMeasurement) -> None:
+        """Keep the times of a bundle that was measured before; its memory stays as it was."""
+        known = self.of(digest)
+        if known is None:
+            return
+        graphs = {
+            name: replace(graph, memory_bytes=known.graphs[name].memory_bytes)
+            for name, graph in measurement.graphs.items()
+            if name in known.graphs
+        }
+        self.keep(digest, replace(measurement, graphs=graphs, memory_bytes=known.memory_bytes))
+
     def report(self, identity: Identity) -> None:
         """Send the server what it does not have, as far as it can be reached and takes it."""
         from edge_sdk.api import report_measurement  # noqa: PLC0415 - urllib3, only to report

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -75,3 +76,25 @@ def run_update(
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"]
         reason = f"updater ended with {done.returncode}: {lines[-1][:300]}"
         return UpdateOutcome("refused", bundle, reason)
+
+
+def run_measure(state: Path, bundles: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
+    """Fetch and measure bundles that this device does not run, and report what they take here.
+
+    Blocks until it is done. Never raises, as `run_update`.
+
+    Returns: why it could not be done; empty where it was.
+    """
+    command = [sys.executable, "-P", "-m", "edge_sdk.bundles.update", "--state", str(state)]
+    for bundle in bundles:
+        command += ["--measure", bundle]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+        return UpdateOutcome.from_json(done.stdout).reason
+    except subprocess.TimeoutExpired:
+        return f"not done after {timeout_s:g} s"
+    except OSError as err:
+        return f"cannot be started ({err.strerror})"
+    except (ValueError, TypeError):
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"]
+        return f"ended with {done.returncode}: {lines[-1][:300]}"

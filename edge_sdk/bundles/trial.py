@@ -1,7 +1,8 @@
 """The trial of a bundle: it runs in a process of its own, under limits, and cannot crash the agent.
 
-`python -P -m edge_sdk.bundles.trial FOLDER` prints one line of JSON: `{"ok": true, ...}` with the
-golden report and what the bundle takes here, or `{"ok": false, "why": ...}`.
+`python -P -m edge_sdk.bundles.trial FOLDER [OTHER]` prints one line of JSON: `{"ok": true, ...}`
+with the golden report and what the bundle takes here, or `{"ok": false, "why": ...}`. The bundle in
+OTHER is timed beside it, in turns.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -45,20 +47,28 @@ class TrialReport:
     Attributes:
         samples, difference: of the golden check, see `edge_sdk.bundles.golden.GoldenReport`.
         measurement: what the bundle takes on this device.
+        beside: the same of another bundle, whose memory is not to be relied on: it was loaded
+            second; None if there was none.
     """
 
     samples: int
     difference: float
     measurement: BundleMeasurement
+    beside: BundleMeasurement | None = None
 
 
-def run_trial(folder: Path, *, timeout_s: float = TIMEOUT_S) -> TrialReport:
+def run_trial(
+    folder: Path, beside: Path | None = None, *, timeout_s: float = TIMEOUT_S
+) -> TrialReport:
     """Check and measure the bundle in `folder` in a child process.
 
+    Args:
+        beside: folder of another bundle to time in turns with it.
     Raises: UpdateRefusedError saying why the bundle cannot run; OutOfMemoryError; StorageError if
         the child process cannot be started.
     """
-    command = [sys.executable, "-P", "-m", "edge_sdk.bundles.trial", str(folder)]
+    folders = [str(path) for path in (folder, beside) if path is not None]
+    command = [sys.executable, "-P", "-m", "edge_sdk.bundles.trial", *folders]
     environment = {**os.environ, **_ONE_THREAD}
     try:
         done = subprocess.run(
@@ -75,16 +85,16 @@ def run_trial(folder: Path, *, timeout_s: float = TIMEOUT_S) -> TrialReport:
     if not report["ok"]:
         kind = OutOfMemoryError if report.get("memory") else UpdateRefusedError
         raise kind(f"trial: {report['why']}")
-    measurement = BundleMeasurement.from_dict(report["measurement"])
-    return TrialReport(int(report["samples"]), float(report["difference"]), measurement)
+    measurement, *others = map(BundleMeasurement.from_dict, report["measurements"])
+    return TrialReport(int(report["samples"]), float(report["difference"]), measurement, *others)
 
 
 def main() -> None:
     """Set resource limits, then load and run the bundle."""
-    folder = Path(sys.argv[1])
-    _limit(folder)
+    folders = [Path(folder) for folder in sys.argv[1:]]
+    _limit(folders)
     try:
-        report = {"ok": True, **_try(folder)}
+        report = {"ok": True, **_try(*folders)}
     except MemoryError as err:
         report = {"ok": False, "why": str(err) or "out of memory", "memory": True}
     except (BundleError, InputError, FrameError) as err:
@@ -92,10 +102,10 @@ def main() -> None:
     sys.stdout.buffer.write(orjson.dumps(report))
 
 
-def _try(folder: Path) -> dict[str, Any]:
+def _try(folder: Path, *others: Path) -> dict[str, Any]:
     # imported under the limits, and never by the parent process
     from edge_sdk.bundles.golden import check_golden, read_golden  # noqa: PLC0415
-    from edge_sdk.bundles.measure import BundleMeter  # noqa: PLC0415
+    from edge_sdk.bundles.measure import BundleMeter, measure_in_turns  # noqa: PLC0415
     from edge_sdk.manifest import BundleManifest  # noqa: PLC0415
     from profiles.device import measure_compute_score_gflops  # noqa: PLC0415
 
@@ -104,11 +114,13 @@ def _try(folder: Path) -> dict[str, Any]:
     score_gflops = measure_compute_score_gflops()
     meter = BundleMeter(folder, manifest, x[:1])
     golden = check_golden(folder, meter.sessions)
-    return {**asdict(golden), "measurement": meter.measure(score_gflops).to_dict()}
+    beside = [BundleMeter(other, BundleManifest.load(other), x[:1]) for other in others]
+    measured = measure_in_turns([meter, *beside], score_gflops)
+    return {**asdict(golden), "measurements": [each.to_dict() for each in measured]}
 
 
-def _limit(folder: Path) -> None:
-    model_bytes = sum(path.stat().st_size for path in folder.iterdir())
+def _limit(folders: Sequence[Path]) -> None:
+    model_bytes = sum(path.stat().st_size for folder in folders for path in folder.iterdir())
     _lower(resource.RLIMIT_AS, BASE_BYTES + PER_MODEL_BYTE * model_bytes)
     _lower(resource.RLIMIT_CPU, int(TIMEOUT_S))  # ends a child that outlives its parent
     _lower(resource.RLIMIT_FSIZE, 0)

@@ -1,7 +1,7 @@
 """The updater: fetch a signed bundle, prove it, make it active.
 
 `python -P -m edge_sdk.bundles.update --state DIR [--bundle NAME]` prints one line, an
-UpdateOutcome.
+UpdateOutcome. With `--measure NAME` it only tries and measures that bundle, and installs nothing.
 
 The signed repository says what a bundle is (repository.py). This module fetches the files into the
 inactive slot, has the bundle tried in a child process, and commits.
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -30,7 +31,14 @@ from edge_sdk.bundles.measurements import Measurements
 from edge_sdk.bundles.memory_failures import HOLD_S, tell_failure
 from edge_sdk.bundles.repository import PublishedBundle, SignedRepository
 from edge_sdk.bundles.run_update import Status, UpdateOutcome
-from edge_sdk.bundles.store import BundleRecord, BundleStore, FileRecord, Slot, file_damage
+from edge_sdk.bundles.store import (
+    ActiveBundle,
+    BundleRecord,
+    BundleStore,
+    FileRecord,
+    Slot,
+    file_damage,
+)
 from edge_sdk.bundles.trial import run_trial
 from edge_sdk.bundles.update_report import report_update
 from edge_sdk.durable import free_bytes, make_folder, no_space, storage_error, write_atomic
@@ -60,8 +68,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m edge_sdk.bundles.update")
     parser.add_argument("--state", type=Path, required=True, help="the agent's state folder")
     parser.add_argument("--bundle", help="MODEL/VERSION/VARIANT; the assigned one when left out")
+    parser.add_argument("--measure", action="append", default=[], help="MODEL/VERSION/VARIANT")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    if arguments.measure:
+        sys.stdout.buffer.write(measure(arguments.state, arguments.measure).to_json())
+        return
     outcome = update(arguments.state, arguments.bundle)
     sys.stdout.buffer.write(outcome.to_json())
     report_update(arguments.state, outcome)
@@ -72,10 +84,25 @@ def update(state: Path, bundle: str | None = None) -> UpdateOutcome:
 
     Every failure that a disk, a link or a server can cause is an outcome, not an exception.
     """
-    job = _Update(state, bundle)
+    return _outcome_of(_Update(state, bundle), _Update.run)
+
+
+def measure(state: Path, bundles: Sequence[str]) -> UpdateOutcome:
+    """Try and measure bundles that this device does not run, and report what they take here.
+
+    Their files are kept until the next update, which may want them.
+    """
+
+    def run(job: _Update) -> UpdateOutcome:
+        return job.measure(bundles)
+
+    return _outcome_of(_Update(state, None), run)
+
+
+def _outcome_of(job: _Update, run: Callable[[_Update], UpdateOutcome]) -> UpdateOutcome:
     try:
-        with StateLock(state, "update"):
-            return job.run()
+        with StateLock(job.state, "update"):
+            return run(job)
     except LinkError as err:
         return job.link_outcome(err)
     except StorageError as err:
@@ -83,14 +110,16 @@ def update(state: Path, bundle: str | None = None) -> UpdateOutcome:
     except SplitedgeError as err:
         return job.outcome("refused", str(err))
     except OSError as err:  # tuf writes its own metadata
-        return job.storage_outcome(storage_error(state / "tuf" / "metadata", RESERVE_BYTES, err))
+        return job.storage_outcome(
+            storage_error(job.state / "tuf" / "metadata", RESERVE_BYTES, err)
+        )
 
 
 class _Update:
     """One update: what is known so far, so that any failure can be told in full."""
 
     def __init__(self, state: Path, bundle: str | None) -> None:
-        self._state = state
+        self.state = state
         self._bundle = bundle
         self._store = BundleStore(state)
         self._measurements = Measurements(state)
@@ -121,18 +150,12 @@ class _Update:
 
     def run(self) -> UpdateOutcome:
         """Refresh, compare, fetch, try, commit."""
-        identity = Identity.load(self._state)
-        now = datetime.now(UTC)
-        floor = max(EARLIEST, self._fresh_at or EARLIEST)
-        client = ServerClient(identity, check_dates=now >= floor)
+        identity, client = self._connect()
         # first, because the server assigns by what it knows of this device
         self._measurements.report(identity)
         if self._bundle is None:
             self._bundle = _assigned_bundle(client, identity)
-        if now < floor:
-            logger.warning("clock untrusted: it says %s, last seen %s", now, floor)
-            now = max(floor, client.date or floor)
-        repository = self._refresh(client, identity, now)
+        repository = self._refresh(client, identity)
         if self._bundle is None:
             return self.outcome("unchanged", "no bundle is assigned to this device")
         published = repository.bundle(check_bundle_name(self._bundle))
@@ -150,12 +173,62 @@ class _Update:
         self._measurements.report(identity)
         return self.outcome("installed")
 
-    def _refresh(self, client: ServerClient, identity: Identity, now: datetime) -> SignedRepository:
+    def measure(self, bundles: Sequence[str]) -> UpdateOutcome:
+        """Fetch and measure bundles without installing them; those that were need no fetch."""
+        identity, client = self._connect()
+        repository = self._refresh(client, identity)
+        for name in bundles:
+            published = repository.bundle(check_bundle_name(name))
+            record = published.record
+            if self._store.is_quarantined(record.digest):
+                logger.warning("bundle=%s failed on this device before: not measured", name)
+            elif self._measurements.of(record.digest) is None:
+                self._try_beside(client, published)
+        self._measurements.report(identity)
+        return self.outcome("unchanged")
+
+    def _try_beside(self, client: ServerClient, published: PublishedBundle) -> None:
+        """Try a bundle in a folder of its own, which is no slot, and leave its files for later."""
+        folder = self._incoming / "measured"
+        remove(folder)
+        make_folder(folder)
+        needed = sum(file.length for file in published.record.files.values()) + RESERVE_BYTES
+        if needed > free_bytes(folder):
+            raise no_space(folder, needed, free_bytes(folder))
+        try:
+            for name, file in published.record.files.items():
+                part = self._incoming / file.sha256
+                download(client, published.urls[name], file, part)
+                _link(part, folder / name)
+            self._prove_in(folder, published.record, self._sibling(published.record))
+        finally:
+            remove(folder)
+
+    def _sibling(self, record: BundleRecord) -> ActiveBundle | None:
+        """The active bundle, if it is of the same model, so that both take the same input."""
+        active = self._store.active()
+        model = record.bundle.rpartition("/")[0]
+        return active if active.manifest.bundle.rpartition("/")[0] == model else None
+
+    def _connect(self) -> tuple[Identity, ServerClient]:
+        identity = Identity.load(self.state)
+        return identity, ServerClient(identity, check_dates=datetime.now(UTC) >= self._floor)
+
+    @property
+    def _floor(self) -> datetime:
+        """A time that has passed: a clock that says an earlier one is wrong."""
+        return max(EARLIEST, self._fresh_at or EARLIEST)
+
+    def _refresh(self, client: ServerClient, identity: Identity) -> SignedRepository:
+        now, floor = datetime.now(UTC), self._floor
+        if now < floor:
+            logger.warning("clock untrusted: it says %s, last seen %s", now, floor)
+            now = max(floor, client.date or floor)
         make_folder(self._metadata)
         available = free_bytes(self._metadata)
         if available < RESERVE_BYTES // 2:
             raise no_space(self._metadata, RESERVE_BYTES // 2, available)
-        root = self._state / "tuf" / "root.json"
+        root = self.state / "tuf" / "root.json"
         repository = SignedRepository(client, identity, self._metadata, root, now)
         self._fresh_at = now
         write_atomic(self._fresh_path, orjson.dumps({"at": now.isoformat()}))
@@ -214,19 +287,27 @@ class _Update:
 
     def _prove(self, slot: Slot, record: BundleRecord) -> None:
         """Try the bundle: signed is not yet good. What fails its trial is never tried again."""
-        folder = self._store.folder(slot)
+        self._prove_in(self._store.folder(slot), record)
+
+    def _prove_in(
+        self, folder: Path, record: BundleRecord, beside: ActiveBundle | None = None
+    ) -> None:
         _check_manifest(BundleManifest.load(folder), record)
         try:
-            report = run_trial(folder)
+            report = run_trial(folder, None if beside is None else beside.folder)
         except OutOfMemoryError as err:
             # memory comes and goes: another time it may fit, and till then a smaller bundle does
             self._store.quarantine(record, str(err), hold_s=HOLD_S)
-            tell_failure(self._state, record.bundle, str(err))
+            tell_failure(self.state, record.bundle, str(err))
             raise UpdateRefusedError(str(err)) from err
         except UpdateRefusedError as err:
             self._store.quarantine(record, str(err))
             raise
-        self._measurements.keep(record.digest, report.measurement)
+        if beside is not None and report.beside is not None:
+            self._measurements.keep_times(beside.digest, report.beside)
+        # the first counts: later trials run at busier times, and the agent reports changes itself
+        if self._measurements.of(record.digest) is None:
+            self._measurements.keep(record.digest, report.measurement)
 
     def _measure_active(self, record: BundleRecord) -> None:
         """Measure the running bundle, if that was not done when it was installed."""
@@ -241,6 +322,14 @@ class _Update:
             logger.warning("bundle=%s cannot be measured: %s", record.bundle, err)
             return
         self._measurements.keep(record.digest, report.measurement)
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name for a file; a copy on a file system without them."""
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _check_manifest(manifest: BundleManifest, record: BundleRecord) -> None:

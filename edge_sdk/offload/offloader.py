@@ -22,6 +22,7 @@ from edge_sdk.identity import Identity
 from edge_sdk.mqtt import BrokerAddress, Message, MqttLink, Rpc, Will
 from edge_sdk.offload.availability import TIMED_OUT, Availability, Presence
 from edge_sdk.offload.http_queries import HttpQueries
+from edge_sdk.offload.link_meter import LinkMeter
 from edge_sdk.offload.pending import CLOSED, NoReply, Outcome, Pending, Target
 from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import (
@@ -50,6 +51,8 @@ class Offloader:
         locate: asks the server for the broker's address; called while the link stays down.
         on_command: receives the server's commands (one JSON object each) in the network thread.
         telemetry: makes the content of a heartbeat.
+    Attributes:
+        meter: times the link by the queries and probes that cross it.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Offloader:
         self._up_at = self._next_heartbeat = time.monotonic()
         self._wake = threading.Condition()
         self._http = HttpQueries(identity, self._complete, self._count)
+        self.meter = LinkMeter()
         self.late_replies = 0
         self.refused_replies = 0
         self.bytes_up = 0
@@ -178,6 +182,7 @@ class Offloader:
         )
         pending.sent_at = time.monotonic()  # before the reply can come
         pending.bytes_up = len(payload)
+        self.meter.sent(query.id, len(payload))
         if self._link.publish(self._topics[Kind.QUERY], payload, rpc=rpc):
             self.bytes_up += len(payload)
         else:
@@ -196,6 +201,7 @@ class Offloader:
             self.refused_replies += 1
             logger.log(level, "reply refused: %s", err)
             return
+        self.meter.answered(reply.id, len(message.payload))
         if reply.id in self._probes:
             if reply.problem is None:
                 self._note(partial(self._availability.probe_answered, time.monotonic()))
@@ -304,6 +310,8 @@ class Offloader:
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + self._heartbeat_s
             self._send_heartbeat()
+            if self.presence is Presence.PRESENT:
+                self._send_probe()  # it times the link
 
     def _pause_s(self, to_heartbeat_s: float) -> float:
         if self.presence is Presence.PRESENT:
@@ -314,7 +322,9 @@ class Offloader:
     def _send_probe(self) -> None:
         probe = Query(new_id(), None, None, None, PROBE_DEADLINE_MS)
         self._probes.append(probe.id)
-        self._link.publish(self._topics[Kind.QUERY], pack_query(probe))
+        payload = pack_query(probe)
+        self.meter.sent(probe.id, len(payload), probe=True)
+        self._link.publish(self._topics[Kind.QUERY], payload)
 
     def _send_heartbeat(self) -> None:
         telemetry = {} if self._telemetry is None else self._telemetry()

@@ -42,6 +42,11 @@ TEMPLATE: Final = """\
 #max_in_flight = 32
 # Name of a training; the weights that this device kept from it answer in place of the bundle's.
 #personal = "first"
+# Share by which free memory, latency or the link must change to be reported to the server, which
+# then chooses the bundle again; 0 reports nothing.
+#report_change = 0.25
+# Seconds that such a change must last.
+#report_after_s = 60.0
 
 # [budget] sets the threshold while the agent runs, so that offloads stay under a limit.
 # Use [budget], [agreement] or `threshold`, only one of them.

@@ -14,7 +14,7 @@ from edge_sdk.errors import ManifestError
 from edge_sdk.manifest import check_bundle_name
 from profiles.measured import BundleMeasurement, Conditions
 from server.errors import BadRequestError, UnknownDeviceError
-from server.registry.records import Capability, Failure, Pin
+from server.registry.records import Capability, Failure, FailureKind, Pin
 from server.registry.schema import conditions, devices, failures, measurements, pins
 from server.registry.transactions import Transactions, record
 
@@ -64,8 +64,10 @@ class Capabilities:
             row = {"report": found.to_dict(), "reported_at": now}
             connection.execute(insert(conditions).values(device=device_id, **row))
 
-    def failed(self, device_id: str, bundle: str, why: str) -> Failure:
-        """Store that a bundle ran out of memory on a device, and how often within days.
+    def failed(
+        self, device_id: str, bundle: str, why: str, *, kind: FailureKind = "memory"
+    ) -> Failure:
+        """Store that a device had to leave a bundle, and how often within days.
 
         Raises: UnknownDeviceError; BadRequestError for a name that no bundle has.
         """
@@ -78,11 +80,11 @@ class Capabilities:
             last = next((one for one in before if one.bundle == bundle), None)
             recent = last is not None and now - last.failed_at < FAILURES_APART_S
             count = last.count + 1 if last is not None and recent else 1
-            row = {"why": why, "failed_at": now, "count": count}
+            row = {"kind": kind, "why": why, "failed_at": now, "count": count}
             _replace(connection, failures, device_id, bundle, row)
             _drop_oldest(connection, failures, device_id, FAILURES_MOST)
             record(connection, now, device_id, "device.failure", f"{bundle}: {why}")
-            return Failure(bundle, why, now, count)
+            return Failure(bundle, why, now, count, kind)
 
     def pin(
         self,
@@ -142,7 +144,13 @@ def _capability(connection: Connection, device_id: str) -> Capability:
         select(conditions.c.report).where(conditions.c.device == device_id)
     ).one_or_none()
     fails = connection.execute(
-        select(failures.c.bundle, failures.c.why, failures.c.failed_at, failures.c.count)
+        select(
+            failures.c.bundle,
+            failures.c.why,
+            failures.c.failed_at,
+            failures.c.count,
+            failures.c.kind,
+        )
         .where(failures.c.device == device_id)
         .order_by(failures.c.failed_at, failures.c.bundle)
     )

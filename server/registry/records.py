@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from profiles.measured import BundleMeasurement, Conditions
+
+FailureKind = Literal["memory", "conditions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +120,11 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A bundle that ran out of memory on a device.
+    """A bundle that a device had to leave.
 
     Attributes:
+        kind: "memory" if it ran out of memory there; "conditions" if the device got too slow for it
+            or had too little memory left.
         count: how often, each time within days of the one before.
     """
 
@@ -128,6 +132,7 @@ class Failure:
     why: str
     failed_at: float
     count: int = 1
+    kind: FailureKind = "memory"
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,7 @@ failures: Final = Table(
     METADATA,
     Column("device", String(63), ForeignKey("devices.id"), primary_key=True),
     Column("bundle", String(160), primary_key=True),
+    Column("kind", String(20), nullable=False),
     Column("why", String(300), nullable=False),
     Column("failed_at", Double, nullable=False),
     Column("count", Integer, nullable=False),

@@ -41,8 +41,8 @@ class CapabilityServices(Protocol):
     def assigner(self) -> Assigner:
         """The choice of each device's bundle."""
 
-    def reassign(self, device_id: str) -> Device:
-        """Choose a device's bundle again, and call the device if it is another one."""
+    def reassign(self, device_id: str, *, left: bool = False) -> Device:
+        """Choose a device's bundle again; call the device, and note what it left, if it moves."""
 
 
 class FailureReport(BaseModel):
@@ -82,9 +82,10 @@ class Unmeasured(BaseModel):
 
 
 class FailureView(BaseModel):
-    """A bundle that ran out of memory; its depth is not assigned until `held_until`."""
+    """A bundle that the device had to leave; its depth is not assigned until `held_until`."""
 
     bundle: str
+    kind: str
     why: str
     failed_at: float
     count: int
@@ -123,7 +124,7 @@ def _add_reports(api: APIRouter, services: CapabilityServices, access: Access) -
     def conditions(device_id: str, body: dict[str, Any]) -> Assigned:
         """Store the device's present state: free memory, latency, link."""
         capabilities.report_conditions(device_id, _read(Conditions.from_dict, body))
-        return Assigned(bundle=services.reassign(device_id).bundle)
+        return Assigned(bundle=services.reassign(device_id, left=True).bundle)
 
     @api.post("/{device_id}/failures", dependencies=itself)
     def failed(device_id: str, body: FailureReport) -> Assigned:
@@ -177,6 +178,7 @@ def _view(found: Capability) -> CapabilityView:
         failures=[
             FailureView(
                 bundle=each.bundle,
+                kind=each.kind,
                 why=each.why,
                 failed_at=each.failed_at,
                 count=each.count,

@@ -80,6 +80,12 @@ def test_the_running_bundle_tells_the_present_speed() -> None:
         assert at_present_speed(both, unknown)["m/1/d1"].latency_ms == 2.0
 
 
+def test_a_short_run_tells_nothing_of_the_others() -> None:
+    both = [measured("m/1/d3", 8.0, 10.0), measured("m/1/d1", 0.9, 10.0)]
+    now = at_present_speed(both, Conditions("m/1/d1", latency_ms=2.7))
+    assert now == {"m/1/d3": Taken(8.0, 100), "m/1/d1": Taken(2.7, 100)}
+
+
 def test_a_measured_depth_replaces_its_estimate_in_the_budget_rule(cost_table: CostTable) -> None:
     limits = Budget(10_000, 8.0)
     assert budget_depth(DEVICE, cost_table, limits) == 1  # 10 GFLOP/s over 4 cores: 6 ms, 13 ms

@@ -13,7 +13,7 @@ import pytest
 
 from profiles import load_reference
 from profiles.measured import BundleMeasurement, Conditions, GraphMeasurement
-from server.allocation import HOLD_MOST_S, HOLD_S, Choice, choose_bundle, held_until
+from server.allocation import HOLD_MOST_S, Choice, choose_bundle, held_until
 from server.backend.models import ServedModel
 from server.registry.records import Capability, Device, Failure, Pin
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.serving.conftest import Exported
 
 MB = 1_000_000
+HOLD_S = 3600.0
 VARIANTS = ("d1", "d2", "d4", "d4-int8")
 
 
@@ -139,6 +140,8 @@ def test_a_depth_that_ran_out_of_memory_is_held_for_an_hour(
 def test_a_depth_is_held_twice_as_long_each_time(model: ServedModel) -> None:
     times = [held_until(Failure("digits/2/d4", "", 0.0, count)) for count in (1, 2, 3, 100)]
     assert times == [HOLD_S, 2 * HOLD_S, 4 * HOLD_S, HOLD_MOST_S]
+    slow = [held_until(Failure("digits/2/d4", "", 0.0, n, "conditions")) for n in (1, 2)]
+    assert slow == [600.0, 1200.0]
 
 
 def test_what_failed_holds_the_deeper_ones_too_and_the_shallowest_is_left(

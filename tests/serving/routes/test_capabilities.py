@@ -119,7 +119,13 @@ def test_conditions_move_a_device_and_do_not_make_it_flap(world: World, pi: Devi
     ):
         found = {"bundle": bundle, "latency_ms": latency_ms}
         gone.append(world.told("PUT", "conditions", found)["bundle"][-2:])
-    assert gone == ["d4", "d2", "d2", "d2", "d2", "d4"]
+    # fast enough for depth 4 at the end, which it has just left
+    assert gone == ["d4", "d2", "d2", "d2", "d2", "d2"]
+    (left,) = world.told("GET", "capability")["failures"]
+    assert (left["kind"], left["held_until"]) == ("conditions", left["failed_at"] + 600)
+    with world.services.registry._transactions.writing() as connection:
+        connection.exec_driver_sql("UPDATE failures SET failed_at = failed_at - 600")
+    assert world.told("PUT", "conditions", found) == {"bundle": "digits/1/d4"}
     pi.wait(lambda: pi.commands[1:])
     assert pi.commands == [UPDATE, UPDATE]
 

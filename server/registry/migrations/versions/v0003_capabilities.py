@@ -34,6 +34,7 @@ def upgrade() -> None:
         "failures",
         sa.Column("device", sa.String(63), nullable=False),
         sa.Column("bundle", sa.String(160), nullable=False),
+        sa.Column("kind", sa.String(20), nullable=False),
         sa.Column("why", sa.String(300), nullable=False),
         sa.Column("failed_at", sa.Double(), nullable=False),
         sa.Column("count", sa.Integer(), nullable=False),
