@@ -32,12 +32,20 @@ class Session:
 
     Args:
         path: the ONNX file.
+        content: of the file, where it is not to be read; None reads it.
         threads: for one run; 1 keeps a small device responsive and its bits reproducible.
         quiet: whether onnxruntime keeps failures to itself, where one is an answer: a probe.
     Raises: BundleError if onnxruntime refuses the file; OutOfMemoryError.
     """
 
-    def __init__(self, path: Path, *, threads: int = 1, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        content: bytes | None = None,
+        threads: int = 1,
+        quiet: bool = False,
+    ) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -48,7 +56,9 @@ class Session:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
+                str(path) if content is None else content,
+                options,
+                providers=["CPUExecutionProvider"],
             )
         except Exception as err:  # onnxruntime's errors have no common base class
             if _is_memory(err):

@@ -1,7 +1,8 @@
 """Personal weights: what a device learnt for itself, used in place of its bundle's weights.
 
 A training saves them as STATE/training/NAME.safetensors (edge_sdk.training.device.kept_weights).
-The graphs of a bundle declare which of their weights can be overridden:
+The graphs of a bundle declare which of their weights can be overridden (stages are constants, which
+this device writes into the graph as it loads it):
 
     name in the graph       part of the network       key in the file
     head.…                  the exit head             exit{depth}.…
@@ -18,6 +19,7 @@ exit head from one run on the stages of another gives wrong answers. Needs no to
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,14 +29,30 @@ from typing import Final
 import numpy as np
 import orjson
 
+from edge_sdk.bundles.initialisers import with_values
 from edge_sdk.bundles.namespaces import AUXILIARY, answers, exit_head
-from edge_sdk.errors import ConfigurationError
+from edge_sdk.errors import BundleError, ConfigurationError
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.session import Array
+
+logger = logging.getLogger(__name__)
 
 FOLDER: Final = "training"
 ENDING: Final = ".safetensors"
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class FittedWeights:
+    """Personal weights in the form that a bundle's graphs take them.
+
+    Attributes:
+        overrides: values of overridable initialisers, by graph, then by name.
+        content: of a graph's file, by graph, with this device's constants in it.
+    """
+
+    overrides: Mapping[str, Mapping[str, Array]] = field(repr=False)
+    content: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +97,45 @@ class PersonalWeights:
             raise ConfigurationError(f"{path}: cannot be read ({err}); train again") from err
         return cls(training, run_of(raw), tensors)
 
-    def overrides(self, manifest: BundleManifest) -> dict[str, dict[str, Array]]:
+    def fitted(self, folder: Path, manifest: BundleManifest) -> FittedWeights:
+        """Personal weights in the form that a bundle's graphs take them.
+
+        A device that adapted its stages has constants of the exit graph too, if the graph holds
+        them under their names. A graph that does not (attention, int8) keeps its own stages, and
+        takes the exit head of the device's last round.
+
+        Args:
+            folder: of the bundle.
+        Raises: as `overrides`.
+        """
+        own, exit_graph = answers(manifest.depth), manifest.graphs["exit"]
+        adapted = own.select(self.tensors)
+        stages = {n: v for n, v in adapted.items() if n not in exit_graph.overridable}
+        if not stages:
+            return FittedWeights(self.overrides(manifest))
+        self._check_run(manifest)
+        self._check_finite({own.key(name): value for name, value in stages.items()})
+        try:
+            content = with_values(folder / exit_graph.file, stages)
+        except BundleError as err:
+            logger.warning("bundle=%s keeps its own stages: %s", manifest.bundle, err)
+            return FittedWeights(self.overrides(manifest))
+        return FittedWeights(self.overrides(manifest, whole=True), {"exit": content})
+
+    def overrides(
+        self, manifest: BundleManifest, *, whole: bool = False
+    ) -> dict[str, dict[str, Array]]:
         """The values to use in place of a bundle's, by graph, then by name in the graph.
 
+        Args:
+            whole: whether the exit graph has the stages that this device adapted.
         Raises: ConfigurationError if they are from another run, if they fit no graph of the bundle,
             or if one is missing or not finite.
         """
         self._check_run(manifest)
         overrides: dict[str, dict[str, Array]] = {}
         for graph, spec in manifest.graphs.items():
-            keys = self._keys(graph, spec.overridable, manifest)
+            keys = self._keys(graph, spec.overridable, manifest, whole=whole)
             values = {n: self.tensors[key] for n, key in keys.items() if key in self.tensors}
             if not values:
                 continue
@@ -98,29 +145,31 @@ class PersonalWeights:
                     f"personal weights of {self.training}: {missing[0]} of {spec.file} is missing;"
                     " train again"
                 )
-            bad = next((n for n, value in values.items() if not np.isfinite(value).all()), None)
-            if bad is not None:
-                raise ConfigurationError(
-                    f"personal weights of {self.training}: {keys[bad]} is not finite; train again,"
-                    " or run without personal weights"
-                )
+            self._check_finite({keys[name]: value for name, value in values.items()})
             overrides[graph] = values
         if not overrides:
             raise ConfigurationError(self._misfit(manifest))
         return overrides
 
-    def _keys(self, graph: str, names: Sequence[str], manifest: BundleManifest) -> dict[str, str]:
+    def _keys(
+        self, graph: str, names: Sequence[str], manifest: BundleManifest, *, whole: bool
+    ) -> dict[str, str]:
         """The key under which this device keeps each of a graph's weights."""
         own = answers(manifest.depth)
         keys = {name: own.key(name) for name in names}
         adapted = {key for key in self.tensors if own.holds(key)}
-        # a graph with fixed stages has no place for a head that adapted together with others
-        if graph == "exit" and adapted and adapted <= set(keys.values()):
+        # a head that adapted together with stages answers on these alone
+        if graph == "exit" and adapted and (whole or adapted <= set(keys.values())):
             return keys
-        # a device that has no stages of its own may have an exit head
-        return {
-            name: _key(name, graph, manifest) for name in names if not name.startswith("prefix.")
-        }
+        return {name: _key(name, graph, manifest) for name in names}
+
+    def _check_finite(self, values: Mapping[str, Array]) -> None:
+        bad = next((key for key, value in values.items() if not np.isfinite(value).all()), None)
+        if bad is not None:
+            raise ConfigurationError(
+                f"personal weights of {self.training}: {bad} is not finite; train again, or run"
+                " without personal weights"
+            )
 
     def _check_run(self, manifest: BundleManifest) -> None:
         if not manifest.run:

@@ -53,13 +53,18 @@ class BundleRunner:
         self.control = control_from(settings.controller, manifest.gate, self.gate)
         self.codec = settings.codec or manifest.smashed.codec
         self.target = Target(manifest.model, manifest.version)
+        own = None if personal is None else personal.fitted(folder, manifest)
         sessions = {
-            name: Session(folder / graph.file, threads=settings.threads)
+            name: Session(
+                folder / graph.file,
+                content=None if own is None else own.content.get(name),
+                threads=settings.threads,
+            )
             for name, graph in manifest.graphs.items()
         }
         self.personal = None if personal is None else personal.training
-        if personal is not None:
-            for name, values in personal.overrides(manifest).items():
+        if own is not None:
+            for name, values in own.overrides.items():
                 sessions[name].override(values)
         self._exit = sessions["exit"]
         self._prefix = sessions.get("prefix")

@@ -23,12 +23,12 @@ import numpy as np
 from edge_sdk.answers.observer import Answered, AnswerObserver
 from edge_sdk.answers.prediction import DEVICE, SERVER
 from edge_sdk.bundles.golden import read_golden
+from edge_sdk.bundles.initialisers import read_initialisers
 from edge_sdk.bundles.runner import BundleRunner
 from edge_sdk.errors import SplitedgeError, StorageError
 from edge_sdk.gate_form import read_gate
 from edge_sdk.learning.features import Features, find_features, norms_of
 from edge_sdk.learning.head import Floats, Head
-from edge_sdk.learning.initialisers import read_initialisers
 from edge_sdk.learning.kept_head import identity_of, load_head, save_head
 from edge_sdk.learning.personalise import Personalisation, Sample, Score
 from edge_sdk.settings import Learn

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from edge_sdk.bundles.initialisers import read_initialisers, with_values
+from edge_sdk.errors import BundleError
 from edge_sdk.manifest import BundleManifest, TensorSpec
 from edge_sdk.nets import Supernet, build
 from edge_sdk.session import Session
@@ -158,9 +160,13 @@ def test_whole_prefix_may_be_personal_with_batch_norm_folded(tmp_path: Path) -> 
     # stem and two convolutions, each with the bias that its BatchNorm became; the head
     convolutions = kinds.count("Conv")
     assert convolutions == 3
-    assert len(spec.overridable) == 2 * convolutions + 2
-    names = {name for name, _ in graphs.exit.named_parameters()}
-    assert names == set(spec.overridable)
+    assert set(spec.overridable) == {"head.2.weight", "head.2.bias"}
+    values = {n: p.detach().numpy() for n, p in graphs.exit.named_parameters()}
+    stages = {n: value for n, value in values.items() if n not in spec.overridable}
+    assert len(stages) == 2 * convolutions
+    kept = read_initialisers(tmp_path / "exit.onnx", stages)
+    for name, value in stages.items():
+        np.testing.assert_array_equal(kept[name], value)
 
     session = Session(tmp_path / "exit.onnx")
     one = x[:1]
@@ -169,8 +175,10 @@ def test_whole_prefix_may_be_personal_with_batch_norm_folded(tmp_path: Path) -> 
         expected = graphs.exit(one)
     np.testing.assert_allclose(logits, expected[0], atol=1e-4)
     np.testing.assert_allclose(z, expected[1], atol=1e-4)
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in session.overridable.items()}
-    session.override(zeros)
+    zeros = {name: np.zeros_like(value) for name, value in values.items()}
+    content = with_values(tmp_path / "exit.onnx", {name: zeros[name] for name in stages})
+    session = Session(tmp_path / "exit.onnx", content=content)
+    session.override({name: zeros[name] for name in spec.overridable})
     logits, z = session.run(["logits", "z"], {"x": one.numpy()})
     assert not logits.any()
     assert not z.any()
@@ -180,8 +188,10 @@ def test_stages_that_a_graph_keeps_in_another_form_are_not_personal(tmp_path: Pa
     net = build("vit_s", classes=10, input_shape=(3, 32, 32), seed=0).eval()
     graphs = shared_exit(net, 1, own_prefix=True)
     spec = write_device_graphs(graphs, TensorSpec("float32", (3, 32, 32)), tmp_path)["exit"]
-    assert spec.overridable  # the exit head is
     assert all(name.startswith("head.") for name in spec.overridable)
+    stages = [n for n, _ in graphs.exit.named_parameters() if n.startswith("prefix.")]
+    with pytest.raises(BundleError, match=r"expected the float32 weight prefix\.stage1"):
+        read_initialisers(tmp_path / "exit.onnx", stages)
 
 
 @pytest.mark.parametrize("count", [1, 7, 64])

@@ -95,7 +95,7 @@ def right(runner: BundleRunner, samples: Any) -> int:
 
 
 def test_a_device_answers_with_the_stages_that_it_was_scored_with(
-    samples: Any, tmp_path: Path
+    samples: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def device(net: Any, depth: int) -> Any:
         return replace(shared_exit(net, depth, own_prefix=True), run="abc")
@@ -106,13 +106,18 @@ def test_a_device_answers_with_the_stages_that_it_was_scored_with(
     plain = right(runner_of(models, samples, None, device), samples)
     assert right(runner_of(models, samples, client.personal, device), samples) == scores.right_exit
     assert scores.right_exit > plain + 10  # it did adapt
-    # a device without stages of its own may have a head, on the stages of the bundle
+    # stages of another network do not fit: then the head of the device's last round answers
     head = {f"exit{DEPTH}.{n}": t for n, t in read_weights(build_head()).items()}
-    runner_of(models, samples, head, device)
-    broken = dict(client.personal)
-    del broken[f"answers{DEPTH}.prefix.stage1.0.bias"]
-    with pytest.raises(ConfigurationError, match=r"prefix.stage1.0.bias of exit.onnx is missing"):
-        runner_of(models, samples, broken, device)
+    alone = right(runner_of(models, samples, head, device), samples)
+    other = dict(client.personal)
+    other[f"answers{DEPTH}.prefix.stage1.0.bias"] = torch.zeros(7)
+    caplog.clear()
+    assert right(runner_of(models, samples, other | head, device), samples) == alone
+    assert "keeps its own stages" in caplog.text
+    damaged = dict(client.personal)
+    damaged[f"answers{DEPTH}.prefix.stage1.0.bias"] = torch.full((32,), torch.nan)
+    with pytest.raises(ConfigurationError, match=r"stage1\.0\.bias is not finite"):
+        runner_of(models, samples, damaged, device)
 
 
 def test_an_auxiliary_model_with_batch_norm_answers_as_it_was_scored(

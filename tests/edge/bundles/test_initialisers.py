@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from edge_sdk.bundles.initialisers import read_initialisers, with_values
 from edge_sdk.errors import BundleError
-from edge_sdk.learning.initialisers import read_initialisers
 from tests.edge.digits import Digits
 
 
@@ -28,6 +28,25 @@ def test_a_bundles_weights_are_those_that_onnx_reads(digits: Digits) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)
+
+
+def test_replaced_weights_are_those_that_onnx_reads(digits: Digits) -> None:
+    path = digits.models / "digits" / "1" / "bundles" / "d2" / "exit.onnx"
+    before = {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+    random = np.random.default_rng(0)
+    values = {
+        name: random.normal(size=value.shape).astype("f4")
+        for name, value in before.items()
+        if name.startswith("head.") and value.dtype == np.float32
+    }
+    model = onnx.load_from_string(with_values(path, values))
+    onnx.checker.check_model(model, full_check=True)
+    for tensor in model.graph.initializer:
+        expected = values.get(tensor.name, before[tensor.name])
+        np.testing.assert_array_equal(numpy_helper.to_array(tensor), expected)
+    wrong = {"head.2.bias": np.zeros(3, np.float32)}
+    with pytest.raises(BundleError, match=r"expected head.2.bias of shape \(10,\), got \(3,\)"):
+        with_values(path, wrong)
 
 
 def write_model(path: Path, *tensors: TensorProto) -> None:

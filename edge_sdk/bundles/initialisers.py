@@ -1,4 +1,4 @@
-"""Weights of an ONNX file, read without the onnx package: a device has none.
+"""Weights of an ONNX file, read and replaced without the onnx package: a device has none.
 
 An ONNX file is a protobuf message. The fields that are read here, by number:
 
@@ -9,7 +9,7 @@ An ONNX file is a protobuf message. The fields that are read here, by number:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -36,17 +36,46 @@ def read_initialisers(path: Path, names: Collection[str]) -> dict[str, NDArray[n
         raise BundleError(f"{path.name}: cannot be read ({err.strerror})") from err
     found: dict[str, NDArray[np.float32]] = {}
     try:
-        for number, graph in _fields(model):
-            if number == _GRAPH and isinstance(graph, memoryview):
-                for place, tensor in _fields(graph):
-                    if place == _INITIALIZER and isinstance(tensor, memoryview):
-                        found |= _tensor(tensor, names)
+        for tensor in _initialisers(model):
+            found |= _tensor(tensor, names)
     except (IndexError, ValueError) as err:
         raise BundleError(f"{path.name}: expected an ONNX file, got other bytes ({err})") from err
     missing = sorted(set(names) - found.keys())
     if missing:
         raise BundleError(f"{path.name}: expected the float32 weight {missing[0]}, found none")
     return found
+
+
+def with_values(path: Path, values: Mapping[str, NDArray[np.float32]]) -> bytes:
+    """The file's content with other values of these float32 initialisers.
+
+    They stay constants of the graph, which onnxruntime runs faster than graph inputs.
+
+    Raises: BundleError if the file cannot be read, or lacks one of them in that shape.
+    """
+    there = read_initialisers(path, values.keys())
+    content = bytearray(path.read_bytes())
+    for tensor in _initialisers(memoryview(content)):
+        for name in _tensor(tensor, values.keys()):
+            value = np.ascontiguousarray(values[name], "<f4")
+            if value.shape != there[name].shape:
+                raise BundleError(
+                    f"{path.name}: expected {name} of shape {there[name].shape}, got {value.shape}"
+                )
+            data = [part for number, part in _fields(tensor) if number == _RAW_DATA]
+            if len(data) != 1 or not isinstance(data[0], memoryview):
+                raise BundleError(f"{path.name}: expected the values of {name} as raw data")
+            data[0][:] = value.tobytes()
+    return bytes(content)
+
+
+def _initialisers(model: memoryview) -> Iterator[memoryview]:
+    """The graph's initialisers; a view of the file's content."""
+    for number, graph in _fields(model):
+        if number == _GRAPH and isinstance(graph, memoryview):
+            for place, tensor in _fields(graph):
+                if place == _INITIALIZER and isinstance(tensor, memoryview):
+                    yield tensor
 
 
 def _tensor(raw: memoryview, names: Collection[str]) -> dict[str, NDArray[np.float32]]:
