@@ -9,7 +9,7 @@
     own last layers (SplitLPF)          exit, prefix, last layer    the stages up to the features
     no exits (SplitFed, FedAvg, ...)    prefix and a trained exit   the stages behind
 
-Every composition is the one that the run was scored with (docs/decisions/0017).
+Every composition is the one that the run was scored with (docs/decisions/0021).
 """
 
 from __future__ import annotations
