@@ -172,7 +172,11 @@ def _parameters(answer: Prediction) -> dict[str, Any]:
         "threshold": _finite(answer.threshold),
         "latency_ms": answer.latency_ms,
         "class_name": answer.class_name,
+        "bytes_up": answer.bytes_up,
+        "bytes_down": answer.bytes_down,
     }
+    if answer.joules is not None:
+        found |= {"joules": answer.joules, "energy_source": answer.energy_source}
     for name in ("id", "reason"):
         if value := getattr(answer, name):
             found[name] = value
@@ -193,6 +197,8 @@ def _outputs(answers: Sequence[Prediction]) -> dict[str, Array]:
         "threshold": np.array([_finite(answer.threshold) for answer in answers]),
         "latency_ms": np.array([answer.latency_ms for answer in answers]),
         "class_name": np.array([answer.class_name for answer in answers]),
+        "bytes_up": np.array([answer.bytes_up for answer in answers], np.int64),
+        "bytes_down": np.array([answer.bytes_down for answer in answers], np.int64),
         "id": np.array([answer.id for answer in answers]),
         "reason": np.array([answer.reason for answer in answers]),
     }

@@ -60,6 +60,8 @@ def test_one_row_has_its_origin_in_the_parameters(site: Site, door: str) -> None
         "uncertainty": expected.uncertainty,
         "threshold": expected.threshold,
         "class_name": expected.class_name,
+        "bytes_up": 0,
+        "bytes_down": 0,
     }
 
 
