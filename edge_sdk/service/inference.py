@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -91,8 +91,7 @@ def infer(agent: EdgeAgent, request: Request) -> Response:
         header["id"] = identifier
     if len(answers) == 1:
         header["parameters"] = _parameters(answers[0])
-    default = ANSWERS if len(answers) == 1 else (*ANSWERS, *ORIGINS)
-    body, length = pack_answer(frame, header, _outputs(answers), default)
+    body, length = pack_answer(frame, header, _outputs(frame, answers))
     if length is None:
         return Response(200, body)
     headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
@@ -183,25 +182,27 @@ def _parameters(answer: Prediction) -> dict[str, Any]:
     return found
 
 
-def _outputs(answers: Sequence[Prediction]) -> dict[str, Array]:
-    """Every output by name, one row an answer."""
+def _outputs(frame: Frame, answers: Sequence[Prediction]) -> dict[str, Array]:
+    """The outputs that the request names, or those it gets without naming any.
+
+    Raises: FrameError for an output that there is not.
+    """
+    names = [name for name, _ in frame.requested]
+    if not names:
+        names = [*ANSWERS] if len(answers) == 1 else [*ANSWERS, *ORIGINS]
+    for name in names:
+        if name not in OUTPUTS:
+            raise FrameError(f"output {name!r:.100}: expected one of {', '.join(OUTPUTS)}")
+    return {name: OUTPUTS[name](answers) for name in names}
+
+
+def _probabilities(answers: Sequence[Prediction]) -> Array:
+    """The (n, classes) probabilities; 0 where the network gave none that is finite."""
     try:
-        probabilities = np.stack([answer.probabilities for answer in answers])
+        stacked = np.stack([answer.probabilities for answer in answers])
     except ValueError as err:  # an update in between brought another number of classes
         raise RequestError(503, "the bundle has changed; ask again", retry_after_s=1) from err
-    return {
-        "label": np.array([answer.label for answer in answers], np.int64),
-        "probabilities": np.nan_to_num(probabilities),
-        "source": np.array([answer.source for answer in answers]),
-        "uncertainty": np.array([_finite(answer.uncertainty) for answer in answers]),
-        "threshold": np.array([_finite(answer.threshold) for answer in answers]),
-        "latency_ms": np.array([answer.latency_ms for answer in answers]),
-        "class_name": np.array([answer.class_name for answer in answers]),
-        "bytes_up": np.array([answer.bytes_up for answer in answers], np.int64),
-        "bytes_down": np.array([answer.bytes_down for answer in answers], np.int64),
-        "id": np.array([answer.id for answer in answers]),
-        "reason": np.array([answer.reason for answer in answers]),
-    }
+    return stacked if np.isfinite(stacked).all() else np.nan_to_num(stacked)
 
 
 def _finite(value: float) -> float:
@@ -212,3 +213,19 @@ def _finite(value: float) -> float:
     if math.isnan(value):
         return FLOAT_MAX
     return min(max(value, -FLOAT_MAX), FLOAT_MAX)
+
+
+# every output that a request may name: how it is made of the answers, one row each
+OUTPUTS: Final[Mapping[str, Callable[[Sequence[Prediction]], Array]]] = {
+    "label": lambda answers: np.array([one.label for one in answers], np.int64),
+    "probabilities": _probabilities,
+    "source": lambda answers: np.array([one.source for one in answers]),
+    "uncertainty": lambda answers: np.array([_finite(one.uncertainty) for one in answers]),
+    "threshold": lambda answers: np.array([_finite(one.threshold) for one in answers]),
+    "latency_ms": lambda answers: np.array([one.latency_ms for one in answers]),
+    "class_name": lambda answers: np.array([one.class_name for one in answers]),
+    "id": lambda answers: np.array([one.id for one in answers]),
+    "reason": lambda answers: np.array([one.reason for one in answers]),
+    "bytes_up": lambda answers: np.array([one.bytes_up for one in answers], np.int64),
+    "bytes_down": lambda answers: np.array([one.bytes_down for one in answers], np.int64),
+}

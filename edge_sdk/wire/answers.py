@@ -16,16 +16,17 @@ from edge_sdk.wire.frames import DATATYPES, Array, Frame
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 TEXTS: Final = "BYTES"
+# by dtype, not by its name, which numpy puts together at every call
 _DATATYPE_OF: Final = {
-    **{np.dtype(dtype).name: name for name, dtype in DATATYPES.items()},
-    "float64": "FP64",
+    **{dtype.newbyteorder("="): name for name, dtype in DATATYPES.items()},
+    np.dtype(np.float64): "FP64",
 }
 
 
 def datatype_of(dtype: str | np.dtype[Any]) -> str:
     """The protocol's name of a dtype; that of texts is `BYTES`."""
     known = np.dtype(dtype)
-    return TEXTS if known.kind == "U" else _DATATYPE_OF[known.name]
+    return TEXTS if known.kind == "U" else _DATATYPE_OF[known]
 
 
 def read_header_length(text: str | None) -> int | None:
@@ -44,17 +45,15 @@ def pack_answer(
     request: Frame,
     header: Mapping[str, Any],
     outputs: Mapping[str, Array],
-    default: tuple[str, ...] | None = None,
 ) -> tuple[bytes, int | None]:
     """Body of the answer to `request`.
 
     Args:
-        outputs: all outputs that a request may name; floats are finite.
-        default: names of those that a request without names gets; None for all.
+        outputs: by name; a request without names gets them all. Floats are finite.
     Returns: the body; the number of its bytes that are JSON, None for all of them.
     Raises: FrameError for an output that there is not.
     """
-    wanted = request.requested or tuple((name, {}) for name in default or outputs)
+    wanted = request.requested or tuple((name, {}) for name in outputs)
     all_binary = bool(request.parameters.get("binary_data_output"))
     described: list[dict[str, Any]] = []
     parts: list[bytes] = []

@@ -28,7 +28,7 @@ def bench(
         bool, typer.Option("--quick", help="Fewer rounds: about two minutes.")
     ] = False,
     only: Annotated[
-        Literal["device", "offload", "energy", "ladder", "server"] | None,
+        Literal["device", "service", "offload", "energy", "ladder", "server"] | None,
         typer.Option(help="Measure this part only."),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
@@ -37,7 +37,7 @@ def bench(
 
     Each figure is the median of several rounds.
     """
-    from server.bench import device, energy, ladder, offload, throughput
+    from server.bench import device, energy, ladder, offload, service, throughput
 
     check_report(report)
     # SIGTERM ends the child processes too, as Ctrl-C does
@@ -45,6 +45,7 @@ def bench(
     console = Console()
     parts: dict[str, tuple[str, Callable[..., list[Row]]]] = {
         "device": ("predict on the device", device.run),
+        "service": ("asking a running agent", service.run),
         "offload": ("offload round trip", offload.run),
         "energy": ("energy of an answer", energy.run),
         "ladder": ("ladder engine", ladder.run),

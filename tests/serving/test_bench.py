@@ -118,3 +118,20 @@ def test_report_of_one_part(
     shown = capsys.readouterr().out
     assert "predict on the device" in shown
     assert "offload" not in shown
+
+
+def test_a_running_agent_is_asked_over_both_doors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "bench.json"
+    words = ["bench", "--quick", "--only", "service", "--report", str(report)]
+    monkeypatch.setattr(sys, "argv", ["splitedge", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert not left.value.code
+    rows = json.loads(report.read_text())
+    assert [row["name"].partition(": ")[2] for row in rows] == [
+        "HTTP to plain FastAPI",
+        "socket to plain FastAPI",
+    ]
+    assert all(row["value"] > 0 and row["unit"] == "x" for row in rows)
