@@ -89,6 +89,7 @@ class Status:
     """State of an agent, for people and telemetry.
 
     Attributes:
+        gate: what answers are judged by, as text (edge_sdk.gate_form); the user's or the bundle's.
         personal: the training that the personal weights are from; None if the bundle's weights
             answer.
         bytes_up, bytes_down: payloads of all queries that were sent, audits and late answers
@@ -108,6 +109,7 @@ class Status:
     why_away: str
     bytes_up: int
     bytes_down: int = 0
+    gate: str = ""
     counters: Counters = field(default_factory=Counters)
     agreement: AgreementReport | None = None
     trouble: str = ""
@@ -386,6 +388,7 @@ class EdgeAgent:
             device=self._device,
             bundle=runner.manifest.bundle,
             depth=runner.manifest.depth,
+            gate=self._settings.gate or runner.manifest.gate.policy,
             threshold=runner.gate.threshold,
             personal=runner.personal,
             presence="no server" if offloader is None else offloader.presence.value,

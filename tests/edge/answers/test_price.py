@@ -17,6 +17,8 @@ from edge_sdk import AgentSettings, EdgeAgent
 from edge_sdk.answers.price import FORGETTING, AnswerMeter, Calibration
 from edge_sdk.errors import InputError
 from edge_sdk.settings import Power
+from edge_sdk.settings_file.settings_file import SettingsFile
+from tests.reader import Document
 
 if TYPE_CHECKING:
     from tests.edge.digits import Digits
@@ -238,3 +240,8 @@ def test_an_offload_has_its_bytes_on_the_wire_and_its_joules(
         math.fsum(answer.joules or 0.0 for answer in [first, *answers, *many])
     )
     assert all((answer.joules or 0.0) > 0 for answer in [*answers, *many])
+
+
+def test_the_document_shows_settings_that_are_read() -> None:
+    settings = SettingsFile.from_toml(Document("docs/price.md").snippet("settings").encode()).agent
+    assert settings.power == Power(board="raspberry-pi-4")

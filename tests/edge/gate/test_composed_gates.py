@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edge_sdk import AgentSettings, Agreement, Budget
+from edge_sdk import AgentSettings, Agreement, Budget, EdgeAgent
 from edge_sdk.cli.agent_options import AgentOptions
 from edge_sdk.errors import ConfigurationError, ManifestError
 from edge_sdk.gate.gate import (
@@ -36,6 +37,10 @@ from edge_sdk.manifest import GateSpec
 from edge_sdk.settings_file.settings_file import SettingsFile
 from server.training.recipe.recipe import read_recipe
 from server.training.report.best_gate import uncertainty_of
+from tests.reader import Document
+
+if TYPE_CHECKING:
+    from tests.edge.digits import Digits
 
 ALL = "all(entropy:0.3, margin:0.2)"
 ANY = "any(entropy:0.3, margin:0.2)"
@@ -250,6 +255,15 @@ def test_an_option_for_the_gate_leaves_the_files_threshold_aside() -> None:
     assert AgentOptions(threshold=0.5).settings(composed) == AgentSettings(gate=ALL, threshold=0.5)
 
 
+def test_the_status_names_the_gate_in_force(digits: Digits) -> None:
+    folder = digits.models / "digits" / "1" / "bundles" / "d2"
+    for gate, named in ((None, "entropy"), (ALL, ALL)):
+        with EdgeAgent.from_bundle(folder, AgentSettings(offload=False, gate=gate)) as agent:
+            status = agent.status()
+            assert status.gate == named
+            assert (status.threshold == 1.0) == (gate is not None)
+
+
 def test_a_settings_file_names_the_gate() -> None:
     file = SettingsFile.from_toml(b'[agent]\ngate = "any(vacuity:0.4, margin:0.2)"\n')
     assert file.agent == AgentSettings(gate="any(vacuity:0.4, margin:0.2)")
@@ -270,3 +284,13 @@ def test_a_recipe_names_the_gate(text: str) -> None:
     assert read_recipe({**table, "gate": None}).built_method.gate == "vacuity"
     with pytest.raises(ConfigurationError, match="recipe: gate 'luck': expected entropy"):
         read_recipe({**table, "gate": "luck"})
+
+
+def test_the_document_shows_gates_that_are_read() -> None:
+    document = Document("docs/gates.md")
+    file = SettingsFile.from_toml(document.snippet("settings").encode())
+    assert file.agent == AgentSettings(gate="all(entropy:0.3, margin:0.2)")
+    shown = set(re.findall(r"(?:all|any)\([^`'\"]*\)", document.text))
+    assert len(shown) >= 5
+    for text in shown:
+        read_gate(text)
