@@ -29,6 +29,9 @@ def row_of(name: str, at: float, answer: Prediction, smoothed: Smoothed | None) 
         "latency_ms": round(answer.latency_ms, 3),
         "id": answer.id,
         "reason": answer.reason,
+        "bytes_up": answer.bytes_up,
+        "bytes_down": answer.bytes_down,
+        "joules": answer.joules,
     }
     if smoothed is not None:
         row["smoothed_label"] = smoothed.label

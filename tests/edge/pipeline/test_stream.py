@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NEVER_EXIT = -1.0
 KEYS = [
     *("time", "input", "label", "class_name", "source", "uncertainty", "threshold"),
-    *("latency_ms", "id", "reason"),
+    *("latency_ms", "id", "reason", "bytes_up", "bytes_down", "joules"),
 ]
 
 
@@ -142,7 +142,7 @@ def test_a_sink_that_is_stuck_holds_the_stream_up_no_longer(
     with Stream(agent, source, [stuck, rows.sink], on_end=ended.set):
         assert ended.wait(30)  # the source is read to its end
         rows.wait(30)
-        assert stuck.counts.dropped == 30 - 1 - 2  # one is being taken, two wait
+        assert 30 - stuck.counts.dropped in (1 + 2, 2 + 2)  # one or two are being taken, two wait
         released.set()
 
 
@@ -259,6 +259,7 @@ def test_offloads_overlap_and_a_slow_source_holds_no_answer_back(
     assert [row["source"] for row in rows.rows] == ["server"] * 41
     assert [row["label"] for row in rows.rows] == digits.logits[:41].argmax(1).tolist()
     assert max(under_way) > 1
+    assert all(row["bytes_up"] > 0 and row["bytes_down"] > 0 for row in rows.rows)
 
 
 def test_a_stream_that_is_closed_answers_what_was_read(agent: EdgeAgent, digits: Digits) -> None:
