@@ -195,7 +195,8 @@ class HeadLearner(AnswerObserver):
             self._counts.drops += 1
             assert turn.bundle is not None
             assert turn.learnt is not None
-            logger.warning(
+            logger.log(
+                logging.WARNING if self._active else logging.INFO,  # if answers change by it
                 "learning: dropped: %.1f %% of %d held-out samples right, bundle: %.1f %%",
                 100 * turn.learnt.accuracy,
                 len(own.held_out),
