@@ -187,7 +187,7 @@ def _cause(err: Exception) -> str:
 
 
 def _advice(err: Exception) -> str:
-    """What to look at next."""
+    """Advice on what to look at next."""
     inner = _inmost(err)
     if isinstance(inner, http.client.HTTPException):  # the port is open and speaks something else
         return "is this the address of the API, and not of the broker?"
