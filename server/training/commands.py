@@ -265,6 +265,11 @@ def _print_summary(console: Console, result: Mapping[str, Any], folder: Path) ->
         f" they have, {_percent(final['accuracy_ood'])} of other classes; standard deviation"
         f" {_percent(final['std'])}"
     )
+    if final["threshold_chosen_on"] == "test":
+        console.print(
+            "each client has the gate that is best for those very samples: an upper bound for"
+            " deployed gates"
+        )
     if final["exits"]:
         each = ", ".join(f"{depth}: {value:.1%}" for depth, value in final["exits"].items())
         console.print(f"accuracy of exits on the test part, by depth: {each}")

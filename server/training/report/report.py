@@ -51,6 +51,7 @@ def report_of(simulation: Simulation, rows: list[Row]) -> Report:
             "path": evaluator.path(supervised=supervised),
             "answers": answers,
             "figures_of": "test",
+            "threshold_chosen_on": "test" if answers == "gated" else None,
             "exits": {str(depth): value for depth, value in evaluator.exits().items()},
             "auxiliary": evaluator.auxiliary(),
             "bmr": evaluator.benign_rate(),

@@ -65,3 +65,4 @@ def test_own_pictures_train_in_place_of_the_recipes_data(reader: Reader) -> None
     report = json.loads((reader.folder / "run" / "report.json").read_text())
     assert report["recipe"]["data"]["name"] == "pictures?resize=8x8"
     assert report["final"]["figures_of"] == "test"
+    assert report["final"]["threshold_chosen_on"] is None
