@@ -1,7 +1,7 @@
 """Time and memory of every depth on one device: measured where it ran, scaled where it did not.
 
 The cost table estimates a depth from the machine that exported the model. The device's own
-measurements correct it.
+measurements correct it. See docs/decisions/0023-measured-on-the-device.md.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from server.deployment.cli import app as models_app
 if TYPE_CHECKING:
     from edge_sdk.mqtt import BrokerAddress
     from edge_sdk.wire.address import Address
+    from server.deployment.overview import DeviceState
 
 app = typer.Typer(
     help="Run and manage the server: API, models, broker, devices.",
@@ -186,7 +187,7 @@ def devices(
             one.fleet,
             "" if one.depth is None else str(one.depth),
             one.runs or "not reported",
-            "revoked" if one.revoked else one.wants or "no model yet",
+            _wanted(one),
             one.refused or "",
             ago(one.last_seen) or "never",
         )
@@ -283,6 +284,14 @@ def broker_config(
         print_json({"config": str(written.config), "broker": broker, "server": server})
     else:
         typer.echo(f"{shlex.join(broker)}\n{shlex.join(server)}")
+
+
+def _wanted(state: DeviceState) -> str:
+    """The bundle that a device should run, and whether it is pinned."""
+    if state.revoked:
+        return "revoked"
+    pinned = "" if state.pinned is None else f" (pinned to {state.pinned})"
+    return f"{state.wants or 'no model yet'}{pinned}"
 
 
 def _check_published(state: Path, bundle: str) -> None:

@@ -6,7 +6,7 @@ The command line and the API show the same; both read the registry alone, so a s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from server.deployment.calls import version_of
 from server.registry.database import Registry
@@ -24,6 +24,7 @@ class DeviceState:
             asked for its bundle of that version.
         refused, why: bundle that it could not take on, and the reason.
         last_seen: UTC seconds since 1970.
+        pinned: depth or bundle to which the operator pinned it; None if its fleet's rule chooses.
     """
 
     device: str
@@ -36,6 +37,7 @@ class DeviceState:
     why: str | None
     last_seen: float | None
     revoked: bool
+    pinned: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,10 @@ def states_of(registry: Registry, devices: Sequence[Device]) -> list[DeviceState
     """The state of each of these devices, in their order."""
     pins = registry.capabilities.pinned()
     pinned = {device: pin.bundle for device, pin in pins.items() if pin.bundle is not None}
-    return _states(devices, registry.reports.all(), _fleets_of(registry, devices), pinned)
+    states = _states(devices, registry.reports.all(), _fleets_of(registry, devices), pinned)
+    return [
+        replace(one, pinned=str(pins[one.device])) if one.device in pins else one for one in states
+    ]
 
 
 def version_states(registry: Registry) -> list[VersionState]:
