@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from edge_sdk.manifest import BundleManifest, ModelManifest
 from edge_sdk.nets import Supernet
+from edge_sdk.training.data.dataset import Dataset
 from exporters.errors import ExportError
 from exporters.graphs import DeviceGraphs, own_exit, shared_exit
 from exporters.model import check_place, export_model
@@ -114,12 +115,24 @@ def export_run(
         progress=progress,
     )
     published = wanted.out / wanted.name / manifest.version / "bundles"
+    return manifest, _bundle_scores(trained, manifest, published, samples)
+
+
+def _bundle_scores(
+    trained: TrainedRun, manifest: ModelManifest, published: Path, samples: Dataset
+) -> dict[str, BundleScore]:
+    """The score of each bundle on test samples."""
+    x, y = samples.x_test, samples.y_test
+    labels: dict[int, Array] = {}
     scores = {}
     for variant in manifest.variants:
         depth = BundleManifest.load(published / variant).depth
-        labels = run_torch(trained.halves.whole(depth), samples.x_test)[0].argmax(axis=1)
-        scores[variant] = score_bundle(published / variant, labels, samples.x_test, samples.y_test)
-    return manifest, scores
+        # a network that devices and server share gives one answer, wherever it is cut
+        key = depth if trained.record.own_server else 0
+        if key not in labels:
+            labels[key] = run_torch(trained.halves.whole(depth), x)[0].argmax(axis=1)
+        scores[variant] = score_bundle(published / variant, labels[key], x, y)
+    return scores
 
 
 def choose_depths(trained: TrainedRun, wanted: RunExport) -> tuple[int, ...]:
@@ -164,11 +177,15 @@ def graphs_of(trained: TrainedRun, net: Supernet, depth: int, gate: str) -> Devi
 
 def check_scores(trained: TrainedRun, x: Array, y: Labels, depths: Sequence[int]) -> list[str]:
     """One line for each score of the record: whether these weights and samples repeat it."""
-    lines = []
-    for score in trained.record.scores:
-        if score.depth not in depths and score.path == "exit":
+    lines: list[str] = []
+    record = trained.record
+    for score in record.scores:
+        shared = score.path == "whole" and not record.own_server
+        if shared and lines:
+            continue  # one network, wherever it is cut
+        if not shared and score.depth not in depths:
             continue
-        if trained.record.depths:
+        if record.depths:
             net = trained.halves.whole(score.depth) if score.path == "whole" else None
         else:
             net = trained.halves.device

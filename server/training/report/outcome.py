@@ -118,8 +118,13 @@ def _network_record(run: Run) -> NetworkRecord:
 
 
 def _scores(trained: TrainedRun, run: Run) -> list[ScoreRecord]:
-    """Right answers on the test part, of every path that these weights can answer by."""
+    """Right answers on the test part, of every path that these weights can answer by.
+
+    The networks move to the run's device for that.
+    """
     record, halves = trained.record, trained.halves
+    for module in (halves.device, halves.server, *trained.auxiliaries.values()):
+        module.to(run.device)
     depths = record.depths or (halves.device.L,)
     scores = []
     if record.back:
@@ -134,8 +139,7 @@ def _scores(trained: TrainedRun, run: Run) -> list[ScoreRecord]:
 
 
 def _score(path: ScoredPath, depth: int, net: nn.Module, run: Run) -> ScoreRecord:
-    # the weights are on the CPU, where devices run them
-    labels = predicted_labels(net, run.x_test, torch.device("cpu"), BATCH)
+    labels = predicted_labels(net, run.x_test, run.device, BATCH)
     counted = score(labels, run.y_test)
     return ScoreRecord(path, depth, counted.samples, counted.correct)
 
