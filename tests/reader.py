@@ -124,7 +124,8 @@ def started_server(folder: Path, script: str, *, state: str = "server") -> Itera
         (token,) = _TOKEN.findall(log.read_text())
         yield Reader(folder, f"http://{http}", token)
     finally:
-        os.killpg(shell.pid, signal.SIGKILL)  # also the server that the shell left behind
+        with contextlib.suppress(ProcessLookupError):  # a document may have stopped the server
+            os.killpg(shell.pid, signal.SIGKILL)  # also the server that the shell left behind
 
 
 def _is_ready(http: str) -> bool:
