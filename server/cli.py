@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from edge_sdk.cli.output import print_json
+from edge_sdk.cli.output import print_json, print_table
 from edge_sdk.cli.times import ago
 from edge_sdk.wire.topics import PAYLOAD_BYTES
 from server.deployment.cli import app as models_app
@@ -191,7 +190,7 @@ def devices(
             one.refused or "",
             ago(one.last_seen) or "never",
         )
-    Console().print(table)
+    print_table(table)
     for one in states:
         if one.refused is not None:
             typer.echo(f"{one.device} refused {one.refused}: {one.why}")

@@ -206,7 +206,7 @@ class Services:
         if new:
             self.registry.reports.note_running(new)
             reports = self.registry.reports.all()
-        devices = self.broker.devices
+        devices = [one for one in self.registry.devices() if one.revoked_at is None]
         targets = {}
         for fleet in {device.fleet for device in devices}:
             model = self.publisher.wanted(fleet)

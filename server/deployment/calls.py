@@ -71,12 +71,20 @@ class UpdateCalls:
             target = targets.get(device.fleet) if pin is None else version_of(pin)
             if target is None:
                 continue
-            # at the first turn nothing is known to have changed
-            changed = pin is None and before is not None and before.get(device.fleet) != target
+            changed = pin is None and self._has_changed(before, device, target)
             if changed or self._is_behind(device, target, reports.get(device.id), now):
                 self._note(device.id, target, now)
                 called.append(device)
         return called
+
+    @staticmethod
+    def _has_changed(before: Mapping[str, str] | None, device: Device, target: str) -> bool:
+        """Whether the fleet's version is another one than in the turn before."""
+        if before is None:  # at the first turn nothing is known to have changed
+            return False
+        if device.fleet not in before:  # a new fleet: its device got its bundle when it enrolled
+            return version_of(device.bundle) != target
+        return before[device.fleet] != target
 
     def _is_behind(
         self, device: Device, target: str, report: DeviceReport | None, now: float

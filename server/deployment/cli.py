@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from edge_sdk.cli.output import print_json
+from edge_sdk.cli.output import print_json, print_table
 from edge_sdk.cli.times import ago
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def list_(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
             str(len(one.run_by)),
             ", ".join(refusal.device for refusal in one.refused_by),
         )
-    Console().print(table)
+    print_table(table)
     for one in versions:
         for refusal in one.refused_by:
             typer.echo(f"{refusal.device} refused {one.model}/{one.version}: {refusal.why}")

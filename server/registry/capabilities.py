@@ -16,7 +16,7 @@ from profiles.measured import BundleMeasurement, Conditions
 from server.errors import BadRequestError, UnknownDeviceError
 from server.registry.records import Capability, Failure, FailureKind, Pin
 from server.registry.schema import conditions, devices, failures, measurements, pins
-from server.registry.transactions import Transactions, record
+from server.registry.transactions import Transactions, printable, record
 
 MAX_WHY: Final = 300
 MAX_DEPTH: Final = 999
@@ -72,7 +72,7 @@ class Capabilities:
         Raises: UnknownDeviceError; BadRequestError for a name that no bundle has.
         """
         _check_bundle(bundle)
-        why = "".join(letter if letter.isprintable() else " " for letter in why)[:MAX_WHY]
+        why = printable(why, MAX_WHY)
         now = self._transactions.now()
         with self._transactions.writing() as connection:
             _check_device(connection, device_id)

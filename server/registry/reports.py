@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Select, insert, select, update
 
 from server.registry.records import DeviceReport
 from server.registry.schema import devices, reports
-from server.registry.transactions import Transactions, record
+from server.registry.transactions import Transactions, printable
 
 MAX_WHY: Final = 500
 
@@ -35,13 +35,15 @@ class DeviceReports:
     def note_update(
         self, device: str, running: str | None, refused: str | None, why: str | None
     ) -> None:
-        """Store the outcome of a device's update: what it runs now, and what it refused, if so."""
+        """Store the outcome of a device's update: what it runs now, and what it refused, if so.
+
+        The audit trail gets no entry: it has no bound, and a device may report at any time.
+        """
         now = self._transactions.now()
+        why = None if why is None else printable(why, MAX_WHY)
         with self._transactions.writing() as connection:
             before = _read(connection, select(reports).where(reports.c.device == device))
             known = before[0] if before else DeviceReport(device)
-            if refused is not None and (known.refused, known.why) != (refused, why):
-                record(connection, now, device, "device.refuse", f"{refused}: {why}")
             same = refused is not None and known.refused == refused
             refused_at = known.refused_at if same else (None if refused is None else now)
             _store(

@@ -88,6 +88,12 @@ def record(connection: Connection, at: float, who: str, what: str, detail: str) 
     connection.execute(insert(audit).values(at=at, who=who, what=what, detail=detail))
 
 
+def printable(text: str, most: int) -> str:
+    """A device's words on one line of at most `most` characters, without what moves a cursor."""
+    letters = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(letters.split())[:most]
+
+
 def check_id(value: str, what: str) -> None:
     """Check the id of a device, a fleet or a model.
 

@@ -12,6 +12,8 @@ from typing import Any, Final, Protocol
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from edge_sdk.errors import ManifestError
+from edge_sdk.manifest import check_bundle_name
 from edge_sdk.wire.topics import ID_PATTERN
 from profiles.device import DeviceProfile
 from profiles.errors import InvalidProfileError
@@ -24,9 +26,8 @@ from server.errors import (
     UnknownModelError,
 )
 from server.registry.credentials import token_secret, token_text
-from server.registry.database import MAX_BUNDLE, MAX_NOTE, MAX_TOKEN_TTL_S, Registry
+from server.registry.database import MAX_NOTE, MAX_TOKEN_TTL_S, Registry
 from server.registry.records import Device
-from server.registry.reports import MAX_WHY
 from server.routes.authentication import Access
 from server.routes.bodies import BoundedRoute, read_body
 from server.routes.rate_limit import FailureLimit
@@ -154,8 +155,8 @@ class Assignment(BaseModel):
 class UpdateReport(BaseModel):
     """The outcome of a device's update, and the bundle that it runs now."""
 
-    running: str | None = Field(default=None, max_length=MAX_BUNDLE)
-    bundle: str | None = Field(default=None, max_length=MAX_BUNDLE)
+    running: str | None = None
+    bundle: str | None = None
     status: str = Field(max_length=32)
     reason: str = Field(default="", max_length=4096)
 
@@ -238,9 +239,13 @@ def _add_device_routes(api: APIRouter, services: DeviceServices, access: Access)
     @api.put("/devices/{device_id}/update", status_code=204, dependencies=itself)
     def report_update(device_id: str, report: UpdateReport) -> None:
         """Note the bundle that the device runs after an update, and the one that it refused."""
-        failed = report.status in REFUSALS and report.bundle is not None
-        refused, why = (report.bundle, report.reason[:MAX_WHY]) if failed else (None, None)
-        services.registry.reports.note_update(device_id, report.running, refused, why)
+        running, bundle = _bundle(report.running), _bundle(report.bundle)
+        reports = services.registry.reports
+        if report.status not in REFUSALS or bundle is None:
+            reports.note_update(device_id, running, None, None)
+            return
+        reports.note_update(device_id, running, bundle, report.reason)
+        logger.warning("device=%s refused %s", device_id, bundle)
 
     @api.post("/link/echo", response_class=Response, dependencies=[Depends(access.anyone)])
     async def echo(request: Request) -> Response:
@@ -315,6 +320,13 @@ def _profile(data: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return DeviceProfile.from_dict(data).to_dict()
     except InvalidProfileError as err:
+        raise BadRequestError(str(err)) from err
+
+
+def _bundle(name: str | None) -> str | None:
+    try:
+        return None if name is None else check_bundle_name(name)
+    except ManifestError as err:
         raise BadRequestError(str(err)) from err
 
 

@@ -22,7 +22,7 @@ class Turns:
         self.refused: dict[str, str] = {}
         self.targets = {"barn": "cnn/1", "shed": "vit/1"}
         self._calls = UpdateCalls(lambda: self.now)
-        self._devices = [_device("pi-1", "barn"), _device("pi-2", "shed")]
+        self.devices = [_device("pi-1", "barn"), _device("pi-2", "shed")]
         assert self.turn() == []
 
     def turn(
@@ -37,12 +37,12 @@ class Turns:
             for device, bundle in self.running.items()
         }
         self._calls.came_back(connected)
-        due = self._calls.due(self._devices, self.targets, reports, (*heard, *connected), pinned)
+        due = self._calls.due(self.devices, self.targets, reports, (*heard, *connected), pinned)
         return [device.id for device in due]
 
 
-def _device(name: str, fleet: str) -> Device:
-    return Device(name, fleet, "", {}, None, None, 0.0, None, None)
+def _device(name: str, fleet: str, bundle: str | None = None) -> Device:
+    return Device(name, fleet, "", {}, None, bundle, 0.0, None, None)
 
 
 def test_a_fleet_is_called_when_its_version_changes_and_no_other() -> None:
@@ -56,12 +56,12 @@ def test_a_fleet_is_called_when_its_version_changes_and_no_other() -> None:
 
 def test_a_device_is_called_while_it_runs_another_depth_than_it_was_given() -> None:
     turns = Turns()
-    turns._devices[0] = replace(turns._devices[0], bundle="cnn/1/d2")
+    turns.devices[0] = replace(turns.devices[0], bundle="cnn/1/d2")
     assert turns.turn("pi-1") == ["pi-1"]  # it reports cnn/1/d1
     turns.now += CALL_AGAIN_S
     turns.refused["pi-1"] = "cnn/1/d2"
     assert turns.turn("pi-1") == []
-    turns._devices[0] = replace(turns._devices[0], bundle="cnn/1/d3")
+    turns.devices[0] = replace(turns.devices[0], bundle="cnn/1/d3")
     assert turns.turn("pi-1") == ["pi-1"]
     turns.now += CALL_AGAIN_MOST_S
     turns.running["pi-1"] = "cnn/1/d3"
@@ -72,7 +72,7 @@ def test_a_pinned_device_does_not_follow_its_fleet() -> None:
     turns = Turns()
     pinned = {"pi-1": "vit/7/d1"}
     turns.targets["barn"] = "cnn/2"
-    turns._devices[0] = replace(turns._devices[0], bundle="vit/7/d1")
+    turns.devices[0] = replace(turns.devices[0], bundle="vit/7/d1")
     turns.running["pi-1"] = "vit/7/d1"
     assert turns.turn("pi-1", pinned=pinned) == []
     turns.running["pi-1"] = "cnn/1/d1"
@@ -85,6 +85,14 @@ def test_a_fleet_that_gets_its_first_model_is_called() -> None:
     assert turns.turn() == []
     turns.targets["barn"] = "cnn/1"
     assert turns.turn() == ["pi-1"]
+
+
+def test_a_new_fleet_is_called_only_if_its_device_enrolled_without_a_model() -> None:
+    turns = Turns()
+    turns.devices.append(_device("pi-3", "yard"))
+    turns.devices.append(_device("pi-4", "yard", "cnn/1/d2"))
+    turns.targets["yard"] = "cnn/1"
+    assert turns.turn() == ["pi-3"]
 
 
 def test_a_device_that_was_away_is_called_when_it_comes_back() -> None:

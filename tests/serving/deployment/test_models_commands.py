@@ -160,11 +160,16 @@ def test_fleets_move_with_their_own_model_and_roll_back(fleets: Fleets) -> None:
     assert fleets.call("POST", activate) == {"active": one, "left": None}
     fleets.run(two, one)
 
+    def run_by() -> list[list[str]]:
+        rows = {name_of(row): row["run_by"] for row in fleets.models("list")["models"]}
+        return [rows[name] for name in (one, two, three)]
+
+    # a heartbeat from before the switch may still be under way
+    wait_until(lambda: run_by() == [["pi-shed"], ["pi-barn"], []], run_by)
     listed = fleets.models("list")
     assert listed == fleets.call("GET", "/api/v1/models")
     rows = {name_of(row): row for row in listed["models"]}
     assert {name for name, row in rows.items() if row["active"]} == {one, letters}
-    assert [rows[name]["run_by"] for name in (one, two, three)] == [["pi-shed"], ["pi-barn"], []]
     assert rows[two]["pinned"] == ["barn"]
 
     # removal: one is active and runs on pi-shed, two is barn's, three is free to go

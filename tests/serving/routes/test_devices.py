@@ -172,7 +172,14 @@ def test_a_device_reports_what_its_update_ended_in(world: World) -> None:
     assert world.call("PUT", url, report | {"seconds": "3"}, login=login).status_code == 204
     shown = world.call("GET", "/devices/pi", login=login).json()
     assert (shown["runs"], shown["refused"], shown["why"]) == ("cnn/2/d3", None, None)
-    assert world.call("PUT", url, report | {"running": "x" * 161}, login=login).status_code == 400
+    text = refused(world.call("PUT", url, report | {"running": "../x"}, login=login), 400)
+    assert "expected MODEL/VERSION/d{DEPTH}" in text
+    # a terminal that lists devices must not follow what a device writes
+    report |= {"status": "refused", "reason": "red \x1b[31m\n" + "x" * 900}
+    assert world.call("PUT", url, report, login=login).status_code == 204
+    why = world.call("GET", "/devices/pi", login=login).json()["why"]
+    assert why.startswith("red [31m xxx")
+    assert len(why) == 500
     assert world.call("PUT", url, report).status_code == 401
 
 
