@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.deadline]
 def weigh_down(path: Path, *, megabytes: float, products: int) -> None:
     """Make a graph larger and slower without another answer: 0 times a sum is added to its logits.
 
-    The graphs stay far below a millisecond, so that a busy machine slows none of them beyond a limit.
+    The graphs stay far below a millisecond, so that a busy machine takes none beyond a limit.
 
     Args:
         megabytes: of a weight of which one row is read. products: of two 192 x 192 matrices.
