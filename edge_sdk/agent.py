@@ -341,7 +341,8 @@ class EdgeAgent:
         observers = self._observers
         if observers is None or not observers.correctable:
             raise ConfigurationError(
-                "correct: nothing here takes corrections; open the agent with an observer that does"
+                "correct: nothing here takes corrections; tell the agent to keep inputs (--keep) or"
+                " to learn (--learn), or open it with an observer that takes them"
             )
         return observers.correct(identifier, _label_index(label, self.manifest.class_names))
 

@@ -26,11 +26,11 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.kept.form import FORM, Array, KeptForm, read_form
 from edge_sdk.kept.index import INDEX, KeptInput, read_index
 from edge_sdk.manifest import BundleManifest
+from edge_sdk.pipeline.samples import CLASSES_NAME
 from edge_sdk.state import StateLock
 
 LABELLED: Final = "labelled"
 UNLABELLED: Final = "unlabelled"
-CLASSES: Final = "classes.txt"
 _OURS: Final = re.compile(r"[0-9a-f]{32}\.(png|npy)")
 
 
@@ -114,7 +114,7 @@ class KeptFolder:
     def _begin(self, form: KeptForm) -> None:
         make_folder(self.folder / LABELLED)
         lines = "".join(f"{name}\n" for name in form.folders)
-        write_atomic(self.folder / LABELLED / CLASSES, lines.encode())
+        write_atomic(self.folder / LABELLED / CLASSES_NAME, lines.encode())
         write_atomic(self.folder / FORM, orjson.dumps(asdict(form), option=orjson.OPT_INDENT_2))
         self._form = form
 
@@ -163,7 +163,7 @@ def clear(folder: Path) -> int:
 
 def _delete(folder: Path) -> int:
     files = _files(folder)
-    for path in (*files, folder / LABELLED / CLASSES, folder / INDEX, folder / FORM):
+    for path in (*files, folder / LABELLED / CLASSES_NAME, folder / INDEX, folder / FORM):
         path.unlink(missing_ok=True)
     for inner in (*(folder / LABELLED).glob("*"), folder / LABELLED, folder / UNLABELLED):
         with suppress(OSError):  # not empty: it holds files of the user

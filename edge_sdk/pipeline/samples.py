@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-# endings of the files that `read_samples` is given by folders
-SAMPLE_SUFFIXES: Final = (".npy", ".bmp", ".jpeg", ".jpg", ".png", ".webp")
+# endings of files of a folder
+PICTURE_SUFFIXES: Final = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+SAMPLE_SUFFIXES: Final = (".npy", *PICTURE_SUFFIXES)
+# the file beside folders of classes that lists them in the order of their labels
+CLASSES_NAME: Final = "classes.txt"
 # errors that numpy and Pillow raise for a damaged file
 DAMAGED: Final = (OSError, ValueError, EOFError, MemoryError, SyntaxError, TokenError)
 DAMAGED_IMAGE: Final = (*DAMAGED, struct.error, zlib.error, IndexError, TypeError, OverflowError)

@@ -23,14 +23,13 @@ import numpy as np
 from PIL import Image
 
 from edge_sdk.errors import ConfigurationError, InputError
+from edge_sdk.pipeline.samples import CLASSES_NAME, PICTURE_SUFFIXES
 from edge_sdk.training.data.samples import Array, Part, Samples, checked_samples
 
 logger = logging.getLogger(__name__)
 
 PICTURES_BYTES_MAX: Final = 4 << 30
-SUFFIXES: Final = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 ARRAY_SUFFIX: Final = ".npy"
-CLASSES_NAME: Final = "classes.txt"
 _COLOURED: Final = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
 _GREY: Final = ("1", "L", "LA")
 # what Pillow and numpy raise for damaged files of the formats they read
@@ -148,8 +147,8 @@ def _entries(folder: Path, names: Sequence[str], most: int | None) -> list[Entry
     found = found or [(path, -1) for path in files]
     if not found:
         raise ConfigurationError(
-            f"{folder}: expected pictures ({', '.join(SUFFIXES)}) or a folder of them for each"
-            " class, got none"
+            f"{folder}: expected pictures ({', '.join(PICTURE_SUFFIXES)}) or a folder of them for"
+            " each class, got none"
         )
     if most is not None and len(found) > most:
         found = [found[row] for row in np.linspace(0, len(found) - 1, most).astype(int)]
@@ -271,7 +270,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    known = (*SUFFIXES, ARRAY_SUFFIX)
+    known = (*PICTURE_SUFFIXES, ARRAY_SUFFIX)
     return sorted(
         entry
         for entry in folder.iterdir()
