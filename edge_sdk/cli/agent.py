@@ -116,8 +116,7 @@ def update(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
         if running is None:
             lifecycle.update(state)
         else:
-            with running:
-                running.refresh()
+            running.refresh()
     bundle = _active_bundle(state)
     if as_json:
         print_json({"device": identity.device, "bundle": bundle})
@@ -212,8 +211,7 @@ def status(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
     if running is None:
         fields["agent"] = None
     else:
-        with running:
-            fields["agent"] = running.status()
+        fields["agent"] = running.status()
     _show(fields, as_json)
 
 

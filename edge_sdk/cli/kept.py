@@ -90,13 +90,12 @@ def correct(
     running = RunningAgent.find(state)
     if running is None:
         raise LinkError(f"{state}: no agent runs here; start it with `splitedge agent run`")
-    with running:
-        try:
-            known = running.correct(identifier, label)
-        except InputError:  # no class has that name
-            if not (label.isascii() and label.isdecimal()):
-                raise
-            known = running.correct(identifier, int(label))
+    try:
+        known = running.correct(identifier, label)
+    except InputError:  # no class has that name
+        if not (label.isascii() and label.isdecimal()):
+            raise
+        known = running.correct(identifier, int(label))
     if not known:
         raise InputError(
             f"{identifier}: no answer of this id is remembered; the newest 512 are, and each can be"

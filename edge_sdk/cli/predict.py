@@ -86,8 +86,7 @@ def predict(
             answers = agent.predict_many(sample for _, sample in named)
             rows = [_row(name, answer) for (name, _), answer in zip(named, answers, strict=True)]
     else:
-        with running:
-            rows = list(_ask(running, files, options))
+        rows = list(_ask(running, files, options))
     if as_json:
         print_json(rows)
     else:

@@ -227,6 +227,7 @@ class Carrier:
                 response = self._answer(Request(head.method, head.path, head.headers, body))
         except RequestError as err:
             response = error_response(err)  # the body is not read: nothing can follow
-        exchange.respond(response, keep=keep)
+        # from here on it may give way: its client may be one that does not read
         connection.idle_since = time.monotonic()
+        exchange.respond(response, keep=keep)
         return keep

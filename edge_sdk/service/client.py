@@ -6,8 +6,7 @@ import http.client
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -21,24 +20,23 @@ from edge_sdk.wire.answers import HEADER_LENGTH
 from edge_sdk.wire.frames import DATATYPES, Tensor, encode
 from edge_sdk.wire.messages import RAW_INPUT
 
-# an update fetches a bundle and tries it, which takes minutes on a slow link
-TIMEOUT_S: Final = 900.0
+TIMEOUT_S: Final = 30.0
+# an update fetches a bundle and tries it, and thousands of rows may each wait for the server
+LONG_S: Final = 900.0
 BYTES_AT_ONCE: Final = LIMITS.frame_bytes // 4
 
 
 class RunningAgent:
     """The agent that another process runs on a state folder.
 
-    running = RunningAgent.find(state)
-    if running is not None:
-        with running:
+        running = RunningAgent.find(state)
+        if running is not None:
             print(running.status())
+
+    Each request has a connection of its own: an agent closes one that waits for long.
     """
 
-    def __init__(self, connection: socket.socket, state: Path) -> None:
-        self._http = http.client.HTTPConnection("localhost", timeout=TIMEOUT_S)
-        connection.settimeout(TIMEOUT_S)
-        self._http.sock = connection
+    def __init__(self, state: Path) -> None:
         self._state = state
 
     @classmethod
@@ -47,14 +45,11 @@ class RunningAgent:
 
         Raises: LinkError if there is one, and it cannot be asked.
         """
-        try:
-            connection = connect_in(state)
-        except OSError as err:
-            raise LinkError(
-                f"{state}: an agent runs here, and cannot be asked ({err.strerror}); run this "
-                "command as the user of the agent"
-            ) from err
-        return None if connection is None else cls(connection, state)
+        connection = _connect(state)
+        if connection is None:
+            return None
+        connection.close()
+        return cls(state)
 
     def status(self) -> dict[str, Any]:
         """Status of the agent, as `EdgeAgent.status` gives it, and the id of its process."""
@@ -63,7 +58,7 @@ class RunningAgent:
 
     def refresh(self) -> dict[str, Any]:
         """Fetch the bundle that the server assigns. Returns: device and bundle."""
-        done: dict[str, Any] = self._ask("POST", "/agent/refresh")
+        done: dict[str, Any] = self._ask("POST", "/agent/refresh", timeout_s=LONG_S)
         return done
 
     def correct(self, identifier: str, label: int | str) -> bool:
@@ -98,28 +93,14 @@ class RunningAgent:
         if held:
             yield from self._predict(held, parameters)
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._http.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _predict(
         self, samples: Sequence[Array], parameters: dict[str, Any]
     ) -> list[dict[str, Any]]:
         tensor = Tensor(RAW_INPUT, np.stack(samples))
         text, parts = encode({"parameters": parameters}, [tensor], key="inputs")
         headers = {HEADER_LENGTH: str(len(text))}
-        answer = self._ask("POST", "/agent/predict", b"".join((text, *parts)), headers)
+        body = b"".join((text, *parts))
+        answer = self._ask("POST", "/agent/predict", body, headers, timeout_s=LONG_S)
         found: list[dict[str, Any]] = answer["predictions"]
         return found
 
@@ -129,21 +110,49 @@ class RunningAgent:
         path: str,
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
     ) -> Any:
         """The JSON of the answer.
 
         Raises: InputError for a request that the agent refuses; SplitedgeError with its reason for
-            what it could not do; LinkError if it has ended.
+            what it could not do; LinkError if it has ended, or gives no answer in time.
         """
+        connection = _connect(self._state)
+        if connection is None:
+            raise LinkError(f"{self._state}: the agent that ran here has ended")
+        asking = http.client.HTTPConnection("localhost")
+        asking.sock = connection
+        connection.settimeout(timeout_s)
         try:
-            self._http.request(method, path, body, headers or {})
-            response = self._http.getresponse()
+            asking.request(method, path, body, headers or {})
+            response = asking.getresponse()
             raw = response.read()
+        except TimeoutError as err:
+            raise LinkError(
+                f"{self._state}: the agent that runs here gave no answer within {timeout_s:g} s"
+            ) from err
         except (OSError, http.client.HTTPException) as err:
             raise LinkError(
                 f"{self._state}: the agent that ran here gave no answer; has it ended?"
             ) from err
+        finally:
+            asking.close()
         answer = orjson.loads(raw)
         if response.status == 200:
             return answer
         raise (InputError if response.status == 400 else SplitedgeError)(answer["error"])
+
+
+def _connect(state: Path) -> socket.socket | None:
+    """A connection to the agent in that folder; None if there is none.
+
+    Raises: LinkError if there is one, and it cannot be asked.
+    """
+    try:
+        return connect_in(state)
+    except OSError as err:
+        raise LinkError(
+            f"{state}: an agent runs here, and cannot be asked ({err.strerror}); run this "
+            "command as the user of the agent"
+        ) from err

@@ -38,9 +38,9 @@ settings = AgentSettings(controller=Agreement(0.3), late_answers=True, deadline_
 service = AgentService(state, ServeTable())
 with service, EdgeAgent.open(state, settings) as agent, service.answering(agent):
     sources = {{agent.predict(one).source for one in x[:50]}}
-    with RunningAgent.find(state) as running:
-        sources |= {{row["source"] for row in running.predict(x[:5], {{"threshold": -1}})}}
-        running.refresh()
+    running = RunningAgent.find(state)
+    sources |= {{row["source"] for row in running.predict(x[:5], {{"threshold": -1}})}}
+    running.refresh()
     print(sorted(sources), agent.late_answers())
 print([name for name in {HEAVY.split()} if name in sys.modules])
 """

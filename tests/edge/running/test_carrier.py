@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from edge_sdk.service.guard import Guard
 from edge_sdk.service.listening import connect_in, listen_in
 from edge_sdk.service.local_exchange import read_head
 from edge_sdk.service.messages import RequestError
-from edge_sdk.service.service import AgentService
+from edge_sdk.service.service import LOCAL_CONNECTIONS, AgentService
 from edge_sdk.settings_file.serve_table import ServeTable
 from tests.edge.running.conftest import INFER, SAMPLES, Site, call, described
 from tests.waiting import wait_until
@@ -127,6 +128,16 @@ def test_silent_clients_give_way_to_others(small: Site) -> None:
                 bare.sendall(b"GET /v2 HT")
         for _ in range(3):
             assert small.call("POST", INFER, described(SAMPLES)).status == 200
+
+
+def test_clients_that_do_not_read_give_way_to_others(site: Site) -> None:
+    body = described(np.tile(SAMPLES, (200, 1, 1, 1)))  # its answer is longer than a socket holds
+    lines = [f"POST {INFER} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
+    raw = "\r\n".join([*lines, "", ""]).encode() + body
+    with ExitStack() as deaf:
+        for _ in range(LOCAL_CONNECTIONS + 1):
+            deaf.enter_context(closing(connected(site, "local"))).sendall(raw)
+        assert site.call("GET", "/v2/health/ready", door="local").status == 200
 
 
 def descriptors() -> int:
