@@ -23,6 +23,7 @@ from edge_sdk.nets import build
 from edge_sdk.settings import AgentSettings
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.data.load import load_dataset
+from edge_sdk.training.device.background import BackgroundTraining
 from exporters.cli import app as export_app
 from profiles import DeviceProfile
 from server.tokens import create_token
@@ -111,6 +112,10 @@ def test_an_own_network_is_trained_by_devices_as_in_a_simulation_exported_and_as
         "trainer", state=str(state), recipe=str(tmp_path / "own.toml"), port=free_port, silence_s=60
     )
     at = {"trainer": f"http://127.0.0.1:{free_port}", "folder": str(tmp_path)}
+
+    # an agent that trains when it is invited names it in the same way
+    invited = BackgroundTraining(tmp_path / "pi-0", "pi-0.npz", backbone=BACKBONE)
+    assert invited._command[-2:] == ["--backbone", BACKBONE]
 
     # a device whose operator named no network, or another one, takes no part and says why
     for given in (None, "own_residual:network"):
