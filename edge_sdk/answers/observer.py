@@ -92,6 +92,7 @@ class Observers:
 
     def __init__(self, observers: Iterable[AnswerObserver]) -> None:
         self._observers = list(observers)
+        self._failed: list[AnswerObserver] = []
         self._parts = _parts(self._observers)
         self._recent = RecentAnswers()
         self._lock = threading.Lock()
@@ -156,7 +157,8 @@ class Observers:
     def close(self) -> None:
         """Close every observer. They are told of no further answer."""
         with self._lock:
-            observers, self._observers = self._observers, []
+            observers = [*self._observers, *self._failed]
+            self._observers, self._failed = [], []
             self._parts = frozenset()
         # without the lock: the observer's thread, which its `close` may wait for, may need it
         for observer in observers:
@@ -165,6 +167,7 @@ class Observers:
     def _tell(self, call: Callable[[AnswerObserver], None]) -> None:
         failed = [observer for observer in self._observers if not _try(observer, call)]
         if failed:
+            self._failed += failed
             self._observers = [each for each in self._observers if each not in failed]
             self._parts = _parts(self._observers)
 

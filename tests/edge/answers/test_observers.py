@@ -55,6 +55,10 @@ class Faulty(AnswerObserver):
 
     name = "faulty"
     calls = 0
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def answered(self, answered: Answered) -> None:
         self.calls += 1
@@ -154,6 +158,7 @@ def test_a_failing_observer_is_logged_once_and_the_others_go_on(
         for x in digits.x[:4]:
             agent.predict(x)
     assert (faulty.calls, len(diary.told)) == (2, 4)
+    assert faulty.closed
     assert [record.getMessage() for record in caplog.records] == [
         "observer=faulty failed; it is not called again"
     ]
