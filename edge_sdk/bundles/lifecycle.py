@@ -131,9 +131,10 @@ class BundleLifecycle:
         """Confirm the bundle after HEALTH_S."""
         if self._health is not None:
             self._health.cancel()
-        self._health = threading.Timer(HEALTH_S, self._confirm)
-        self._health.daemon = True
-        self._health.start()
+        health = threading.Timer(HEALTH_S, self._confirm)
+        health.daemon = True
+        health.start()
+        self._health = health  # started: `close`, in another thread, waits for its end
 
     def refresh(self) -> None:
         """Fetch the assigned bundle and switch to it.
@@ -200,7 +201,9 @@ class BundleLifecycle:
             runner = _runner(active, self._settings, self._load_personal())
         except OutOfMemoryError as err:
             self._note_trouble(active.manifest.bundle, str(err))
-            self._store.roll_back(str(err), hold_s=HOLD_S)
+            # the one before it may be the one that is left for it: then this is tried again
+            if self._store.has_way_back():
+                self._store.roll_back(str(err), hold_s=HOLD_S)
             tell_failure(self._store.state, active.manifest.bundle, str(err))
             raise UpdateRefusedError(f"{active.manifest.bundle}: {err}") from err
         except (BundleError, InputError) as err:
@@ -208,6 +211,7 @@ class BundleLifecycle:
             raise UpdateRefusedError(f"{active.manifest.bundle}: {err}") from err
         with self._switched:
             self.runner, self.digest = runner, active.digest
+            self._leave_again_at = 0.0
             self._switched.notify_all()
         self.watch_health()
         logger.info("bundle=%s is active", active.manifest.bundle)
@@ -233,6 +237,9 @@ class BundleLifecycle:
 
     def _leave_for_smaller(self, bundle: str, why: str) -> None:
         active = self._store.active()
+        if active.manifest.bundle != bundle:  # installed, and not loaded yet
+            self._switch_bundle()
+            return
         if has_smaller(self._store, active):
             self._store.roll_back(why, hold_s=HOLD_S)
             self._switch_bundle()

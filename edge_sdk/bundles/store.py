@@ -246,16 +246,21 @@ class BundleStore:
         return locked_folder(self._slots)
 
     def _select(self, table: _SlotTable) -> ActiveBundle:
-        """The first slot with a bundle that can run, starting with the active one."""
+        """The first slot with a bundle that can run, starting with the active one.
+
+        A bundle in quarantine for a time alone is taken if there is no other one.
+        """
         problems: list[str] = []
-        for slot in (table.active, _other(table.active)):
-            record = table.slots.get(slot)
-            if record is None:
-                continue
-            problem = self._why_unusable(slot, record)
-            if problem is None:
-                return self._activate(table, slot, "; ".join(problems) or None)
-            problems.append(f"slot {slot}, {record.bundle}: {problem}")
+        for for_ever in (False, True):
+            for slot in (table.active, _other(table.active)):
+                record = table.slots.get(slot)
+                if record is None:
+                    continue
+                problem = self._why_unusable(slot, record, for_ever=for_ever)
+                if problem is None:
+                    return self._activate(table, slot, "; ".join(problems) or None)
+                if not for_ever:
+                    problems.append(f"slot {slot}, {record.bundle}: {problem}")
         found = "; ".join(problems) or "no bundle is installed"
         raise NoBundleError(f"{self.state}: {found}; run `splitedge agent update`")
 
@@ -264,9 +269,12 @@ class BundleStore:
         record = table.slots.get(slot)
         return record is not None and self._why_unusable(slot, record) is None
 
-    def _why_unusable(self, slot: Slot, record: BundleRecord) -> str | None:
+    def _why_unusable(
+        self, slot: Slot, record: BundleRecord, *, for_ever: bool = False
+    ) -> str | None:
+        """Why a slot's bundle cannot run; `for_ever` leaves out a quarantine that has an end."""
         why = self.why_quarantined(record.digest)
-        if why is not None:
+        if why is not None and not (for_ever and self._has_end(record.digest)):
             return f"quarantined ({why})"
         problem = self.damage(slot, record)
         if problem is not None:
@@ -276,6 +284,9 @@ class BundleStore:
         except BundleError as err:  # undamaged, but written for another version of splitedge
             return str(err)
         return None
+
+    def _has_end(self, digest: str) -> bool:
+        return "until" in self._read_quarantine().get(digest, {})
 
     def _activate(self, table: _SlotTable, slot: Slot, fallback: str | None) -> ActiveBundle:
         record = table.slots[slot]

@@ -184,6 +184,20 @@ def test_roll_back_quarantines_the_bundle_by_content(store: BundleStore, export:
         store.roll_back("this one too")
 
 
+def test_quarantine_with_an_end_ends_and_is_better_than_no_bundle(
+    store: BundleStore, export: Export
+) -> None:
+    install(store, export, 1)
+    held = install(store, export, 2)
+    assert store.roll_back("out of memory", hold_s=3600).manifest.bundle == "tiny/1/d2"
+    assert store.why_quarantined(held.digest) == "out of memory"
+    # the other one fails for good: the one that is held may have its memory again
+    assert store.roll_back("answers drift").manifest.bundle == "tiny/2/d2"
+    assert name(store) == "tiny/2/d2"
+    store.quarantine(held, "out of memory", hold_s=-1)
+    assert not store.is_quarantined(held.digest)
+
+
 def test_bundle_that_never_lives_through_its_health_window_is_left(
     store: BundleStore, export: Export
 ) -> None:
