@@ -160,10 +160,10 @@ def test_labels_add_accuracies(small_onnx: Path, tmp_path: Path) -> None:
     assert cut["hybrid_accuracy"] > cut["whole_accuracy"] - 0.03
 
 
-@pytest.mark.parametrize("gate", ["vacuity", "any(entropy, margin)"])
 def test_gate_of_several_measures_keeps_the_agreement(
-    small_onnx: Path, unlabelled: Path, tmp_path: Path, gate: str
+    small_onnx: Path, unlabelled: Path, tmp_path: Path
 ) -> None:
+    gate = "any(vacuity, margin)"
     report = tmp_path / "report.json"
     more = ("--gate", gate, "--report", str(report), "--depth", "2", "--int8", "never")
     assert run(small_onnx, unlabelled, tmp_path, *more).exit_code == 0
@@ -171,7 +171,7 @@ def test_gate_of_several_measures_keeps_the_agreement(
     bundle = BundleManifest.load(tmp_path / "digits" / "1" / "bundles" / "d2")
     assert bundle.gate.policy == cut["gate"]
     form = read_gate(cut["gate"])
-    assert form.kind == gate.partition("(")[0]
+    assert [term.kind for term in form.terms] == ["vacuity", "margin"]
     assert all(term.scale is not None for term in form.terms)
     assert cut["exit_rate"] > 0.3
     assert cut["agreement"] > 0.95
