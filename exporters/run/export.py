@@ -223,11 +223,14 @@ def _refusal(record: RunRecord, lacking: Sequence[int], wanted: RunExport) -> st
         why = f"no client trained an exit at depth {lacking[0]}"
     elif record.own_back:
         why = f"{record.method} has no exit heads, and its last layers stay on the devices"
+    elif record.own_heads:
+        why = f"the clients of {record.method} kept their exit heads (SuperSFL: share_exits = true)"
     else:
-        why = f"{record.method} has no exit heads, or leaves them on the devices"
+        why = f"{record.method} has no exit heads"
     command = wanted.command(wanted.data or record.data.source)
+    labels = "with or without" if record.back else "with"
     return (
         f"{wanted.run}: expected an exit at depth {', '.join(map(str, lacking))}, with which a"
-        f" device answers, found none: {why}. It can be trained on samples like the devices',"
-        f" without labels unless last layers stay on devices: {command}"
+        f" device answers, found none: {why}. Samples like the devices', {labels} labels, can train"
+        f" it: {command}"
     )

@@ -120,6 +120,7 @@ class RunRecord:
         exits: depths whose exit heads, or auxiliary models, are in the weights.
         auxiliary: form of the head of the clients' auxiliary models, which answer on the device
             (BESplit); None for a method without them.
+        own_heads: whether clients have exit heads that they keep to themselves.
         own_server: whether the server trained stages of its own behind every cut (HARMONY).
         own_back: whether the last layer is each client's own (SplitLPF).
         back: whether the weights hold a last layer that all devices can start with.
@@ -137,6 +138,7 @@ class RunRecord:
     depths: tuple[int, ...]
     exits: tuple[int, ...] = ()
     auxiliary: AuxiliaryHead | None = None
+    own_heads: bool = False
     own_server: bool = False
     own_back: bool = False
     back: bool = True

@@ -86,6 +86,7 @@ def trained_run(run: Run, rows: Sequence[Row], run_id: str = "") -> TrainedRun:
         depths=depths,
         exits=exits,
         auxiliary=None if part.distil is None else part.distil.head,
+        own_heads=part.exit_head and not method.share_exits,
         own_server=run.state.trunk is not run.state.net,
         own_back=part.own_back,
         back=back,
