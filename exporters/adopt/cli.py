@@ -251,15 +251,9 @@ def _numbers(option: str, text: str | None) -> tuple[float, ...]:
 
 
 def _size(text: str | None) -> tuple[int, int] | None:
-    from exporters.errors import ExportError
+    from edge_sdk.training.data.load import picture_size
 
-    if text is None:
-        return None
-    sizes = _numbers("--resize", text)
-    sizes = sizes * 2 if len(sizes) == 1 else sizes
-    if len(sizes) != 2 or not all(size >= 1 and size == int(size) for size in sizes):
-        raise ExportError(f"--resize: expected HEIGHTxWIDTH in pixels, 48x192 say, got {text!r}")
-    return int(sizes[0]), int(sizes[1])
+    return None if text is None else picture_size(text)
 
 
 def _read_names(path: Path | None) -> tuple[str, ...] | None:

@@ -124,10 +124,12 @@ def picture_size(text: str) -> tuple[int, int]:
     """
     sizes = text.lower().split("x")
     if len(sizes) not in (1, 2) or not all(s.isascii() and s.isdecimal() for s in sizes):
-        raise ConfigurationError(f"resize: expected HEIGHTxWIDTH in pixels, 48x192 say, got {text}")
+        raise ConfigurationError(
+            f"--resize: expected HEIGHTxWIDTH in pixels, 48x192 say, got {text or 'nothing'}"
+        )
     height, width = int(sizes[0]), int(sizes[-1])
     if not (0 < height <= SIDE_MAX and 0 < width <= SIDE_MAX):
-        raise ConfigurationError(f"resize: expected 1 to {SIDE_MAX} pixels a side, got {text}")
+        raise ConfigurationError(f"--resize: expected 1 to {SIDE_MAX} pixels a side, got {text}")
     return height, width
 
 
@@ -201,8 +203,10 @@ def _from_folder(text: str, form: PictureForm | None, most: int | None) -> Sampl
     assert folder is not None
     size = None
     if str(folder) != str(Path(text)):
-        size = picture_size(read_word(text, ("resize",)).options["resize"])
+        size = picture_size(read_word(text, ("resize",)).options.get("resize", ""))
     if any(folder.glob("train-images-idx3-ubyte*")) and not holds_pictures(folder):
+        if size is not None:
+            raise ConfigurationError(f"{folder}: holds IDX files, which --resize does not resize")
         return fashion_mnist(folder)
     return read_pictures(folder, form, size=size, most=most)
 

@@ -220,6 +220,10 @@ def test_name_goes_before_a_folder_of_that_name(
 
 def test_folder_with_idx_files_is_fashion_mnist(fashion_mnist_fixture: Path) -> None:
     assert open_data(str(fashion_mnist_fixture)).name == "fashion-mnist"
+    with pytest.raises(ConfigurationError, match="holds IDX files, which --resize does not"):
+        open_data(f"{fashion_mnist_fixture}?resize=8x8")
+    with pytest.raises(ConfigurationError, match=r"--resize: expected HEIGHTxWIDTH .* got nothing"):
+        open_data(f"{fashion_mnist_fixture}?")
 
 
 def test_line_says_samples_shape_classes_and_parts() -> None:
