@@ -17,6 +17,7 @@ from rich.table import Table
 from edge_sdk.cli.output import print_json, print_table
 from edge_sdk.cli.times import ago
 from edge_sdk.wire.topics import PAYLOAD_BYTES
+from server.deployment.cli import STATE_DEFAULT, AsJson, State
 from server.deployment.cli import app as models_app
 
 if TYPE_CHECKING:
@@ -36,10 +37,6 @@ token_app = typer.Typer(
 )
 app.add_typer(token_app, name="token")
 app.add_typer(models_app, name="models")
-
-State = Annotated[Path, typer.Option("--state", help="Folder of all that the server stores.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-STATE_DEFAULT = Path("splitedge-server")
 
 
 @app.command(epilog="Example: splitedge server run --http 127.0.0.1:8000 --state ./server")
