@@ -31,9 +31,12 @@ def read_initialisers(path: Path, names: Collection[str]) -> dict[str, NDArray[n
     Raises: BundleError if the file cannot be read, or lacks one of them.
     """
     try:
-        model = memoryview(path.read_bytes())
+        # mapped, not read: a large prefix would take its size in memory once more
+        model = np.memmap(path, np.uint8, "r").data
     except OSError as err:
         raise BundleError(f"{path.name}: cannot be read ({err.strerror})") from err
+    except ValueError as err:
+        raise BundleError(f"{path.name}: expected an ONNX file, got an empty one") from err
     found: dict[str, NDArray[np.float32]] = {}
     try:
         for tensor in _initialisers(model):
