@@ -113,7 +113,7 @@ def simulate(
     if report is not None:
         write_report(report, result)
     _print_summary(console, result, folder)
-    typer.echo(f"Next: {export_command(read_run(folder), folder, Path('models'))}")
+    typer.echo(f"Next: {export_command(read_run(folder), folder, Path('server/models'))}")
 
 
 @train_app.command(

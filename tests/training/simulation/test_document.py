@@ -17,7 +17,7 @@ def test_a_simulation_becomes_an_answering_device(tmp_path: Path) -> None:
     (tmp_path / "digits.toml").write_text(DOCUMENT.snippet("recipe"))
     printed = Reader(tmp_path).shell(DOCUMENT.snippet("train"))
     # each command ends with the next one
-    assert "Next: splitedge export --run run --out models --name run" in printed
+    assert "Next: splitedge export --run run --out server/models --name run" in printed
     assert "Next: splitedge server run --state server" in printed
     record = read_run(tmp_path / "run")
     assert record.exits == (1, 2)
