@@ -35,8 +35,11 @@ from edge_sdk.settings import Learn
 
 logger = logging.getLogger(__name__)
 
-# Answers that wait for the thread, at most; more are left out.
+# Answers that wait for the thread, at most, and bytes of their z; more are left out.
 QUEUE_MOST: Final = 64
+QUEUE_BYTES: Final = 8_000_000
+# Without a label the thread takes what waits this often, and lets go of a bundle that was replaced.
+LOOK_S: Final = 5.0
 # One in so many answers of the device itself is learnt from (Personalisation.anchor).
 ANCHOR_EVERY: Final = 8
 # New labels after which learning begins, and the turns that it then takes.
@@ -94,8 +97,8 @@ class HeadLearner(AnswerObserver):
         self._corrections = settings.labels in {"corrections", "both"}
         self._server = settings.labels in {"server", "both"}
         self.remembers = frozenset({"z"}) if self._corrections else frozenset()
-        self._labelled: deque[_Waiting] = deque(maxlen=QUEUE_MOST)
-        self._own: deque[_Waiting] = deque(maxlen=QUEUE_MOST)
+        self._labelled: deque[_Waiting] = deque()
+        self._own: deque[_Waiting] = deque()
         self._own_seen = 0
         self._counts = _Counts()
         self._wake = threading.Event()
@@ -123,7 +126,7 @@ class HeadLearner(AnswerObserver):
         elif source == DEVICE:
             self._own_seen += 1
             if self._own_seen % ANCHOR_EVERY == 0:
-                self._own.append(_Waiting(self._running(), answered.z, None))
+                self._queue(self._own, answered, None)
 
     def corrected(self, answered: Answered, label: int) -> None:
         """Queue the user's label."""
@@ -150,13 +153,22 @@ class HeadLearner(AnswerObserver):
             self._save()
 
     def _offer(self, answered: Answered, target: Floats) -> None:
-        runner = self._running()
-        if answered.z is None or answered.manifest is not runner.manifest:
-            return  # of a bundle that runs no more
-        if len(self._labelled) == QUEUE_MOST:
-            self._counts.left_out += 1
-        self._labelled.append(_Waiting(runner, answered.z, target))
+        self._counts.left_out += self._queue(self._labelled, answered, target)
         self._wake.set()
+
+    def _queue(self, queue: deque[_Waiting], answered: Answered, target: Floats | None) -> int:
+        """Let an answer wait for the thread; returns how many older ones are left out for it."""
+        runner, z = self._running(), answered.z
+        if z is None or answered.manifest is not runner.manifest:
+            return 0  # of a bundle that runs no more
+        most = min(QUEUE_MOST, max(1, QUEUE_BYTES // z.nbytes))
+        left_out = 0
+        with suppress(IndexError):  # the thread takes them meanwhile
+            while len(queue) >= most:
+                queue.popleft()
+                left_out += 1
+        queue.append(_Waiting(runner, z, target))
+        return left_out
 
     def _work(self) -> None:
         with suppress(OSError, AttributeError):  # of this thread alone, on Linux
@@ -164,7 +176,7 @@ class HeadLearner(AnswerObserver):
         left = 0
         while not self._closing.is_set():
             if not left:
-                self._wake.wait()
+                self._wake.wait(LOOK_S)
                 self._wake.clear()
             start = monotonic()
             try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import shutil
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +15,12 @@ from numpy.typing import NDArray
 
 from edge_sdk import AgentSettings, EdgeAgent
 from edge_sdk.answers.observer import Answered
+from edge_sdk.answers.prediction import DEVICE
 from edge_sdk.bundles.runner import BundleRunner
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.gate.gate import Decision
 from edge_sdk.learning.kept_head import FILE
-from edge_sdk.learning.learner import QUEUE_MOST, TURNS_AT_ONCE, HeadLearner
+from edge_sdk.learning.learner import ANCHOR_EVERY, QUEUE_MOST, TURNS_AT_ONCE, HeadLearner
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.settings import Learn
 from edge_sdk.settings_file.settings_file import SettingsFile
@@ -233,6 +236,8 @@ def test_an_answer_costs_no_learning_in_the_callers_thread(digits: Digits) -> No
     runner = own._running()
 
     class Unreadable:
+        nbytes = 4
+
         def __getattr__(self, name: str) -> Any:
             raise AssertionError("z was read in the thread of predict")
 
@@ -266,3 +271,39 @@ def test_the_thread_learns_after_eight_labels_and_ends_with_the_agent(
     wait_until(lambda: own.report()["turns"] > 0, "a turn of learning")
     own.close()
     assert not own._thread.is_alive()
+
+
+def test_what_waits_is_bounded_in_bytes(digits: Digits, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = stream()
+    own = learner(digits)
+    runner = own._running()
+    decision, z, _ = runner.exit(x[0])
+    assert z is not None
+    monkeypatch.setattr("edge_sdk.learning.learner.QUEUE_BYTES", 3 * z.nbytes)
+    prediction: Any = SimpleNamespace(source=DEVICE)
+    with own._working:  # the thread takes nothing
+        for _ in range(10 * ANCHOR_EVERY):
+            own.answered(Answered(prediction, decision, runner.manifest, None, z))
+        assert len(own._own) == 3
+        for _ in range(10):
+            correct(own, x[0], 1)
+        assert len(own._labelled) == 3
+    own.close()
+
+
+def test_a_bundle_that_was_replaced_is_let_go_without_a_label(
+    digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_sdk.learning.learner.LOOK_S", 0.05)
+    x, _ = stream()
+    folder, settings = bundle(digits), AgentSettings(offload=False)
+    running = [BundleRunner(folder, BundleManifest.load(folder), settings)]
+    own = HeadLearner(Learn(), lambda: running[0])
+    prediction: Any = SimpleNamespace(source=DEVICE)
+    decision, z, _ = running[0].exit(x[0])
+    for _ in range(ANCHOR_EVERY):
+        own.answered(Answered(prediction, decision, running[0].manifest, None, z))
+    before = weakref.ref(running[0])
+    running[0] = BundleRunner(folder, BundleManifest.load(folder), settings)
+    wait_until(lambda: before() is None, "the replaced bundle keeps its memory")
+    own.close()
