@@ -119,9 +119,14 @@ def _ask(
 def _read(files: list[Path], spec: TensorSpec) -> list[tuple[str, Array]]:
     """The samples of all files; what was done to pictures is said once."""
     from edge_sdk.pipeline.samples import read_samples
+    from edge_sdk.pipeline.words import printable
 
     changes: list[str] = []
-    named = [named for file in files for named in read_samples(file, spec, changes.append)]
+    named = [
+        (printable(name), sample)
+        for file in files
+        for name, sample in read_samples(file, spec, changes.append)
+    ]
     if changes:
         more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
         typer.echo(f"note: {changes[0]}{more}", err=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from edge_sdk.answers.prediction import Prediction
 from edge_sdk.pipeline.smoothing import Smoothed
+from edge_sdk.pipeline.words import printable
 
 Row = dict[str, Any]
 
@@ -20,7 +21,7 @@ def row_of(name: str, at: float, answer: Prediction, smoothed: Smoothed | None) 
     """
     row = {
         "time": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
-        "input": name,
+        "input": printable(name),
         "label": answer.label,
         "class_name": answer.class_name,
         "source": answer.source,

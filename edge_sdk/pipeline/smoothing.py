@@ -84,6 +84,8 @@ class Smoother:
         if class_names != self._classes:
             self._answers.clear()
             self._classes, self._label, self._rival = class_names, None, None
+        if not _is_of(answer, class_names):  # asked before an update changed the classes
+            return Smoothed(answer.label, answer.class_name)
         self._answers.append(answer)
         if self._settings.by == "majority":
             winner = majority([each.label for each in self._answers])
@@ -100,6 +102,14 @@ class Smoother:
         self._wins = self._wins + 1 if winner == self._rival else 1
         self._rival = winner
         return winner if self._wins >= self._settings.hold else self._label
+
+
+def _is_of(answer: Prediction, class_names: Sequence[str]) -> bool:
+    """Whether a model with these classes gave the answer."""
+    return (
+        len(answer.probabilities) == len(class_names)
+        and class_names[answer.label] == answer.class_name
+    )
 
 
 def majority(labels: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -23,7 +23,7 @@ from edge_sdk.pipeline.answer import row_of
 from edge_sdk.pipeline.sinks.kinds import open_sink
 from edge_sdk.pipeline.sinks.sink import Sink
 from edge_sdk.pipeline.smoothing import Smoother, Smoothing
-from edge_sdk.pipeline.sources.feed import Array, Feed, Item
+from edge_sdk.pipeline.sources.feed import EMPTY, Array, Feed, Item
 from edge_sdk.pipeline.sources.kinds import Opened, Surroundings, open_source
 from edge_sdk.settings_file.stream_table import StreamTable
 
@@ -116,7 +116,8 @@ class Stream:
         self._on_end = on_end
         self._feed = Feed(opened.name, lambda: agent.manifest.input)
         self._handover = Handover(self._feed, newest=opened.source.newest)
-        self._given: deque[Item] = deque()  # asked and not answered
+        # asked and not answered; without their samples, of which a thousand can take a gigabyte
+        self._given: deque[Item] = deque()
         self._answered = 0
         self._due = 0.0
         self._fault: BaseException | None = None
@@ -228,7 +229,7 @@ class Stream:
                 self._feed.refuse(str(err))
                 continue
             self._feed.counts.read += 1
-            self._given.append(item)
+            self._given.append(replace(item, sample=EMPTY))
             yield sample
 
     def _wait_s(self) -> float:

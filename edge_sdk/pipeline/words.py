@@ -79,3 +79,11 @@ def read_word(text: str, known: Collection[str]) -> Word:
             raise ConfigurationError(f"{text}: {key} is given twice")
         options[key] = value
     return Word(text, kind, rest, options)
+
+
+def printable(name: str) -> str:
+    """A name with escapes in place of bytes that are no UTF-8, which file names may have.
+
+    JSON cannot hold such bytes.
+    """
+    return name.encode("utf-8", "backslashreplace").decode()

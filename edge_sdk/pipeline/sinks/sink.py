@@ -147,6 +147,10 @@ class Sink:
             except SinkGoneError:
                 self._gone.set()
                 return
+            except Exception:  # outermost loop of this thread: the rows after these may go out
+                logger.exception("%s: %d answers cannot be written", self.name, len(batch))
+                self._drop(batch)
+                continue
             else:
                 self._done(batch, written)
                 if written:
@@ -189,6 +193,11 @@ class Sink:
             first, self._counts.away = not self._counts.away, why
         if first:
             logger.warning("%s is away: %s; answers wait for it", self.name, why)
+
+    def _drop(self, batch: Sequence[Row]) -> None:
+        with self._state:
+            self._counts.dropped += len(batch)
+            self._moved_at = time.monotonic()
 
     def _done(self, batch: Sequence[Row], written: int) -> None:
         with self._state:

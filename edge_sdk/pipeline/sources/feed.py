@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.manifest import TensorSpec
+from edge_sdk.pipeline.words import printable
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ PAUSE_LAST_S: Final = 10.0
 # count: a sensor or a camera may give thousands.
 NAMED: Final = 5
 SAY_AGAIN_S: Final = 60.0
+# The sample of an item that the model has taken.
+EMPTY: Final[Array] = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class Feed:
     """
 
     def __init__(self, name: str, spec: Callable[[], TensorSpec]) -> None:
-        self.name = name
+        self.name = printable(name)
         self.spec = spec
         self.counts = SourceCounts()
         self._stop = threading.Event()

@@ -17,6 +17,7 @@ from edge_sdk.errors import InputError
 from edge_sdk.pipeline.samples import SAMPLE_SUFFIXES, read_samples
 from edge_sdk.pipeline.sources.feed import Feed, Item
 from edge_sdk.pipeline.sources.memory import SeenFiles, Stamp
+from edge_sdk.pipeline.words import printable
 
 try:
     import fcntl
@@ -42,9 +43,14 @@ class _Found:
     stamp: Stamp
 
     @property
+    def name(self) -> str:
+        """The file's name, as the memory of the folder can hold it."""
+        return printable(self.path.name)
+
+    @property
     def order(self) -> tuple[int, str]:
         """The order of arrival."""
-        return self.stamp[1], self.path.name
+        return self.stamp[1], self.name
 
 
 class FolderSource:
@@ -82,11 +88,11 @@ class FolderSource:
             feed.back()
             scan_s = time.monotonic() - begun
             if first and self._start == "end":
-                self._given |= {each.path.name: each.stamp for each in found}
+                self._given |= {each.name: each.stamp for each in found}
             first = False
             for each in found:
                 if self._is_new(each) and self._is_whole(each):
-                    self._given[each.path.name] = each.stamp
+                    self._given[each.name] = each.stamp
                     yield from self._read(each, feed)
             feed.wait(max(POLL_S, scan_s / SCAN_SHARE))
 
@@ -112,7 +118,7 @@ class FolderSource:
                         found.append(_Found(path, (status.st_size, status.st_mtime_ns)))
                     else:
                         self._leave_out(path.suffix)
-        present = {each.path.name for each in found}
+        present = {each.name for each in found}
         self._seen.keep_only(present)
         for known in (self._given, self._unchanged):
             for name in [name for name in known if name not in present]:
@@ -126,7 +132,7 @@ class FolderSource:
             logger.warning("%s: files %s are left out; expected %s", self._folder, named, _ENDINGS)
 
     def _is_new(self, each: _Found) -> bool:
-        name = each.path.name
+        name = each.name
         if self._given.get(name) == each.stamp:
             return False
         return self._start == "start" or not self._seen.has(name, each.stamp)
@@ -135,17 +141,17 @@ class FolderSource:
         """Whether no program writes this file."""
         written = _is_written(each.path)
         if written is False and each.stamp[0]:
-            self._unchanged.pop(each.path.name, None)
+            self._unchanged.pop(each.name, None)
             return True
-        stamp, since = self._unchanged.get(each.path.name, (None, 0.0))
+        stamp, since = self._unchanged.get(each.name, (None, 0.0))
         now = time.monotonic()
         if stamp != each.stamp:
-            self._unchanged[each.path.name] = (each.stamp, now)
+            self._unchanged[each.name] = (each.stamp, now)
             return False
         return now - since >= (HELD_OPEN_S if written else SETTLE_S)
 
     def _read(self, each: _Found, feed: Feed) -> Iterator[Item]:
-        mark = (each.path.name, each.stamp)
+        mark = (each.name, each.stamp)
         try:
             samples = list(read_samples(each.path, feed.spec()))
         except InputError as err:

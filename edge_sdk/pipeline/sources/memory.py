@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -35,7 +36,7 @@ def memory_file(state: Path | None, kind: str, path: Path) -> Path | None:
     """The file that remembers for the source of that kind and path; None without a state folder."""
     if state is None:
         return None
-    name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
     return state / FOLDER / f"{kind}-{name}.json"
 
 
@@ -51,6 +52,7 @@ class SeenFiles:
         self._lock = threading.Lock()
         self._stamps: dict[str, Stamp] = {}
         self._failed = False
+        self._lines = 0  # of the file
         if file is not None:
             self._load(file)
 
@@ -67,10 +69,14 @@ class SeenFiles:
             self._stamps[name] = stamp
             if self._file is None:
                 return
+            if self._lines > 2 * len(self._stamps) + GONE_MAX:  # a file that changes all the time
+                self._write(self._file)
+                return
             try:
                 make_folder(self._file.parent, mode=0o700)
                 with self._file.open("ab") as lines:
                     lines.write(orjson.dumps([name, *stamp]) + b"\n")
+                self._lines += 1
             except (OSError, StorageError) as err:
                 self._say(err)
 
@@ -82,17 +88,22 @@ class SeenFiles:
                 return
             for name in gone:
                 del self._stamps[name]
-            if self._file is None:
-                return
-            lines = [orjson.dumps([name, *stamp]) for name, stamp in self._stamps.items()]
-            try:
-                write_atomic(self._file, b"".join(line + b"\n" for line in lines), mode=0o600)
-            except StorageError as err:
-                self._say(err)
+            if self._file is not None:
+                self._write(self._file)
+
+    def _write(self, file: Path) -> None:
+        """Replace the file by one line for each that is remembered."""
+        lines = [orjson.dumps([name, *stamp]) for name, stamp in self._stamps.items()]
+        try:
+            write_atomic(file, b"".join(line + b"\n" for line in lines), mode=0o600)
+            self._lines = len(lines)
+        except StorageError as err:
+            self._say(err)
 
     def _load(self, file: Path) -> None:
         with suppress(FileNotFoundError):
             for line in file.read_bytes().splitlines():
+                self._lines += 1
                 try:
                     name, size, changed = orjson.loads(line)
                 except ValueError:  # the last line before a power cut

@@ -182,7 +182,7 @@ class CsvSource:
                 continue
             begun = True
             where = f"{feed.name} line {line.number}"
-            sample = cutter.take(self._cells(line.text), where)
+            sample = self._take(cutter, line, where, feed)
             places = _places(places, cutter.form.window)
             places.append(self._file.place(line))
             if sample is not None:
@@ -201,12 +201,21 @@ class CsvSource:
         self._separator = self._given_separator or _separator_of(line.text)
         try:
             header = cutter.begin(self._cells(line.text))
-        except ConfigurationError as err:
+        except (ConfigurationError, csv.Error) as err:
             if not begun:
                 raise ConfigurationError(f"{feed.name}: {err}") from err
             feed.hole(f"{feed.name} line 1: {err}", 0)  # a later file; the next may be right again
             return True
         return header or line.again
+
+    def _take(self, cutter: RowCutter, line: Line, where: str, feed: Feed) -> Array | None:
+        """The sample that a row completes; a line that is no row of a table is a hole."""
+        try:
+            cells = self._cells(line.text)
+        except csv.Error as err:  # a carriage return within, or a field without an end
+            feed.hole(f"{where}: {err}", cutter.gap())
+            return None
+        return cutter.take(cells, where)
 
     def _cells(self, text: str) -> list[str]:
         return next(csv.reader([text], delimiter=self._separator))

@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from PIL import Image
 
+from edge_sdk.answers.prediction import Prediction
 from edge_sdk.manifest import TensorSpec
+from edge_sdk.pipeline.answer import row_of
 from edge_sdk.pipeline.sources import folder as folder_module
 from edge_sdk.pipeline.sources.folder import FolderSource, Start
-from edge_sdk.pipeline.sources.memory import SeenFiles
+from edge_sdk.pipeline.sources.memory import SeenFiles, memory_file
 from tests.edge.pipeline.reading import reading
 from tests.waiting import wait_until
 
 SPEC = TensorSpec("uint8", (1, 2, 2))
+ANSWER = Prediction(0, "cat", np.array([1.0, 0.0], np.float32), 0.0, 1.0, "device", 1.0)
 
 
 def picture(value: int) -> bytes:
@@ -186,3 +190,32 @@ def test_a_folder_that_goes_and_comes_back_is_waited_for(
     assert got.names == ["0.png", "1.png"]
     assert caplog.text.count("is away: No such file or directory; waiting for it") == 2
     assert caplog.text.count("is back after") == 2
+
+
+def test_a_name_that_is_no_text_is_answered_and_remembered(tmp_path: Path) -> None:
+    memory, pictures = tmp_path / "memory.json", tmp_path / "pictures"
+    pictures.mkdir()
+    put(Path(os.fsdecode(os.fsencode(pictures) + b"/caf\xe9.png")), 1, 100)  # Latin-1
+    with reading(source(pictures, memory), SPEC) as got:
+        got.wait(1)
+        got.answer_all()
+    written = row_of(got.items[0].name, 0.0, ANSWER, None)
+    assert orjson.loads(orjson.dumps(written))["input"].endswith("caf\\udce9.png")
+    assert len(SeenFiles(memory)) == 1
+    assert memory_file(tmp_path, "folder", Path("caf\udce9")) is not None
+    with reading(source(pictures, memory), SPEC) as again:
+        put(pictures / "new.png", 1, 200)
+        again.wait(1)
+    assert again.names == ["new.png"]
+
+
+def test_the_memory_of_a_file_that_changes_all_the_time_stays_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_sdk.pipeline.sources.memory.GONE_MAX", 10)
+    memory = tmp_path / "memory.json"
+    seen = SeenFiles(memory)
+    for second in range(100):
+        seen.add("newest.png", (4, second))
+    assert len(memory.read_bytes().splitlines()) <= 13
+    assert SeenFiles(memory).has("newest.png", (4, 99))

@@ -305,3 +305,13 @@ def test_windows_of_a_serial_port_that_is_unplugged_and_plugged_in(
     assert caplog.text.count("is away") == 1
     assert caplog.text.count("is back") == 1
     assert got.items[2].name == f"{port.name} window 3"
+
+
+@pytest.mark.parametrize("line", ["1,2\r3,4", "9" * 200_000])
+def test_a_line_that_is_no_row_of_a_table_is_a_hole(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "motion.csv"
+    append(path, "a,b", "1,2", line, "3,4", "5,6", "7,8")
+    with reading(csv_source(path), SPEC) as got:
+        got.wait(1)
+    assert got.feed.counts.holes == 1
+    assert first_channel(got) == [[3, 5, 7]]

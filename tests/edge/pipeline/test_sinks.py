@@ -350,3 +350,16 @@ def test_a_password_stays_out_of_names_and_logs(
     assert "connection refused" in sink.counts.away
     assert sink.name == f"mqtt://127.0.0.1:{free_port}/home"
     assert "hunter2" not in caplog.text
+
+
+def test_a_row_that_cannot_be_written_is_dropped_and_the_next_one_is_written(
+    tmp_path: Path, sink_of: Callable[..., Sink], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "answers.jsonl"
+    sink = sink_of(FileWriter(path))
+    sink.put(row(0, extra=object()))
+    wait_until(lambda: sink.counts.dropped == 1, lambda: sink.counts)
+    sink.put(row(1))
+    wait_written(sink, 1)
+    assert labels(path) == [1]
+    assert "1 answers cannot be written" in caplog.text

@@ -66,7 +66,8 @@ def test_other_classes_begin_a_new_window() -> None:
     smoother = Smoother(Smoothing("majority", 5))
     for _ in range(3):
         smoother.next(answer(0), NAMES)
-    fresh = smoother.next(answer(1), ("on", "off"))
+    off = Prediction(1, "off", np.array([0.0, 1.0]), 0.0, 0.0, "device", 1.0)
+    fresh = smoother.next(off, ("on", "off"))
     assert (fresh.label, fresh.class_name) == (1, "off")
 
 
@@ -96,3 +97,11 @@ def test_a_wrong_smoothing_is_named(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         Smoothing.parse(text)
     assert message in str(refused.value)
+
+
+def test_an_answer_from_before_an_update_of_the_classes_is_not_smoothed() -> None:
+    smoother = Smoother(Smoothing("mean", 5))
+    smoother.next(answer(0, (0.9, 0.1)), NAMES[:2])
+    late = smoother.next(answer(2, (0.0, 0.1, 0.9)), NAMES[:2])  # of a model with three classes
+    assert (late.label, late.class_name) == (2, "owl")
+    assert smoother.next(answer(0, (0.6, 0.4)), NAMES[:2]).label == 0

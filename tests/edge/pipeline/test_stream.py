@@ -297,3 +297,24 @@ def test_a_wrong_table_is_refused_and_leaves_nothing_running(
         open_stream(agent, table, tmp_path, source_base=tmp_path, sink_base=tmp_path)
     assert message in str(refused.value)
     assert threading.active_count() == before
+
+
+def test_a_stream_holds_no_samples_while_answers_are_awaited(digits: Digits) -> None:
+    held: list[int] = []
+
+    class Watching(EdgeAgent):
+        def predict_many(self, inputs: Any, **more: Any) -> Iterator[Any]:
+            answers = [super(Watching, self).predict(x) for x in inputs if x is not None]
+            held.append(sum(np.asarray(item.sample).nbytes for item in stream._given))
+            assert len(stream._given) == 40
+            yield from answers
+
+    folder = digits.models / "digits" / "1" / "bundles" / "d2"
+    rows = Rows()
+    with Watching.from_bundle(folder) as agent:
+        stream, ended = stream_of(agent, lambda: iter(digits.x[:40]), rows)
+        with stream:
+            assert ended.wait(10)
+        stream.check()
+    assert held == [0]
+    assert len(rows.rows) == 40
