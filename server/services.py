@@ -81,6 +81,8 @@ class Services:
         self._link: MqttLink | None = None
         self._heartbeats = Heartbeats()
         self._calls = UpdateCalls()
+        self._devices: list[Device] = []
+        self._devices_read = -1  # the registry's last change that they show
         self._followed = -1  # the registry's last change that the broker's logins show
         self._next_full_check = 0.0
         self._next_timestamp = 0.0
@@ -206,7 +208,11 @@ class Services:
         if new:
             self.registry.reports.note_running(new)
             reports = self.registry.reports.all()
-        devices = [one for one in self.registry.devices() if one.revoked_at is None]
+        change = self.registry.last_change()
+        if change != self._devices_read:  # enrolments, revocations and assignments are changes
+            self._devices = [one for one in self.registry.devices() if one.revoked_at is None]
+            self._devices_read = change
+        devices = self._devices
         targets = {}
         for fleet in {device.fleet for device in devices}:
             model = self.publisher.wanted(fleet)
