@@ -56,16 +56,18 @@ class Dataset:
         return {side: len(getattr(self, f"y_{side}")) for side in _SIDES}
 
     def head(self, train: int, test: int, held_out: int | None = None) -> Dataset:
-        """The first samples of each part.
+        """The first samples of each part; evenly spread ones where samples are sorted by class, as
+        those of a folder of pictures are: the first of these have the first classes alone.
 
         Args:
             held_out: None for all.
         """
         counts = {"train": train, "held_out": held_out, "test": test}
+        rows = {side: _some(getattr(self, f"y_{side}"), counts[side]) for side in _SIDES}
         return replace(
             self,
             **{
-                f"{array}_{side}": part[: counts[side]]
+                f"{array}_{side}": part[rows[side]]
                 for side in _SIDES
                 for array in ("x", "y", "group")
                 if (part := getattr(self, f"{array}_{side}")) is not None
@@ -136,3 +138,9 @@ def moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
     squares = sum(np.square(block - centre).sum(axes) for block in blocks(x))
     std = np.sqrt(squares / per_channel)
     return tuple(np.ravel(mean).tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+
+
+def _some(labels: Array, most: int | None) -> Array | slice:
+    if most is None or most >= len(labels) or (np.diff(labels) < 0).any():
+        return slice(most)
+    return np.linspace(0, len(labels) - 1, most).astype(np.int64)

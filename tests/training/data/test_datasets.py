@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,16 @@ def test_the_head_keeps_the_first_samples_and_the_moments(digits: Dataset) -> No
     np.testing.assert_array_equal(head.y_test, digits.y_test[:2])
     assert (len(head.y_train), len(head.x_test)) == (5, 2)
     assert (head.name, head.mean, head.std) == ("digits", digits.mean, digits.std)
+
+
+def test_the_head_of_samples_that_are_sorted_by_class_has_every_class(digits: Dataset) -> None:
+    order = np.argsort(digits.y_train, kind="stable")  # as a folder of pictures is read
+    x, y = digits.x_train[order], digits.y_train[order]
+    head = replace(digits, x_train=x, y_train=y).limited(50, None)
+    counts = np.bincount(head.y_train, minlength=10)
+    assert counts.sum() == 50
+    assert counts.min() >= 4
+    np.testing.assert_array_equal(head.x_train[[0, -1]], x[[0, -1]])
 
 
 def test_an_unknown_data_set_is_refused_naming_those_there_are() -> None:

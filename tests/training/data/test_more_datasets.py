@@ -323,7 +323,7 @@ def test_an_npz_may_say_whose_samples_they_are(npz: Write) -> None:
     assert data.class_names == ("0", "1")
     head = data.head(2, 1)
     assert head.group_train is not None
-    assert head.group_train.tolist() == [7, 7]
+    assert head.group_train.tolist() == [7, 8]  # sorted by class: the first and the last
 
 
 def test_an_npz_needs_x_train_alone(npz: Write) -> None:
