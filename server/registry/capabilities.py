@@ -69,6 +69,8 @@ class Capabilities:
     ) -> Failure:
         """Store that a device had to leave a bundle, and how often within days.
 
+        The audit trail gets no entry: it has no bound, and a device may report at any time.
+
         Raises: UnknownDeviceError; BadRequestError for a name that no bundle has.
         """
         _check_bundle(bundle)
@@ -83,7 +85,6 @@ class Capabilities:
             row = {"kind": kind, "why": why, "failed_at": now, "count": count}
             _replace(connection, failures, device_id, bundle, row)
             _drop_oldest(connection, failures, device_id, FAILURES_MOST)
-            record(connection, now, device_id, "device.failure", f"{bundle}: {why}")
             return Failure(bundle, why, now, count, kind)
 
     def pin(

@@ -82,7 +82,16 @@ def test_failures_are_counted_as_long_as_they_are_one_trouble(
     assert [*counts, last.count] == [1, 2, 3, 1]
     (kept,) = known.of("pi-1").failures
     assert kept == Failure("m/1/d2", "x" * 300, last.failed_at, 1)
-    assert [entry.what for entry in registry.audit(4)] == ["device.failure"] * 4
+
+
+def test_reports_do_not_grow_the_audit_trail(registry: Registry) -> None:
+    """It has no bound, and each entry makes the server compare all logins with the broker's."""
+    before = registry.last_change()
+    registry.capabilities.failed("pi-1", "m/1/d2", "full")
+    registry.capabilities.measured("pi-1", measured("m/1/d1"))
+    registry.capabilities.report_conditions("pi-1", Conditions("m/1/d1"))
+    registry.reports.note_update("pi-1", "m/1/d1", "m/1/d2", "full")
+    assert registry.last_change() == before
 
 
 def test_a_pin_replaces_the_one_before_and_goes(registry: Registry) -> None:
