@@ -190,8 +190,7 @@ class Services:
         change = self.registry.last_change()
         if full or change != self._followed:
             self.broker.sync()
-            for device_id in self.assigner.changed_pins():
-                self.reassign(device_id)
+            self.assigner.follow_pins(self.reassign)
             self._followed = change  # after a failure it stays, so the next turn tries again
 
     def _call_devices(self) -> None:

@@ -36,7 +36,7 @@ class Assigner:
         self._wanted = wanted
         self._published = published
         self._rule = rule
-        self._pins: dict[str, Pin] | None = None
+        self._pins: dict[str, Pin] = {}  # those that were followed
 
     def choose(self, device: Device) -> Choice | None:
         """The bundle that `device` should run now; None while there is no model for it."""
@@ -75,16 +75,24 @@ class Assigner:
                 f" depths {listed}"
             )
 
-    def changed_pins(self) -> set[str]:
-        """The devices that were pinned or unpinned since the last call; none at the first."""
-        before, self._pins = self._pins, self._registry.capabilities.pinned()
-        if before is None:
-            return set()
-        return {
-            device
-            for device in before.keys() | self._pins.keys()
-            if before.get(device) != self._pins.get(device)
-        }
+    def follow_pins(self, choose_again: Callable[[str], object]) -> None:
+        """Choose again for every device that was pinned or unpinned since the last call.
+
+        At the first call these are all that are pinned: the operator may have pinned them while the
+        server was stopped. A device for which it fails is tried again at the next call.
+
+        Args:
+            choose_again: called with the id of each device.
+        """
+        pins = self._registry.capabilities.pinned()
+        for device in sorted(pins.keys() | self._pins.keys()):
+            if pins.get(device) == self._pins.get(device):
+                continue
+            choose_again(device)
+            if device in pins:
+                self._pins[device] = pins[device]
+            else:
+                del self._pins[device]
 
     def _has(self, bundle: str) -> bool:
         parts = bundle.split("/")
