@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.errors import ConfigurationError, InputError
+from edge_sdk.pipeline.samples import CLASSES_NAME
 from edge_sdk.training.data.dataset import Dataset, labelled_dataset
 from edge_sdk.training.data.load import HELD_OUT_SHARE, open_data
 from edge_sdk.training.data.pictures import PictureForm
+from edge_sdk.training.data.samples import Samples
 from edge_sdk.training.data.split import split_samples
 from exporters.errors import ExportError
 from exporters.run.record import RunRecord
@@ -23,7 +25,7 @@ def run_samples(record: RunRecord, data: str | None) -> Dataset:
 
     Args:
         data: a word for other samples, which no client trained on; None for the run's own data.
-    Raises: ExportError if there are none, or none that no client trained on.
+    Raises: ExportError if there are none, or none that no client trained on, or for other classes.
     """
     used = record.data
     if data is None and not used.chooses:
@@ -37,7 +39,9 @@ def run_samples(record: RunRecord, data: str | None) -> Dataset:
     word = used.source if data is None else data
     try:
         if data is not None:
-            found = labelled_dataset(open_data(word))
+            samples = open_data(word, form=_form(record))
+            _check_classes(record, word, samples)
+            found = labelled_dataset(samples)
         else:
             samples = open_data(word, folder=used.folder)
             found = labelled_dataset(samples, held_out=used.held_out)
@@ -63,6 +67,7 @@ def training_samples(record: RunRecord, word: str) -> tuple[Array, NDArray[np.in
     except (ConfigurationError, InputError) as err:
         raise ExportError(f"--train-exits: {err}") from err
     _check(record, word, parts.train.x)
+    _check_classes(record, word, samples)
     return parts.train.x, parts.train.y
 
 
@@ -78,4 +83,19 @@ def _check(record: RunRecord, word: str, x: Array) -> None:
         raise ExportError(
             f"{word}: expected samples of shape {shape}, as the run was trained on, got"
             f" {x.shape[1:]}"
+        )
+
+
+def _check_classes(record: RunRecord, word: str, samples: Samples) -> None:
+    """Check that labels count the classes as the run does, as far as both name them.
+
+    Raises: ExportError.
+    """
+    known, found = record.class_names, samples.class_names
+    unnamed = known == tuple(map(str, range(len(known))))
+    if samples.train.y is not None and found and not unnamed and found != known:
+        raise ExportError(
+            f"{word}: expected the classes of the run in its order, {', '.join(known)}, got"
+            f" {', '.join(found)}; a file {CLASSES_NAME} beside the folders of the classes, with"
+            " one name a line, sets their order"
         )
