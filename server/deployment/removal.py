@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from edge_sdk.errors import BundleError
+from edge_sdk.errors import BundleError, StorageError
 from server.deployment.calls import version_of
 from server.deployment.publisher import digest_of
 from server.errors import ConflictError, UnknownModelError
@@ -103,8 +103,15 @@ class ModelRemoval:
             # in one step, so that a server that is just loading models sees all of it or nothing
             hidden = folder.with_name(f".{folder.name}-removed")
             shutil.rmtree(hidden, ignore_errors=True)
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 folder.rename(hidden)
+            except FileNotFoundError:
+                pass  # a removal was cut off after this
+            except OSError as err:
+                raise StorageError(
+                    f"{folder}: {one} is removed, but its files cannot be ({err.strerror}); delete"
+                    " the folder"
+                ) from err
             shutil.rmtree(hidden, ignore_errors=True)
             with contextlib.suppress(OSError):  # other versions are there
                 folder.parent.rmdir()

@@ -253,7 +253,11 @@ def _classes(folder: Path) -> tuple[str, ...]:
     listed = folder / CLASSES_NAME
     if not listed.is_file():
         return found
-    names = tuple(line.strip() for line in listed.read_text().splitlines() if line.strip())
+    try:  # "-sig", because editors put a byte order mark in front
+        lines = listed.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as err:
+        raise InputError(f"{listed}: expected text in UTF-8, one class a line ({err})") from err
+    names = tuple(line.strip() for line in lines if line.strip())
     strange = sorted(set(found) - set(names))
     if strange or len(set(names)) != len(names):
         wrong = f"none for {', '.join(strange)}" if strange else "a class twice"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from edge_sdk.errors import StorageError
 from server.backend.models import ModelStore
 from server.deployment.publisher import ModelPublisher
 from server.deployment.removal import ModelRemoval
@@ -109,3 +110,10 @@ def test_the_folder_of_a_name_goes_with_its_last_version(place: Place, exported:
     ModelPublisher(store, place.artifacts, place.registry.catalogue).refresh()
     assert [str(one) for one in place.removal.remove("letters")] == ["letters/1"]
     assert not (place.models / "letters").exists()
+
+
+def test_files_that_cannot_be_moved_away_are_told(place: Place) -> None:
+    (place.models / "digits" / ".1-removed").write_bytes(b"in the way")
+    with pytest.raises(StorageError, match=r"digits/1 is removed, but its files cannot be"):
+        place.removal.remove("digits", 1)
+    assert [str(one) for one in place.registry.catalogue.versions()] == ["digits/2"]

@@ -55,6 +55,11 @@ def test_a_list_of_the_classes_sets_the_order_of_the_labels(tmp_path: Path) -> N
     (tmp_path / "classes.txt").write_text("cat\ncat\nant\n")
     with pytest.raises(InputError, match="got a class twice"):
         open_data(str(tmp_path))
+    (tmp_path / "classes.txt").write_bytes(b"\xef\xbb\xbfcat\r\nant\r\n")  # of another editor
+    assert open_data(str(tmp_path)).class_names == ("cat", "ant")
+    (tmp_path / "classes.txt").write_bytes(b"cat\n\xff\n")
+    with pytest.raises(InputError, match=r"classes.txt: expected text in UTF-8"):
+        open_data(str(tmp_path))
 
 
 def test_folder_with_a_test_part_of_its_own(tmp_path: Path) -> None:
