@@ -48,11 +48,7 @@ def list_kept(folder: Folder = None, state: State = STATE_DEFAULT, as_json: AsJs
     Console().print(table)
     size_mb = sum(each.size_bytes for each in kept) / 1e6
     newest = max((each.at for each in kept), default=None)
-    since = (
-        ""
-        if newest is None
-        else f", the newest of {datetime.fromtimestamp(newest, UTC).astimezone():%Y-%m-%d %H:%M}"
-    )
+    since = "" if newest is None else f", the newest of {_when(newest)}"
     typer.echo(f"{place}: {len(kept)} inputs, {size_mb:.3g} MB{since}")
     if any(each.label is not None for each in kept):
         typer.echo(f"use them as DATA: {place / LABELLED}")

@@ -58,6 +58,7 @@ class KeptFolder:
         self._kept = OrderedDict((each.id, each) for each in read_index(folder))
         self._size_bytes = sum(each.size_bytes for each in self._kept.values())
         self._lines = len(self._kept)
+        self._torn = False
         if self._form is not None:
             self._remove_strays()
             self._write_index()
@@ -128,11 +129,16 @@ class KeptFolder:
             self._append({"id": oldest.id, "gone": True})
 
     def _append(self, line: dict[str, Any]) -> None:
-        if self._lines > 2 * self._inputs_max + 100:
+        if self._torn or self._lines > 2 * self._inputs_max + 100:
             self._write_index()
+            self._torn = False
             return
-        with (self.folder / INDEX).open("ab") as index:
-            index.write(orjson.dumps(line) + b"\n")
+        try:
+            with (self.folder / INDEX).open("ab") as index:
+                index.write(orjson.dumps(line) + b"\n")
+        except OSError:
+            self._torn = True  # a part of the line may be there, and the next one would join it
+            raise
         self._lines += 1
 
     def _write_index(self) -> None:

@@ -124,7 +124,12 @@ class Keeper(AnswerObserver):
                 answered, entry = self._waiting.popleft()
                 assert answered.x is not None
                 self._waiting_bytes -= answered.x.nbytes
-            self._keep(answered, entry)
+            try:
+                self._keep(answered, entry)
+            except Exception:  # outermost loop of this thread: the next input may be kept
+                logger.exception("%s: an input was not kept", self._folder.folder)
+                with self._state:
+                    self._counts["dropped"] += 1
 
     def _keep(self, answered: Answered, entry: KeptInput) -> None:
         assert answered.x is not None

@@ -177,3 +177,21 @@ def test_another_model_s_inputs_are_not_mixed_in(
         wait_until(lambda: report(agent)["refused"] == 1, lambda: report(agent))
     assert len(read_index(place)) == 1
     assert "it keeps inputs of another model; clear it or name another folder" in caplog.text
+
+
+def test_an_input_that_fails_in_an_unknown_way_stops_no_other(
+    place: Path, digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FaultyFolder(KeptFolder):
+        def put(self, x: Any, manifest: BundleManifest, entry: KeptInput) -> bool:
+            if entry.label == 1:
+                raise ArithmeticError("unknown")
+            return super().put(x, manifest, entry)
+
+    monkeypatch.setattr(keeper_module, "KeptFolder", FaultyFolder)
+    folder = digits.models / "digits" / "1" / "bundles" / "d2"
+    with EdgeAgent.from_bundle(folder, observers=[Keeper(place, KeepTable())]) as agent:
+        for label in (1, 2):
+            assert agent.correct(agent.predict(digits.x[0]).id, label)
+        wait_until(lambda: report(agent)["written"] == 1, lambda: report(agent))
+        assert report(agent)["dropped"] == 1

@@ -14,8 +14,9 @@ from PIL import Image
 from edge_sdk.errors import ConfigurationError, StateInUseError
 from edge_sdk.kept.folder import KeptFolder, clear
 from edge_sdk.kept.form import class_folders
-from edge_sdk.kept.index import KeptInput, LabelFrom, read_index
+from edge_sdk.kept.index import INDEX, KeptInput, LabelFrom, read_index
 from edge_sdk.manifest import BundleManifest, TensorSpec
+from tests.edge.full_disk import full_disk
 
 if TYPE_CHECKING:
     from tests.edge.digits import Digits
@@ -249,3 +250,19 @@ def test_a_folder_that_cannot_be_ours_is_refused(tmp_path: Path) -> None:
 )
 def test_folders_of_classes(names: tuple[str, ...], folders: tuple[str, ...]) -> None:
     assert class_folders(names) == folders
+
+
+def test_a_line_that_a_full_disk_tore_costs_no_other_one(
+    tmp_path: Path, manifest: BundleManifest
+) -> None:
+    place = tmp_path / "kept"
+    folder = opened(place)
+    for number in range(3):
+        assert folder.put(picture(number + 2), manifest, entry(number))
+    with full_disk((place / INDEX).stat().st_size + 40), pytest.raises(OSError, match="too large"):
+        folder.put(picture(5), manifest, entry(3))
+    for number in (4, 5):
+        assert folder.put(picture(6), manifest, entry(number))
+    folder.close()
+    assert ids(place) == [0, 1, 2, 3, 4, 5]
+    assert len(files(place)) == 6

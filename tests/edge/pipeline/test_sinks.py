@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from edge_sdk.pipeline.sinks.kinds import open_sink
 from edge_sdk.pipeline.sinks.sink import Sink, Writer
 from tests.edge.brokers import Inbox, Mosquitto
 from tests.edge.fault_proxy import FaultProxy
+from tests.edge.full_disk import full_disk
 from tests.waiting import wait_until
 
 
@@ -173,19 +171,6 @@ def test_a_folder_that_comes_later_gets_what_waited(
     sink.close()
     assert labels(tmp_path / "later" / "a.jsonl") == [2, 3]
     assert sink.counts.dropped == 2
-
-
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """Files of this process cannot grow above this size: writes fail, short ones first."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
 
 
 def test_on_a_full_disk_the_file_ends_with_a_whole_line_and_goes_on_later(tmp_path: Path) -> None:
