@@ -166,7 +166,10 @@ class BundleLifecycle:
         """
         if self.runner is runner and not self._leaving.locked():
             arguments = (runner, str(_out_of_memory(error)))
-            threading.Thread(target=self._leave, args=arguments, daemon=True).start()
+            try:
+                threading.Thread(target=self._leave, args=arguments, daemon=True).start()
+            except RuntimeError as err:  # no memory for a thread either: the next failure tries it
+                logger.warning("bundle=%s stays for now: %s", runner.manifest.bundle, err)
         with self._switched:
             if self._switched.wait_for(lambda: self.runner is not runner, max(wait_s, 0.0)):
                 return self.runner

@@ -78,6 +78,8 @@ def run_trial(
         raise UpdateRefusedError(f"trial: not finished after {timeout_s:g} s") from None
     except OSError as err:
         raise StorageError(f"trial: cannot be started ({err.strerror}); try again later") from err
+    if done.returncode == -signal.SIGKILL:  # what fails by itself ends by other signals
+        raise OutOfMemoryError(f"trial: {_death(done)}, as the system does where memory is short")
     try:
         report = orjson.loads(done.stdout)
     except orjson.JSONDecodeError:

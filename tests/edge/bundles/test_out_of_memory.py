@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,13 @@ import orjson
 import pytest
 from onnx import helper, numpy_helper
 
-from edge_sdk import api
+from edge_sdk import AgentSettings, api
+from edge_sdk.bundles.lifecycle import BundleLifecycle
+from edge_sdk.bundles.runner import BundleRunner
 from edge_sdk.bundles.store import BundleStore
 from edge_sdk.bundles.update import update
+from edge_sdk.errors import OutOfMemoryError
+from edge_sdk.manifest import BundleManifest
 from profiles import load_reference
 from server.bench.models import export_random
 from server.processes import ServerProcess
@@ -30,6 +35,7 @@ from server.tokens import create_token
 
 if TYPE_CHECKING:
     from tests.edge.bundles.depot import Depot, Export
+    from tests.edge.digits import Digits
 
 BACK_WITHIN_S = 10.0
 
@@ -210,3 +216,18 @@ def test_the_server_gives_a_smaller_bundle_and_holds_the_depth(
     # the depth is not given again when the device asks
     again = update(state)
     assert (again.status, again.bundle) == ("unchanged", "bench-tiny/1/d1")
+
+
+def test_without_memory_for_a_thread_it_is_out_of_memory_too(
+    tmp_path: Path, digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, settings = digits.models / "digits" / "1" / "bundles" / "d2", AgentSettings()
+    runner = BundleRunner(folder, BundleManifest.load(folder), settings)
+    lifecycle = BundleLifecycle(BundleStore(tmp_path), settings, runner, "")
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(OutOfMemoryError, match="too little"):
+        lifecycle.leave(runner, OutOfMemoryError("too little"), 0.0)

@@ -229,3 +229,15 @@ def test_manifest_for_a_newer_splitedge_is_refused_for_now(
     assert "update splitedge" in outcome.reason
     assert not (state / "quarantine.json").exists()  # a newer splitedge will take it
     assert BundleStore(state).active().manifest.bundle == "tiny/1/d2"
+
+
+def test_a_trial_that_the_system_kills_is_short_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it may be tried again later: the kernel's killer took it, not a fault of its own."""
+    killed = tmp_path / "python"
+    killed.write_text("#!/bin/sh\nkill -KILL $$\n")
+    killed.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(killed))
+    with pytest.raises(OutOfMemoryError, match="killed by SIGKILL"):
+        run_trial(tmp_path)
