@@ -137,6 +137,11 @@ class AgentOptions:
         }
         if self.local:
             changed = {"offload": False, "late_answers": False, "controller": None, **changed}
+            # what the file sets up with a server has no use here, and is no fault
+            if file.controller is not None:  # its gate may have no threshold of its own
+                changed["gate"] = None
+            if file.learn is not None and file.learn.labels == "server":
+                changed["learn"] = None
         if self.gate is not None:  # the file's threshold is in another gate's unit
             changed |= {"gate": self.gate, "threshold": None}
         if self.learn is not None:

@@ -188,12 +188,13 @@ def gate_from(
             its scales stand for, else inf, which a controller replaces.
     Raises: ConfigurationError if `threshold` is nan.
     """
-    form = read_gate(text or spec.policy)
+    policy = text or spec.policy
+    form = read_gate(policy)
     if threshold is None:
         own = math.inf if form.threshold is None else form.threshold
         threshold = spec.threshold if text is None else own
     answer = read_gate(spec.policy).first
-    return Gate(policy_of(str(form), classes, answer=answer), threshold)
+    return Gate(policy_of(policy, classes, answer=answer), threshold)
 
 
 def uncertainties(text: str, logits: Floats) -> NDArray[np.float64]:

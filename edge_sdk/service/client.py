@@ -70,9 +70,14 @@ class RunningAgent:
         return bool(self._ask("POST", "/agent/correct", body)["corrected"])
 
     def input(self) -> TensorSpec:
-        """Dtype and shape of one sample."""
-        (listed,) = self._ask("POST", "/v2/repository/index")
-        described = self._ask("GET", f"/v2/models/{listed['name']}")["inputs"][0]
+        """Dtype and shape of one sample.
+
+        Raises: LinkError if the agent has no bundle at the moment.
+        """
+        models = self._ask("POST", "/v2/repository/index")
+        if not models:
+            raise LinkError(f"{self._state}: the agent that runs here is starting or ending")
+        described = self._ask("GET", f"/v2/models/{models[0]['name']}")["inputs"][0]
         return TensorSpec(DATATYPES[described["datatype"]].name, tuple(described["shape"][1:]))
 
     def predict(

@@ -33,6 +33,8 @@ class NetworkExchange:
     def read_head(self) -> Head | None:
         """The next request's head; None if the client has left."""
         if not self._first:
+            if self._http.our_state is not h11.DONE:  # the request had ended HTTP, by its headers
+                return None
             self._http.start_next_cycle()
         self._stream.allow(HEAD_S if self._first else IDLE_S)
         self._first = False

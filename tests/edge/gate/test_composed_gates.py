@@ -294,3 +294,11 @@ def test_the_document_shows_gates_that_are_read() -> None:
     assert len(shown) >= 5
     for text in shown:
         read_gate(text)
+
+
+def test_a_text_at_its_longest_runs_though_its_numbers_would_be_written_longer() -> None:
+    terms = ["margin:1"] * 19
+    text = f"any({', '.join(terms)})"
+    assert len(text) <= 200 < len(str(read_gate(text)))
+    gate = gate_from(GateSpec("entropy", 0.5), 10, text=text)
+    assert (gate.threshold, GATE.accepts(text)) == (1.0, True)

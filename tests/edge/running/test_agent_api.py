@@ -14,8 +14,12 @@ import tritonclient.http as triton
 
 from edge_sdk import EdgeAgent, Prediction
 from edge_sdk.answers.observer import Answered, AnswerObserver
+from edge_sdk.errors import LinkError
 from edge_sdk.service.agent_api import AgentApi
+from edge_sdk.service.client import RunningAgent
 from edge_sdk.service.messages import Request
+from edge_sdk.service.service import AgentService
+from edge_sdk.settings_file.serve_table import ServeTable
 from tests.edge.running.conftest import INFER, SAMPLES, Site, described
 
 DOORS = ["http", "local"]
@@ -301,3 +305,17 @@ def test_curl_asks_it(site: Site, door: str, tmp_path: Path) -> None:
     )  # fmt: skip
     outputs = {output["name"]: output for output in orjson.loads(done.stdout)["outputs"]}
     assert outputs["label"]["shape"] == [2000]
+
+
+def test_an_agent_that_is_ending_says_so_to_the_command_line(bundle: Path, tmp_path: Path) -> None:
+    with (
+        AgentService(tmp_path, ServeTable()) as service,
+        EdgeAgent.from_bundle(bundle) as agent,
+        service.answering(agent),
+    ):
+        running = RunningAgent.find(tmp_path)
+        assert running is not None
+        assert running.input().shape == agent.manifest.input.shape
+        service._forget()
+        with pytest.raises(LinkError, match="is starting or ending"):
+            running.input()

@@ -9,6 +9,7 @@ import pytest
 from edge_sdk import AgentSettings, Agreement, Budget
 from edge_sdk.cli.agent_options import AgentOptions
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.settings import Learn
 
 FILE = AgentSettings(deadline_s=3, codec="int8", late_answers=True)
 
@@ -25,6 +26,13 @@ FILE = AgentSettings(deadline_s=3, codec="int8", late_answers=True)
         (AgentSettings(threshold=1), {"delta": 0.2}, AgentSettings(controller=Agreement(0.2))),
         (AgentSettings(controller=Budget(1)), {"threshold": 2.0}, AgentSettings(threshold=2)),
         (AgentSettings(controller=Budget(1)), {"local": True}, AgentSettings(offload=False)),
+        # what the file says about a server is of no use without one, and no fault
+        (AgentSettings(learn=Learn("server")), {"local": True}, AgentSettings(offload=False)),
+        (
+            AgentSettings(gate="margin", controller=Budget(1)),
+            {"local": True},
+            AgentSettings(offload=False),
+        ),
         # the controller's other numbers stay those of the file
         (
             AgentSettings(controller=Budget(1, cost=2.5)),

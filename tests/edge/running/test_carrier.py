@@ -339,3 +339,11 @@ def test_heads_are_read_as_they_were_written(headers: dict[str, str], method: st
 def test_no_bytes_escape_as_another_error(raw: bytes) -> None:
     with contextlib.suppress(RequestError):
         read_head(raw)
+
+
+def test_a_request_that_ends_its_connection_in_a_roundabout_way_is_no_failure(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw = b"GET /v2 HTTP/1.1\r\n" + HOST + b"Connection: keep-alive, close\r\n\r\n"
+    assert answer_to(site, "http", raw).startswith(b"HTTP/1.1 ")
+    assert not caplog.records
