@@ -179,8 +179,8 @@ def _export_run(
 ) -> tuple[ModelManifest, Scores]:
     console = Console(stderr=True)
     with console.status("loading torch") as status:
-        from exporters.model import next_version
         from exporters.run.export import RunExport, export_run
+        from exporters.versions import next_version
 
         def progress(line: str) -> None:
             status.update(line)
@@ -217,9 +217,10 @@ def _export(
     with console.status("loading torch") as status:
         from edge_sdk.training.data.load import described, labelled_dataset, open_data
         from exporters.graphs import shared_exit
-        from exporters.model import export_model, next_version
+        from exporters.model import export_model
         from exporters.parity import run_torch
         from exporters.scores import score_bundle
+        from exporters.versions import next_version
         from exporters.weights import check_depths, load_weights, read_origin, require_file
 
         def progress(line: str) -> None:

@@ -156,14 +156,6 @@ def write_tree(
     return manifest
 
 
-def next_version(out: Path, name: str) -> int:
-    """One more than the highest version of that model in `out`; 1 if there is none."""
-    folder = out / name
-    there = folder.iterdir() if folder.is_dir() else ()
-    versions = [int(path.name) for path in there if path.name.isascii() and path.name.isdecimal()]
-    return max(versions, default=0) + 1
-
-
 class _Logits:
     """Logits of the whole network for the same samples, by the depth of the device.
 

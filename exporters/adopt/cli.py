@@ -199,7 +199,8 @@ def _adopt(
         from exporters.adopt import inputs
         from exporters.adopt.adoption import adopt as make
         from exporters.adopt.classifier import load_classifier
-        from exporters.model import check_place, next_version
+        from exporters.model import check_place
+        from exporters.versions import next_version
 
         def progress(line: str) -> None:
             status.update(line)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from edge_sdk.errors import BundleError, StorageError
+from exporters.versions import removed_place
 from server.deployment.calls import version_of
 from server.deployment.publisher import digest_of
 from server.errors import ConflictError, UnknownModelError
@@ -101,7 +102,7 @@ class ModelRemoval:
             self._artifacts.withdraw(one.name, one.version)
             folder = self._folder(one)
             # in one step, so that a server that is just loading models sees all of it or nothing
-            hidden = folder.with_name(f".{folder.name}-removed")
+            hidden = removed_place(folder)
             shutil.rmtree(hidden, ignore_errors=True)
             try:
                 folder.rename(hidden)
@@ -113,8 +114,8 @@ class ModelRemoval:
                     " the folder"
                 ) from err
             shutil.rmtree(hidden, ignore_errors=True)
-            with contextlib.suppress(OSError):  # other versions are there
-                folder.parent.rmdir()
+            with contextlib.suppress(OSError):  # it only spares the user a refusal by the server
+                hidden.mkdir(exist_ok=True)
 
     def _folder(self, one: ModelVersion) -> Path:
         return self._models / one.name / str(one.version)

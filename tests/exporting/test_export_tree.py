@@ -18,7 +18,8 @@ from edge_sdk.wire import frames
 from exporters import model as model_module
 from exporters.errors import ExportError, ParityError
 from exporters.graphs import DeviceGraphs, SharedExit
-from exporters.model import export_model, next_version
+from exporters.model import export_model
+from exporters.versions import next_version
 from profiles.cost import CostTable
 
 
@@ -184,6 +185,8 @@ def test_next_version_follows_the_highest(tmp_path: Path) -> None:
     for name in ("1", "9", "10", ".11-abc", "notes"):
         (tmp_path / "digits" / name).mkdir(parents=True)
     assert next_version(tmp_path, "digits") == 11
+    (tmp_path / "digits" / ".12-removed").mkdir()  # a server refuses it from now on
+    assert next_version(tmp_path, "digits") == 13
 
 
 class TracedDifferently(nn.Module):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_sdk.errors import StorageError
+from exporters.versions import next_version
 from server.backend.models import ModelStore
 from server.deployment.publisher import ModelPublisher
 from server.deployment.removal import ModelRemoval
@@ -104,12 +105,17 @@ def test_another_export_under_a_removed_number_is_left_alone(
     assert publisher.published("digits", "1") is None
 
 
-def test_the_folder_of_a_name_goes_with_its_last_version(place: Place, exported: Exported) -> None:
+def test_the_next_export_gets_no_number_that_was_removed(place: Place, exported: Exported) -> None:
     exported.install(place.models, name="letters")
     store = ModelStore(place.models)
     ModelPublisher(store, place.artifacts, place.registry.catalogue).refresh()
     assert [str(one) for one in place.removal.remove("letters")] == ["letters/1"]
-    assert not (place.models / "letters").exists()
+    assert [path.name for path in (place.models / "letters").rglob("*")] == [".1-removed"]
+    assert next_version(place.models, "letters") == 2
+    place.registry.catalogue.assign("default", "digits", 1)
+    place.registry.catalogue.activate("digits", 1)
+    place.removal.remove("digits", 2)
+    assert next_version(place.models, "digits") == 3
 
 
 def test_files_that_cannot_be_moved_away_are_told(place: Place) -> None:
