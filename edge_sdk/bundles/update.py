@@ -296,6 +296,8 @@ class _Update:
         try:
             report = run_trial(folder, None if beside is None else beside.folder)
         except OutOfMemoryError as err:
+            if beside is not None:  # two bundles at once took it: that says little of this one
+                raise UpdateRefusedError(f"{record.bundle}: {err}") from err
             # memory comes and goes: another time it may fit, and till then a smaller bundle does
             self._store.quarantine(record, str(err), hold_s=HOLD_S)
             tell_failure(self.state, record.bundle, str(err))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,12 +11,14 @@ import pytest
 
 from edge_sdk.bundles.measurements import KEPT_MOST, Measurements
 from edge_sdk.bundles.store import BundleStore
-from edge_sdk.bundles.update import update
+from edge_sdk.bundles.update import measure, update
+from edge_sdk.errors import OutOfMemoryError
 from edge_sdk.identity import Identity
+from edge_sdk.manifest import BundleManifest, ModelManifest
 from profiles.measured import BundleMeasurement, GraphMeasurement
 
 if TYPE_CHECKING:
-    from tests.edge.bundles.depot import Depot
+    from tests.edge.bundles.depot import Depot, Export
 
 
 def measured(bundle: str, latency_ms: float = 1.0) -> BundleMeasurement:
@@ -75,3 +79,35 @@ def test_a_report_without_a_server_is_kept_for_later(tmp_path: Path, free_port: 
     server = f"http://127.0.0.1:{free_port}"
     kept.report(Identity(server, "pi-1", "default", "c0ffee" * 10, None))
     assert [entry.reported for entry in kept.all()] == [False]
+
+
+def test_a_bundle_that_ran_short_beside_another_one_is_not_held_against_the_device(
+    depot: Depot, export: Export, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure would keep this depth from the device, whose own bundle of this depth runs."""
+    folder = export.write(1)
+    other = folder / "bundles" / "d2-int8"
+    shutil.copytree(folder / "bundles" / "d2", other)
+    manifest = replace(BundleManifest.load(other), bundle="tiny/1/d2-int8")
+    (other / "manifest.json").write_bytes(manifest.to_json())
+    model = replace(ModelManifest.load(folder), variants=("d2", "d2-int8"))
+    (folder / "model.json").write_bytes(model.to_json())
+    depot.repository.publish_bundles(folder)
+    assert update(state, "tiny/1/d2").status == "installed"
+    told: list[str] = []
+
+    def short(*_: object) -> None:
+        raise OutOfMemoryError("trial: too little for both")
+
+    monkeypatch.setattr("edge_sdk.bundles.update.run_trial", short)
+    monkeypatch.setattr(
+        "edge_sdk.bundles.update.tell_failure", lambda *words: told.append(words[1])
+    )
+    outcome = measure(state, ["tiny/1/d2-int8"])
+    assert (outcome.status, outcome.reason) == (
+        "refused",
+        "tiny/1/d2-int8: trial: too little for both",
+    )
+    assert not told
+    monkeypatch.undo()
+    assert update(state, "tiny/1/d2-int8").status == "installed"
