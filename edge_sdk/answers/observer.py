@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+import orjson
+
 from edge_sdk.answers.prediction import Prediction
 from edge_sdk.gate.gate import Decision
 from edge_sdk.manifest import BundleManifest
@@ -148,6 +150,7 @@ class Observers:
         def ask(observer: AnswerObserver) -> None:
             report = observer.report()
             if report is not None:
+                orjson.dumps(report)  # raises: neither a heartbeat nor a status may fail for it
                 found[observer.name] = report
 
         with self._lock:

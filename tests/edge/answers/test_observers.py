@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 import pytest
 from numpy.typing import NDArray
 
@@ -203,3 +205,20 @@ def test_a_fallback_has_an_id_and_says_whether_a_late_answer_follows(
             assert (answer.source, answer.late) == ("fallback", late_answers)
             assert [told.prediction.id for told in diary.told] == [answer.id]
             assert answer.id != ""
+
+
+@pytest.mark.parametrize("told", [np.float32(1), "caf\udce9"])
+def test_a_report_that_json_cannot_hold_stops_no_heartbeat(
+    digits: Digits, told: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(Diary):
+        name = "odd"
+
+        def report(self) -> Mapping[str, Any]:
+            return {"told": told}
+
+    with alone(digits, Odd(), Diary()) as agent:
+        assert orjson.loads(orjson.dumps(asdict(agent.status())))["reports"] == {
+            "diary": {"told": 0}
+        }
+    assert "observer=odd failed; it is not called again" in caplog.text
