@@ -28,6 +28,7 @@ from exporters.adopt.inputs import as_raw
 from exporters.adopt.operating import Figures, Judged, agreement_gate, figures_at, require_finite
 from exporters.adopt.settings import Settings
 from exporters.adopt.tree import Exit, checked_samples, write_model
+from exporters.bundle import spread_rows
 from exporters.model import check_place
 from exporters.quantize import CALIBRATION_SAMPLES
 
@@ -138,7 +139,7 @@ def adopt(
         _exit(cut, head, (train, held_out), place, settings)
         for place, (cut, head) in enumerate(zip(offer.cuts, heads, strict=True))
     ]
-    calibration = _calibration(parts) if settings.int8 == "auto" else None
+    calibration = calibration_samples(parts) if settings.int8 == "auto" else None
     manifest = write_model(
         classifier,
         plan,
@@ -255,11 +256,13 @@ def _figures(
     )
 
 
-def _calibration(parts: Parts) -> Array:
+def calibration_samples(parts: Parts) -> Array:
     """Samples that set the int8 ranges: held-out ones, and where they are few, those of train."""
     if len(parts.held_out) >= CALIBRATION_SAMPLES:
         return parts.held_out.x
-    return np.concatenate([parts.held_out.x, parts.train.x[:CALIBRATION_SAMPLES]])
+    # spread, because a folder has one class after the other
+    rows = spread_rows(len(parts.train), CALIBRATION_SAMPLES)
+    return np.concatenate([parts.held_out.x, parts.train.x[rows]])
 
 
 def _bytes_of(raw: TensorSpec) -> int:
