@@ -19,6 +19,8 @@ from functools import wraps
 from importlib import import_module, invalidate_caches
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from inspect import isgenerator
+from itertools import islice
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, Final
@@ -81,7 +83,8 @@ def user_function(
 
     This runs code of this machine: never pass a word that a peer sent. The module is searched where
     Python searches, then in `folders`: an installed module wins. While the function runs, it may
-    import from these folders too. Its own errors reach the caller with their traceback.
+    import from these folders too; a generator may do so until its first value. Its own errors reach
+    the caller with their traceback.
 
     Args:
         folders: searched last, in this order; the current folder if none is given.
@@ -111,9 +114,18 @@ def user_function(
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         with _also_from(places):
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+        return _begun(result, places) if isgenerator(result) else result
 
     return called
+
+
+def _begun(generator: Iterator[Any], places: Sequence[Path]) -> Iterator[Any]:
+    """The values of a generator, whose body runs to the first one as a function would."""
+    with _also_from(places):
+        values = list(islice(generator, 1))
+    yield from values
+    yield from generator
 
 
 @contextmanager

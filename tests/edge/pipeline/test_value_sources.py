@@ -277,3 +277,14 @@ def test_an_extra_that_is_not_installed_is_named(
     monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(ConfigurationError, match=rf"pip install 'splitedge\[{kind}\]'"):
         open_source(SOURCES[kind].example, Surroundings(tmp_path))
+
+
+def test_a_function_that_yields_may_import_from_its_own_folder(tmp_path: Path) -> None:
+    (tmp_path / "own_numbers.py").write_text("FIRST = [1.0, 2.0, 3.0, 4.0]\n")
+    (tmp_path / "own_frames.py").write_text(
+        "def frames():\n    import own_numbers\n    yield own_numbers.FIRST\n    yield [5] * 4\n"
+    )
+    opened = open_source("own_frames:frames", Surroundings(tmp_path))
+    with reading(opened.source, TensorSpec("float32", (4,))) as got:
+        items = got.wait(2)
+    assert [np.asarray(item.sample).tolist() for item in items] == [[1, 2, 3, 4], [5] * 4]
