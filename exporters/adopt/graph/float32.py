@@ -23,6 +23,9 @@ def uses_half(model: onnx.ModelProto) -> bool:
     """Whether the model computes in float16: its own answers are then good to three digits."""
     kinds = {weight.data_type for weight in model.graph.initializer}
     kinds |= {info.type.tensor_type.elem_type for info in model.graph.input}
+    # weights may lie in Constant nodes too
+    attributes = (each for node in model.graph.node for each in node.attribute)
+    kinds |= {each.t.data_type for each in attributes if each.type == AttributeProto.TENSOR}
     return TensorProto.FLOAT16 in kinds
 
 

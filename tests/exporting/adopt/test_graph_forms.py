@@ -139,6 +139,22 @@ def test_a_graph_of_another_float_is_computed_in_float32(make_graph: Make, kind:
     assert max(difference(expected, logits) for logits in found) <= tolerance
 
 
+def test_float16_weights_in_constant_nodes_are_seen(make_graph: Make) -> None:
+    """Such a file rounds as one with float16 initialisers does, and is compared as one."""
+    random = np.random.default_rng(3)
+    w = numpy_helper.from_array(random.normal(0, 0.2, (64, 10)).astype(np.float16), "w")
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["f"]),
+        helper.make_node("Cast", ["f"], ["h"], to=TensorProto.FLOAT16),
+        helper.make_node("Constant", [], ["w"], value=w),
+        helper.make_node("MatMul", ["h", "w"], ["a"]),
+        helper.make_node("Cast", ["a"], ["y"], to=TensorProto.FLOAT),
+    ]
+    classifier = load_classifier(make_graph(nodes, weights={}))
+    assert classifier.graph.half
+    checked(classifier, inputs(classifier))
+
+
 def test_values_beyond_float32_become_its_largest(make_graph: Make) -> None:
     weights = {
         "mask": np.array([1e300, -1e300, np.inf, 1.0]),
