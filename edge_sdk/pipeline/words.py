@@ -5,10 +5,14 @@ A shell gives `?` and `&` a meaning of their own, so a user puts such a word in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from edge_sdk.errors import ConfigurationError, SplitedgeError
+
+_LOGIN: Final = re.compile(r"//[^/@]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class Word:
 
     def fault(self, why: str) -> SplitedgeError:
         """The error that names this word."""
-        return ConfigurationError(f"{self.text}: {why}")
+        return ConfigurationError(f"{without_login(self.text)}: {why}")
 
 
 def read_word(text: str, known: Collection[str]) -> Word:
@@ -66,19 +70,25 @@ def read_word(text: str, known: Collection[str]) -> Word:
     Raises: ConfigurationError naming the word and what is wrong with it.
     """
     head, _, tail = text.partition("?")
+    shown = without_login(text)
     kind, _, rest = head.partition(":")
     options: dict[str, str] = {}
     for pair in tail.split("&") if tail else ():
         key, equals, value = pair.partition("=")
         if not equals or not value:
-            raise ConfigurationError(f"{text}: expected key=value after '?' and '&', got {pair!r}")
+            raise ConfigurationError(f"{shown}: expected key=value after '?' and '&', got {pair!r}")
         if key not in known:
             options_known = ", ".join(known) or "none"
-            raise ConfigurationError(f"{text}: expected options {options_known}, got {key}")
+            raise ConfigurationError(f"{shown}: expected options {options_known}, got {key}")
         if key in options:
-            raise ConfigurationError(f"{text}: {key} is given twice")
+            raise ConfigurationError(f"{shown}: {key} is given twice")
         options[key] = value
     return Word(text, kind, rest, options)
+
+
+def without_login(text: str) -> str:
+    """A word or a URL for people: a login in it stays out of errors and logs."""
+    return _LOGIN.sub("//", text)
 
 
 def printable(name: str) -> str:

@@ -14,7 +14,7 @@ from edge_sdk.installation import names_function, user_function
 from edge_sdk.pipeline.sinks.function import FunctionWriter
 from edge_sdk.pipeline.sinks.json_lines import SIZE_MAX_MB, FileWriter, StreamWriter
 from edge_sdk.pipeline.sinks.sink import Sink, Writer
-from edge_sdk.pipeline.words import Word, read_word
+from edge_sdk.pipeline.words import Word, read_word, without_login
 
 COMMON: Final = ("only", "queue")
 QUEUE: Final = 1000
@@ -48,7 +48,8 @@ def open_sink(text: str, base: Path) -> Sink:
     kind = SINKS.get(head.partition(":")[0])
     known = ", ".join(each.example for each in SINKS.values())
     if kind is None and not names_function(head):
-        raise ConfigurationError(f"sink {text}: expected one of {known}, or module:function")
+        shown = without_login(text)
+        raise ConfigurationError(f"sink {shown}: expected one of {known}, or module:function")
     word = read_word(text, (*COMMON, *(kind.keys if kind is not None else ())))
     only = word.options.get("only", "all")
     if only not in ("all", "changes"):
@@ -111,7 +112,7 @@ def _name(head: str) -> str:
     """The sink for people: a login stays out of logs."""
     if head == "-":
         return "standard output"
-    return re.sub(r"//[^/@]*@", "//", head)
+    return without_login(head)
 
 
 _MQTT: Final = "mqtt://HOST/TOPIC"

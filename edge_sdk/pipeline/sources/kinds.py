@@ -20,7 +20,7 @@ from edge_sdk.pipeline.sources.lines import GrowingFile
 from edge_sdk.pipeline.sources.memory import SavedPlace, SeenFiles, memory_file
 from edge_sdk.pipeline.sources.rows import CsvSource, RowKeys, SerialSource, serial_port
 from edge_sdk.pipeline.windows import WINDOW_KEYS
-from edge_sdk.pipeline.words import Word, read_word
+from edge_sdk.pipeline.words import Word, read_word, without_login
 
 STARTS: Final = ("last", "start", "end")
 BAUD: Final = 115_200
@@ -113,7 +113,8 @@ def _camera(word: Word, around: Surroundings) -> Opened:
     _need_module(word, "cv2", "camera")
     live = is_live(place)
     place = place if live else str(around.base / Path(place).expanduser())
-    return Opened(CameraSource(partial(opencv_capture, place), place, live=live), f"camera {place}")
+    name = without_login(place)  # it stands in every row, in the status and in logs
+    return Opened(CameraSource(partial(opencv_capture, place), name, live=live), f"camera {name}")
 
 
 def _stdin(word: Word, _around: Surroundings) -> Opened:

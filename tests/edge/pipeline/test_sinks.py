@@ -348,3 +348,10 @@ def test_a_row_that_cannot_be_written_is_dropped_and_the_next_one_is_written(
     wait_written(sink, 1)
     assert labels(path) == [1]
     assert "1 answers cannot be written" in caplog.text
+
+
+@pytest.mark.parametrize("end", ["home?qos=7", "home?color=red", "home?qos", "#"])
+def test_a_password_stays_out_of_errors(end: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="mqtt://broker/") as fault:
+        open_sink(f"mqtt://me:hunter2@broker/{end}", tmp_path)
+    assert "hunter2" not in str(fault.value)

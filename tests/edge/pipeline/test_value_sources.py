@@ -288,3 +288,10 @@ def test_a_function_that_yields_may_import_from_its_own_folder(tmp_path: Path) -
     with reading(opened.source, TensorSpec("float32", (4,))) as got:
         items = got.wait(2)
     assert [np.asarray(item.sample).tolist() for item in items] == [[1, 2, 3, 4], [5] * 4]
+
+
+def test_the_password_of_a_camera_stays_out_of_its_answers(tmp_path: Path) -> None:
+    opened = open_source("camera:rtsp://me:hunter2@127.0.0.1:1/door", Surroundings(tmp_path))
+    assert opened.name == "camera rtsp://127.0.0.1:1/door"
+    assert isinstance(opened.source, CameraSource)
+    assert opened.source._name == "rtsp://127.0.0.1:1/door"
