@@ -20,10 +20,12 @@ class LineSplitter:
 
     Args:
         limit: most bytes of a line.
+    Attributes:
+        too_long, dropped_bytes: lines that were dropped, and their bytes.
     """
 
     def __init__(self, limit: int = LINE_BYTES_MAX) -> None:
-        self.too_long = 0
+        self.too_long = self.dropped_bytes = 0
         self._limit = limit
         self._held = bytearray()
         self._dropping = False
@@ -37,12 +39,14 @@ class LineSplitter:
             start = end + 1
             if self._dropping or len(line) > self._limit:
                 self.too_long += not self._dropping
+                self.dropped_bytes += len(line)
                 self._dropping = False
                 continue
             yield line
         self._held += chunk[start:]
         if len(self._held) > self._limit:
             self.too_long += not self._dropping
+            self.dropped_bytes += len(self._held)
             self._dropping = True
             self._held.clear()
 
@@ -127,7 +131,7 @@ class GrowingFile:
 
     def _open(self, file: BinaryIO) -> Iterator[Line]:
         self._file = file
-        self._splitter.rest()
+        self._splitter = LineSplitter()
         status = os.fstat(file.fileno())
         self._identity = [status.st_dev, status.st_ino]
         place, self._place = self._place, {}
@@ -163,7 +167,7 @@ class GrowingFile:
                 yield self._line(rest)
             self.close()
         elif now.st_size < self._file.tell():  # cut short: its lines begin anew
-            self._splitter.rest()
+            self._splitter = LineSplitter()
             self._file.seek(0)
             self._number = self._end = 0
         else:
@@ -178,9 +182,11 @@ class GrowingFile:
                 yield self._line(raw)
 
     def _line(self, raw: bytes) -> Line:
-        self._number += 1
-        self._end += len(raw)
-        gap, self._gap = self._gap, False
+        splitter = self._splitter
+        self._number += 1 + splitter.too_long
+        self._end += len(raw) + splitter.dropped_bytes
+        gap, self._gap = self._gap or splitter.too_long > 0, False
+        splitter.too_long = splitter.dropped_bytes = 0
         return Line(_text(raw), self._number, self._end, first=self._number == 1, gap=gap)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import TensorSpec
+from edge_sdk.pipeline.sources.feed import Feed
 from edge_sdk.pipeline.sources.lines import GrowingFile, LineSplitter
 from edge_sdk.pipeline.sources.memory import SavedPlace
 from edge_sdk.pipeline.sources.rows import (
@@ -315,3 +316,19 @@ def test_a_line_that_is_no_row_of_a_table_is_a_hole(tmp_path: Path, line: str) -
         got.wait(1)
     assert got.feed.counts.holes == 1
     assert first_channel(got) == [[3, 5, 7]]
+
+
+def test_a_line_above_the_limit_is_a_gap_and_the_place_after_it_is_right(tmp_path: Path) -> None:
+    path = tmp_path / "motion.csv"
+    append(path, "a,b", "1,2", "9" * 1_100_000, "3,4")
+    feed = Feed("motion", lambda: SPEC)
+    file = GrowingFile(path)
+    lines = []
+    for line in file.lines(feed):
+        lines.append((line.text, line.number, line.gap))
+        end = line.end
+        if line.text == "3,4":
+            break
+    file.close()
+    assert lines == [("a,b", 1, False), ("1,2", 2, False), ("3,4", 4, True)]
+    assert end == path.stat().st_size
