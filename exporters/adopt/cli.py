@@ -199,6 +199,7 @@ def _adopt(
         from exporters.adopt import inputs
         from exporters.adopt.adoption import adopt as make
         from exporters.adopt.classifier import load_classifier
+        from exporters.adopt.settings import HELD_OUT_SHARE
         from exporters.model import check_place
         from exporters.versions import next_version
 
@@ -216,7 +217,7 @@ def _adopt(
         raw = classifier.raw
         read = inputs.read_inputs(data, raw, most=2 * most)
         names = inputs.names_of(classifier.classes, given, read)
-        parts = split_samples(read, seed=seed, most=most)
+        parts = split_samples(read, held_out=HELD_OUT_SHARE, seed=seed, most=most)
         parts = inputs.with_labels(parts, read, names, wanted=labels, named=given is not None)
         progress(described(read, parts.sizes))
         progress(f"raw input {raw.dtype} {raw.shape}, {classifier.classes} classes")

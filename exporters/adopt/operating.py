@@ -113,19 +113,21 @@ def figures_at(
 
     Args:
         offload: final labels of offloaded samples, by their indices. By default the whole model's.
-        most: offloaded samples that it is asked for; they are evenly spread and stand for all.
+        most: offloaded samples that it is asked for, evenly spread. Of the others the whole model's
+            answers are taken, corrected by the difference that these show: an offload differs so
+            rarely from the whole model that few samples measure it well.
     """
     exits = uncertainties(gate.policy, judged.exit) < gate.threshold
     own, whole = judged.exit.argmax(axis=1), judged.whole.argmax(axis=1)
     rate = float(exits.mean())
     sent = np.flatnonzero(~exits)
-    if offload is not None:
-        sent = sent[spread_rows(len(sent), most)]
-    answers = whole[sent] if offload is None else offload(sent)
+    asked = sent[spread_rows(len(sent), most)]
+    answers = whole[asked] if offload is None else offload(asked)
 
     def hybrid(labels: Labels) -> float:
-        right = (_share(own[exits], labels[exits]), _share(answers, labels[sent]))
-        return rate * right[0] + (1 - rate) * right[1]
+        difference = _share(answers, labels[asked]) - _share(whole[asked], labels[asked])
+        offloaded = min(max(_share(whole[sent], labels[sent]) + difference, 0.0), 1.0)
+        return rate * _share(own[exits], labels[exits]) + (1 - rate) * offloaded
 
     figures = Figures(
         exit_rate=rate, agreement=_share(own[exits], whole[exits]), hybrid_agreement=hybrid(whole)

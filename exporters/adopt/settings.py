@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import GatePolicy
 from exporters.errors import ExportError
+
+# A threshold for an agreement of 98 % is good to 0.3 points on 2,400 samples, to 0.4 on 1,200; the
+# heads hardly gain from those. A run of training holds out a tenth.
+HELD_OUT_SHARE: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ def test_served_answers_are_those_of_the_file(
 
 def test_it_says_what_it_read_and_ends_with_the_next_command(adopted: Any) -> None:
     _, result, _ = adopted
-    assert "1,294 train, 144 held-out, 359 test" in result.stderr
+    assert "1,150 train, 288 held-out, 359 test" in result.stderr
     assert "raw input float32 (1, 8, 8), 10 classes" in result.stderr
     last = result.stdout.strip().splitlines()[-1]
     assert last.startswith("Next: ")
@@ -236,7 +236,7 @@ def test_folder_of_pictures_and_names_of_classes(
     )  # fmt: skip
     result = run(model, tmp_path / "pictures", tmp_path / "models", *options)
     assert result.exit_code == 0, str(result.exception)
-    assert "58 train, 6 held-out, 16 test; 1 skipped (damaged files)" in result.stderr
+    assert "51 train, 13 held-out, 16 test; 1 skipped (damaged files)" in result.stderr
     assert "batch" in result.stderr
     manifest = ModelManifest.load(tmp_path / "models" / "digits" / "1")
     assert manifest.class_names == tuple("abcdefghij")

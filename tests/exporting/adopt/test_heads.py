@@ -136,6 +136,11 @@ def test_hybrid_figures_are_of_the_answers_that_offloads_get() -> None:
     some = figures_at(gate, judged, offload, most=2)
     assert asked[1] == [2, 5]
     assert some.hybrid_agreement == pytest.approx(1 / 3 + 2 / 3 * 1 / 2)
+    # the whole model is right on 3 of 4; of the two asked, one more is right: 3/4 + 1/2, at most 1
+    assert some.hybrid_accuracy == pytest.approx(1 / 3 * 1 / 2 + 2 / 3)
+    one = figures_at(gate, judged, offload, most=1)
+    assert asked[2] == [2]  # answered as the whole model does: so all offloads are as good as its
+    assert one.hybrid_accuracy == pytest.approx(1 / 3 * 1 / 2 + 2 / 3 * 3 / 4)
 
 
 def test_curve_holds_the_chosen_threshold_and_is_against_labels_where_there_are_some() -> None:
