@@ -107,16 +107,20 @@ class HttpClient:
         body: bytes | None = None,
         timeout: Timeout,
         at_most: int,
+        repeatable: bool = False,
     ) -> Response:
         """Send a request and read the whole answer.
 
         Args:
             at_most: bytes that the answer's body may have.
+            repeatable: as `stream` takes it.
         Raises: ResponseTooLargeError; LinkError.
         """
         end = None if timeout.total_s is None else time.monotonic() + timeout.total_s
         received = bytearray()
-        with self.stream(method, url, headers=headers, body=body, timeout=timeout) as response:
+        with self.stream(
+            method, url, headers=headers, body=body, timeout=timeout, repeatable=repeatable
+        ) as response:
             for piece in response.pieces():
                 received += piece
                 if len(received) > at_most:
@@ -139,13 +143,18 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         timeout: Timeout,
+        repeatable: bool = False,
     ) -> Iterator[StreamedResponse]:
         """Send a request; the answer's body is read inside the block.
 
+        Args:
+            repeatable: whether the request may reach the server twice. Then it is sent once more
+                if the server closed the open connection while it was idle.
         Raises: LinkError if the server cannot be reached.
         """
-        try:
-            response = self._pool.request(
+
+        def send() -> urllib3.BaseHTTPResponse:
+            return self._pool.request(
                 method,
                 url,
                 body=body,
@@ -158,6 +167,18 @@ class HttpClient:
                 preload_content=False,
                 decode_content=False,
             )
+
+        try:
+            pool = self._pool.connection_from_url(url)
+            opened = pool.num_connections
+            try:
+                response = send()
+            except urllib3.exceptions.ProtocolError as err:
+                # a server closes an idle connection at any time, also just as it is used again
+                reused = pool.num_connections == opened
+                if not (repeatable and reused and isinstance(_inmost(err), ConnectionError)):
+                    raise
+                response = send()
         except (urllib3.exceptions.HTTPError, OSError) as err:
             raise LinkError(f"{url}: cannot be reached ({_cause(err)}); {_advice(err)}") from err
         try:

@@ -226,6 +226,39 @@ def test_a_redirect_is_not_followed(serve: Serve) -> None:
     assert (answer.status, len(peer.requests)) == (302, 1)
 
 
+@pytest.mark.parametrize(("repeatable", "sent"), [(True, 3), (False, 2)])
+def test_what_may_arrive_twice_outlives_the_end_of_an_idle_connection(
+    serve: Serve, repeatable: bool, sent: int
+) -> None:
+    def respond(write: Write) -> None:
+        if len(peer.requests) == 2:
+            raise ConnectionError("the server gives this connection up as the request arrives")
+        write(response(202))
+
+    def post() -> int:
+        return client.request(
+            "POST", peer.url, timeout=Timeout(total_s=5.0), at_most=9, repeatable=repeatable
+        ).status
+
+    peer = serve(respond)
+    with HttpClient() as client:
+        assert post() == 202
+        if repeatable:
+            assert post() == 202
+        else:
+            with pytest.raises(LinkError, match="cannot be reached"):
+                post()
+    assert len(peer.requests) == sent
+
+
+def test_a_server_that_hangs_up_at_once_is_asked_once(serve: Serve) -> None:
+    peer = serve(lambda _: None)
+    peer.hang_up = True
+    with HttpClient() as client, pytest.raises(LinkError, match="cannot be reached"):
+        client.request("GET", peer.url, timeout=Timeout(total_s=5.0), at_most=9, repeatable=True)
+    assert len(peer.requests) == 1
+
+
 def test_the_link_is_measured_over_one_connection(serve: Serve) -> None:
     peer = serve(lambda write: write(response(200, b"ping")))
     with api.Echo(identity_at(peer)) as echo:

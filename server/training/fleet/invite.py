@@ -88,6 +88,7 @@ class Inviter:
                 body=self._body,
                 timeout=TIMEOUT,
                 at_most=ANSWER_BYTES,
+                repeatable=True,  # a device that trains ignores a second invitation
             )
         except LinkError as err:
             logger.info("device=%s not invited: %s", device, err)
