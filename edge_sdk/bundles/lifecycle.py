@@ -296,7 +296,13 @@ def _load(store: BundleStore, settings: AgentSettings) -> tuple[BundleRunner, st
         active = store.active()
     except NoBundleError:
         update(store.state)
-        active = store.active()
+        try:
+            active = store.active()
+        except NoBundleError as err:
+            raise NoBundleError(
+                f"{err}; if the server has no model yet, this device can take part in the training"
+                " of one: `splitedge agent run --train DATA`"
+            ) from err
     name = settings.personal
     personal = None if name is None else PersonalWeights.load(store.state, name)
     try:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import signal
 import threading
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -59,7 +60,7 @@ def run(
             "--train",
             metavar="DATA",
             help="Also take part in training when the server invites this device, with these "
-            "samples; see `splitedge agent train --data`.",
+            "samples; see `splitedge agent train --data`. A device without a bundle trains first.",
         ),
     ] = None,
     backbone: Backbone = None,
@@ -124,10 +125,12 @@ def run(
         on_command = None
         if data is not None:
             from edge_sdk.training.device.background import BackgroundTraining, check_data
+            from edge_sdk.training.device.first_bundle import wait_for_first_bundle
 
             training = BackgroundTraining(state, data, backbone=backbone)
             typer.echo(check_data(data), err=True)
             on_command = parts.enter_context(training).command
+            wait_for_first_bundle(state, on_command, partial(typer.echo, err=True))
         agent = parts.enter_context(EdgeAgent.open(state, settings, on_command=on_command))
         keeper = open_keeper(keep, file.keep, state)
         if keeper is not None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import queue
 import shlex
 import shutil
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -21,7 +23,10 @@ import pytest
 import typer
 import urllib3
 
+from edge_sdk.bundles.store import BundleStore
 from edge_sdk.cli.main import main
+from edge_sdk.training.device.first_bundle import wait_for_first_bundle
+from server.bench.models import export_random
 from server.registry.database import open_registry
 from server.tokens import create_token
 from tests.waiting import is_listening, wait_until
@@ -245,7 +250,22 @@ def test_device_of_a_server_without_a_model_enrols_and_waits(
     token = splitedge("server", "token", "create", "--state", state).out.strip()
     enroll = ("agent", "enroll", "--server", server.http, "--token", token, "--state", pi)
     assert "no bundle yet: the server has no model" in splitedge(*enroll, *PROFILE).out
-    assert "no bundle" in splitedge("agent", "predict", "x.npy", "--state", pi).refusal
+    refusal = splitedge("agent", "predict", "x.npy", "--state", pi).refusal
+    assert "no bundle" in refusal
+    assert "splitedge agent run --train DATA" in refusal
+    # with `agent run --train` it takes part in training until the server has a model
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    heard: list[Mapping[str, Any]] = []
+    waiting = threading.Thread(
+        target=wait_for_first_bundle, args=(pi, heard.append, said.put), daemon=True
+    )
+    waiting.start()
+    assert "no bundle yet: training first" in said.get(timeout=20)
+    assert "already runs as agent" in splitedge("agent", "run", "--state", pi).refusal
+    export_random("tiny", (1, 8, 8), (2,), state / "models")
+    waiting.join(60)
+    assert not waiting.is_alive(), heard
+    assert BundleStore(pi).active().manifest.bundle == "bench-tiny/1/d2"
 
 
 @contextmanager

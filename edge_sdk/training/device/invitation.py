@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import queue
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,26 @@ def wait_for_invitation(identity: Identity, state: Path) -> str:
 
     Raises: EnrolmentError if the state folder does not say where the broker is.
     """
-    broker = api.FleetBroker.load(state)
-    arrived: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    with commands(identity, state) as arrived:
+        while True:
+            url = _invited(identity, arrived.get())
+            if url is not None:
+                return url
 
-    def command(message: Message) -> None:
-        arrived.put(message.payload)
+
+@contextmanager
+def commands(identity: Identity, state: Path) -> Iterator[queue.SimpleQueue[Mapping[str, Any]]]:
+    """The server's commands to a device without a running agent, as they arrive.
+
+    Raises: EnrolmentError if the state folder does not say where the broker is.
+    """
+    broker = api.FleetBroker.load(state)
+    arrived: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+
+    def receive(message: Message) -> None:
+        command = _read(message.payload)
+        if command is not None:
+            arrived.put(command)
 
     link = MqttLink(
         broker.address(identity),
@@ -36,23 +53,24 @@ def wait_for_invitation(identity: Identity, state: Path) -> str:
         password=identity.credential,
         ca=None if identity.ca is None else str(identity.ca),
     )
-    link.subscribe(str(Topic(identity.fleet, identity.device, Kind.COMMAND)), command)
+    link.subscribe(str(Topic(identity.fleet, identity.device, Kind.COMMAND)), receive)
     link.start()
     try:
-        while True:
-            url = _invited(identity, arrived.get())
-            if url is not None:
-                return url
+        yield arrived
     finally:
         link.stop()
 
 
-def _invited(identity: Identity, payload: bytes) -> str | None:
+def _read(payload: bytes) -> Mapping[str, Any] | None:
     try:
         command: Any = orjson.loads(payload)
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(command, dict) or command.get("op") != INVITATION:
+    return command if isinstance(command, dict) else None
+
+
+def _invited(identity: Identity, command: Mapping[str, Any]) -> str | None:
+    if command.get("op") != INVITATION:
         return None
     try:
         return resolve_trainer_url(identity, str(command.get("url")))
