@@ -8,6 +8,7 @@ from typing import Final
 
 import onnx
 from onnx import TensorProto
+from onnx.external_data_helper import load_external_data_for_model, uses_external_data
 
 from exporters.adopt.graph.fold import first_line
 from exporters.adopt.graph.graph import BATCH, IR_VERSION
@@ -43,10 +44,18 @@ def read_model(path: Path) -> onnx.ModelProto:
             f"{path}: expected at most {GRAPH_BYTES_MAX} bytes, got {path.stat().st_size}"
         )
     try:
-        model = onnx.load(path)
+        model = onnx.load(path, load_external_data=False)
+        missing = _missing_data(model, path.parent)
+        if not missing:
+            load_external_data_for_model(model, str(path.parent))
         known = bool(model.graph.node) and bool(model.opset_import)
     except Exception as err:  # the errors of protobuf and onnx share no base class
         raise ExportError(f"{path}: expected an ONNX model ({first_line(err)})") from err
+    if missing:
+        raise ExportError(
+            f"{path}: its weights are in {missing[0]}, which is not there; put {missing[0]} beside"
+            " it"
+        )
     if not known:
         raise ExportError(f"{path}: expected an ONNX model, got a file without any node")
     held = {weight.name for weight in model.graph.initializer}
@@ -55,6 +64,18 @@ def read_model(path: Path) -> onnx.ModelProto:
     model.graph.input.extend(inputs)
     model.ir_version = max(model.ir_version, IR_VERSION)
     return model
+
+
+def _missing_data(model: onnx.ModelProto, folder: Path) -> list[str]:
+    """Files of weights that the model names and its folder lacks."""
+    named = {
+        entry.value
+        for weight in model.graph.initializer
+        if uses_external_data(weight)
+        for entry in weight.external_data
+        if entry.key == "location"
+    }
+    return sorted(name for name in named if not (folder / name).is_file())
 
 
 def fix_input(model: onnx.ModelProto, shape: Sequence[int] | None, name: str) -> None:

@@ -36,6 +36,19 @@ def test_file_that_is_no_model(tmp_path: Path) -> None:
     assert "without any node" in refusal(path)
 
 
+def test_weights_in_a_file_that_is_missing(make_graph: Make, convolution: Convolution) -> None:
+    nodes, weights = convolution
+    nodes.append(helper.make_node("Identity", ["scores"], ["y"]))
+    path = make_graph(nodes, weights=weights)
+    beside = path.with_name("user.onnx.data")
+    onnx.save(
+        onnx.load(path), path, save_as_external_data=True, location=beside.name, size_threshold=0
+    )
+    assert load_classifier(path).classes == 10
+    beside.unlink()
+    assert "put user.onnx.data beside it" in refusal(path)
+
+
 def test_graph_with_two_inputs(make_graph: Make, convolution: Convolution) -> None:
     nodes, weights = convolution
     mask = helper.make_tensor_value_info("mask", TensorProto.FLOAT, ["n", 10])
