@@ -89,7 +89,7 @@ class Adoption:
 
 @dataclass(slots=True)
 class _Warnings:
-    """Lines that the user must see, also at the end."""
+    """Lines that the user must see: told at once, and kept for the report."""
 
     progress: Progress
     lines: list[str] = field(default_factory=list)
@@ -109,18 +109,26 @@ class _Answers:
 
 
 def adopt(
-    classifier: Classifier, parts: Parts, settings: Settings, progress: Progress = lambda _: None
+    classifier: Classifier,
+    parts: Parts,
+    settings: Settings,
+    progress: Progress = lambda _: None,
+    *,
+    notices: Sequence[str] = (),
 ) -> Adoption:
     """Make an early-exit model of a classifier and publish it.
 
     Args:
         parts: raw inputs of the classifier; with labels in the order of its classes, or without.
+        notices: warnings about the inputs, told before the work begins.
     Raises: ExportError naming what stands in the way; ParityError where a graph does not give the
         model's answers; StorageError.
     """
     started = time.perf_counter()
     check_place(settings.out, settings.name, settings.version)
     warnings = _Warnings(progress)
+    for notice in notices:
+        warnings.add(notice)
     plan = find_cuts(classifier.graph)
     x_bytes = _bytes_of(classifier.raw)
     offer = choose_cuts(plan, x_bytes, settings.depths)

@@ -221,7 +221,13 @@ def _adopt(
         parts = inputs.with_labels(parts, read, names, wanted=labels, named=given is not None)
         progress(described(read, parts.sizes))
         progress(f"raw input {raw.dtype} {raw.shape}, {classifier.classes} classes")
-        return make(classifier, parts, settings(names, chosen.version), progress)
+        return make(
+            classifier,
+            parts,
+            settings(names, chosen.version),
+            progress,
+            notices=inputs.doubts(data, read, raw, preprocessing),
+        )
 
 
 def _tell(made: Adoption, out: Path, report: Path | None, *, as_json: bool) -> None:
@@ -236,8 +242,6 @@ def _tell(made: Adoption, out: Path, report: Path | None, *, as_json: bool) -> N
         typer.echo(raw.decode(), nl=False)
         return
     print_table(table_of(made))
-    for line in made.warnings:
-        typer.echo(f"warning: {line}")
     typer.echo(f"Next: {serving_command(out)}")
 
 

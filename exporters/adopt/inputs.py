@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge_sdk.manifest import TensorSpec
 from edge_sdk.training.data.load import Part, Parts, Samples, open_data
-from exporters.adopt.graph.preprocess import layout_of, picture_form
+from exporters.adopt.graph.preprocess import Preprocessing, layout_of, picture_form
 from exporters.errors import ExportError
 
 Array = NDArray[Any]
@@ -52,6 +52,25 @@ def read_inputs(word: str, raw: TensorSpec, *, most: int) -> Samples:
 def as_raw(x: Array, raw: TensorSpec) -> Array:
     """A batch in the dtype of the raw input, in one block of memory."""
     return np.ascontiguousarray(x, np.dtype(raw.dtype))
+
+
+def doubts(
+    word: str, samples: Samples, raw: TensorSpec, preprocessing: Preprocessing
+) -> tuple[str, ...]:
+    """Warnings about inputs that fit the model in shape, and may not fit it in scale.
+
+    Args:
+        word: of the grammar, that `samples` were read by.
+    """
+    pictures = Path(word.partition("?")[0]).is_dir() and samples.train.x.dtype == np.uint8
+    told = preprocessing.input or preprocessing.mean or preprocessing.graph
+    if not pictures or told or raw.dtype != "float32":
+        return ()
+    line = (
+        "pixels reach the model as 0..255; if it was trained on 0..1 or on normalised values, give"
+        " --mean and --std (for 0..1: --mean 0 --std 255)"
+    )
+    return (line,)
 
 
 def names_of(classes: int, given: Sequence[str] | None, samples: Samples) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from typer.testing import CliRunner, Result
 from edge_sdk import AgentSettings, EdgeAgent
 from edge_sdk.errors import SplitedgeError
 from edge_sdk.gate_form import read_gate
-from edge_sdk.manifest import BundleManifest, ModelManifest
+from edge_sdk.manifest import BundleManifest, ModelManifest, TensorSpec
 from edge_sdk.training.data.load import Dataset
 from edge_sdk.wire.codecs import decode, encode
 from exporters.adopt.cli import app
+from exporters.adopt.graph.preprocess import Preprocessing
+from exporters.adopt.inputs import doubts, read_inputs
 from profiles.cost import CostTable
 from server.backend.ladder import Entry, LadderEngine
 from tests.exporting.adopt.conftest import export
@@ -183,7 +186,7 @@ def test_depth_that_was_asked_for_is_published_though_z_is_larger(
     result = run(small_onnx, unlabelled, tmp_path, "--depth", "1", "--int8", "never")
     assert result.exit_code == 0, str(result.exception)
     assert ModelManifest.load(tmp_path / "digits" / "1").cuts == (1,)
-    assert "warning: depth 1: an offload takes 512 bytes, the input itself 256" in result.stdout
+    assert "warning: depth 1: an offload takes 512 bytes, the input itself 256" in result.stderr
 
 
 def test_versions_follow_and_are_never_overwritten(
@@ -201,7 +204,33 @@ def test_few_samples_warn_and_are_enough(small_onnx: Path, digits: Dataset, tmp_
     np.savez(tmp_path / "few.npz", x_train=digits.x_train[:48])
     result = run(small_onnx, tmp_path / "few.npz", tmp_path, "--depth", "7", "--int8", "never")
     assert result.exit_code == 0, str(result.exception)
-    assert "warning: 48 samples are few" in result.stdout
+    assert result.output.count("48 samples are few") == 1
+    assert "pixels reach the model" not in result.output  # arrays are as their maker wants them
+
+
+def test_pictures_for_floats_are_said_to_be_0_to_255(
+    small_onnx: Path, digits: Dataset, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for row in range(48):
+        pixels = np.round(digits.x_test[row, 0] * 255 / 16).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{row}.png")
+    options = ("--depth", "7", "--int8", "never")
+    result = run(small_onnx, folder, tmp_path / "models", *options)
+    assert result.exit_code == 0, str(result.exception)
+    assert result.output.count("pixels reach the model as 0..255") == 1
+    assert "(for 0..1: --mean 0 --std 255)" in result.output
+    raw = TensorSpec("float32", (1, 8, 8))
+    samples = read_inputs(str(folder), raw, most=48)
+    for told in (
+        Preprocessing(mean=(0.0,), std=(255.0,)),
+        Preprocessing(input="float32"),
+        Preprocessing(graph=small_onnx),
+    ):
+        assert not doubts(str(folder), samples, raw, told)
+    assert doubts(str(folder), samples, raw, Preprocessing(layout="nchw"))
+    assert not doubts(str(folder), samples, replace(raw, dtype="uint8"), Preprocessing())
 
 
 class Tenths(nn.Module):
