@@ -293,7 +293,9 @@ def _percent(value: float) -> str:
 
 def _print_round(row: Mapping[str, Any]) -> None:
     accuracy = "" if row["accuracy"] is None else f", accuracy {row['accuracy']:.1%}"
-    missing = f", missing: {', '.join(row['missing'])}" if row["missing"] else ""
+    why = row["missing_why"]
+    names = [f"{name} ({why[name]})" if name in why else name for name in row["missing"]]
+    missing = f", missing: {', '.join(names)}" if names else ""
     stale = f", late updates from: {', '.join(row['stale'])}" if row["stale"] else ""
     typer.echo(
         f"round {row['round']}: {plural(len(row['participants']), 'device')}{accuracy},"

@@ -14,10 +14,11 @@ import logging
 import random
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from edge_sdk.errors import LinkError, SplitedgeError
+from edge_sdk.errors import ConfigurationError, LinkError, SplitedgeError
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.device.heartbeat import Heartbeat
 from edge_sdk.training.device.trainer_client import (
@@ -63,7 +64,7 @@ class Trainer(Protocol):
         """Hand over a reply."""
 
     def decline(self, identifier: str, reason: str) -> None:
-        """Tell the trainer that a message cannot be done."""
+        """Tell the trainer that a message, or "" the whole training, cannot be done."""
 
 
 class SessionStore:
@@ -177,7 +178,7 @@ class TrainingSession:
         client = self._client
         welcome = self._trainer.join(client.samples, client.x.shape[1:])
         if welcome.backbone:
-            client.check_backbone(welcome.backbone)
+            self._check_backbone(welcome.backbone)
         self._no_reply_s = welcome.no_reply_s
         client.fine_tuning = welcome.fine_tuning
         self._heartbeat.pace(welcome.alive_s)
@@ -187,6 +188,15 @@ class TrainingSession:
         if update is not None:
             self._outbox = "", update
         self._joined = True
+
+    def _check_backbone(self, backbone: str) -> None:
+        """Refuse a network that is not allowed here, and tell the trainer why."""
+        try:
+            self._client.check_backbone(backbone)
+        except ConfigurationError as err:
+            with suppress(SplitedgeError):  # the trainer may be gone; the reason is raised anyway
+                self._trainer.decline("", str(err))
+            raise
 
     def _answer(self, identifier: str, message: Request) -> None:
         try:

@@ -117,6 +117,8 @@ class TrainerClient:
     def decline(self, identifier: str, reason: str) -> None:
         """Tell the trainer that a message cannot be done, and why.
 
+        Args:
+            identifier: the message's; "" for a device that takes no part in this training at all.
         Raises: as `reply`.
         """
         self._call("POST", DECLINE_PATH, json=Decline(identifier, reason[:REASON_CHARACTERS]))

@@ -97,7 +97,11 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """A message that the device cannot do: its id, and why."""
+    """A message that the device cannot do: its id, and why.
+
+    With an empty id, the device takes no part in this training at all. A trainer of an earlier
+    release ignores it.
+    """
 
     message: str
     reason: str

@@ -76,6 +76,7 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
     reply_bytes_max: int,
     samples_max: int | None = None,
     refused: Callable[[str, str], None] = lambda _device, _why: None,
+    withdrew: Callable[[str, str], None] = lambda _device, _why: None,
 ) -> FastAPI:
     """The application over a mailbox.
 
@@ -84,6 +85,7 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
         reply_bytes_max: longest reply that is read.
         samples_max: most samples that a device may bring; None for any number.
         refused: called, in a thread of the server, with a device that was refused, and why.
+        withdrew: called so with a device that takes no part of its own will.
     """
     app = FastAPI(title="splitedge trainer", redoc_url=None, docs_url=None, openapi_url=None)
     app.router.route_class = BoundedRoute
@@ -169,7 +171,11 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
     @app.post(DECLINE_PATH, status_code=204)
     def decline(name: Annotated[str, Depends(member)], body: DeclineBody) -> None:
         logger.warning("device=%s declines: %s", name, body.reason)
-        mailbox.decline(name, body.message, body.reason)
+        if body.message:
+            mailbox.decline(name, body.message, body.reason)
+        else:
+            withdrew(name, body.reason)
+            mailbox.withdraw(name, body.reason)
 
     return app
 

@@ -152,7 +152,7 @@ class Boxes:
         self._joined[device] = join
 
     def leave(self, device: str) -> None:
-        """The device knows that training is over."""
+        """The device is not there any more."""
         self._joined.pop(device, None)
 
     def knows(self, device: str) -> bool:
@@ -177,6 +177,13 @@ class Boxes:
         box = self._box(device)
         if box.open and box.message is not None and box.message.id == identifier:
             box.decline(reason)
+
+    def withdraw(self, device: str, reason: str) -> None:
+        """The device takes no part in this training, whatever it was asked."""
+        box = self._box(device)
+        if box.open:
+            box.decline(reason)
+        self.leave(device)
 
     def take(self, device: str, identifier: str, reply: Reply) -> ReplyOutcome:
         """Take a reply to the message of that id; "" for an update that was not asked for.

@@ -206,6 +206,12 @@ class Mailbox:
             self._boxes.decline(device, identifier, reason)
             self._changed.notify_all()
 
+    def withdraw(self, device: str, reason: str) -> None:
+        """The device takes no part in this training; stop waiting for it."""
+        with self._changed:
+            self._boxes.withdraw(device, reason)
+            self._changed.notify_all()
+
     def _keep(self, device: str, update: Update) -> ReplyOutcome:
         """Keep a reserved update; the lock is not held, so that nothing waits for the disk."""
         try:

@@ -18,7 +18,7 @@ import logging
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
@@ -201,7 +201,8 @@ class _Trainer:
         self._late = late
         self._started = started
         self._say = say
-        self._refused: dict[str, str] = {}  # why, by device; added to by threads of the HTTP server
+        # why a device takes no part, by its name; added to by threads of the HTTP server
+        self._absent: dict[str, str] = {}
 
     def app(self, keys: _Keys, run_id: str) -> FastAPI:
         """The HTTP side for devices."""
@@ -220,7 +221,8 @@ class _Trainer:
             tuple(dataset.x_train.shape[1:]),
             reply_bytes_max=_size_bytes(self._run.state.net) + REPLY_SLACK_BYTES,
             samples_max=recipe.round.samples_max,
-            refused=self._refuse,
+            refused=lambda device, why: self._note_absent(device, "refused", why),
+            withdrew=lambda device, why: self._note_absent(device, "takes no part", why),
         )
 
     def gather(self, count: int) -> None:
@@ -230,14 +232,10 @@ class _Trainer:
         """
         joined = self._mailbox.wait_for_devices(count, self._settings.join_s)
         if len(joined) < count:
-            refused = "".join(
-                f"; {name} was refused: {why}"
-                for name, why in sorted(self._refused.copy().items())
-                if name not in joined
-            )
+            absent = "".join(f"; {name} {why}" for name, why in self._why_absent(joined).items())
             raise LinkError(
                 f"expected {count} devices within {self._settings.join_s:g} s, got {len(joined)}"
-                f" ({', '.join(joined) or 'none'}){refused}; start"
+                f" ({', '.join(joined) or 'none'}){absent}; start"
                 " `splitedge agent train` on each device, then run `splitedge train` again,"
                 " with --resume"
             )
@@ -292,7 +290,9 @@ class _Trainer:
         result = run.loop.run_round(number, recipe.seed, self._mailbox.take_late())
         accuracy = self._accuracy() if run.measures(number) else None
         missed = missed_by_device(self._mailbox.take_missed())
-        return row_of(result, accuracy, "full") | {
+        failures = {name: entries[-1]["why"] for name, entries in missed.items()}
+        failures |= self._why_absent(self._mailbox.wait_for_devices(0, 0))
+        return row_of(result, accuracy, "full", failures) | {
             "missed": missed,
             "dropped": self._mailbox.take_counts(),
         }
@@ -318,10 +318,16 @@ class _Trainer:
     def _profile(self, name: str) -> DeviceProfile:
         return DeviceProfile.from_dict(self._registry.device(name).profile)
 
-    def _refuse(self, device: str, why: str) -> None:
-        if self._refused.get(device) != why:  # it may try again and again
-            self._refused[device] = why
-            self._say(f"splitedge train: {device} refused: {why}")
+    def _note_absent(self, device: str, how: str, why: str) -> None:
+        known = f"{how}: {why}"
+        if self._absent.get(device) != known:  # it may try again and again
+            self._absent[device] = known
+            self._say(f"splitedge train: {device} {known}")
+
+    def _why_absent(self, joined: Collection[str]) -> dict[str, str]:
+        """Reasons of the devices that are known to take no part, by name."""
+        known = sorted(self._absent.copy().items())
+        return {name: why for name, why in known if name not in joined}
 
 
 def choose_depths(

@@ -137,6 +137,19 @@ def test_slow_device_misses_this_message_and_gets_the_next(trainer: Any, pi: Tra
     assert trainer.mailbox.take_counts() == {"late": 1}
 
 
+def test_a_device_that_takes_no_part_is_not_waited_for_and_its_reason_is_kept(
+    trainer: Any, pi: TrainerClient
+) -> None:
+    asking = Asking(trainer, {"pi": start()}, 60)
+    fetched(pi)
+    pi.decline("", "another network")
+    assert asking.replies() == {}
+    assert [(m.device, m.why) for m in trainer.mailbox.take_missed()] == [("pi", "another network")]
+    assert trainer.mailbox.wait_for_devices(0, 0) == []
+    pi.join(30, SHAPE)
+    assert trainer.mailbox.wait_for_devices(1, 0) == ["pi"]
+
+
 def test_device_that_missed_a_deadline_is_not_waited_for_until_it_is_heard_of(
     trainer: Any, pi: TrainerClient
 ) -> None:

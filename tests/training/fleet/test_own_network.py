@@ -5,7 +5,9 @@ A device builds only the function that its own operator named.
 
 from __future__ import annotations
 
+import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from server.training.recipe.recipe import Recipe, load_recipe
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.transport import LocalTransport
 from server.training.run.build import build_network, load_data, plan_of, server_state
+from tests.waiting import wait_until
 
 NAMES, SAMPLES, DEPTH, ROUNDS = ("pi-0", "pi-1"), 48, 2, 2
 EXAMPLES = Path(__file__).parents[3] / "examples" / "own_network"
@@ -124,6 +127,9 @@ def test_an_own_network_is_trained_by_devices_as_in_a_simulation_exported_and_as
         )
         assert refused.wait() != 0
         assert f"splitedge agent train --backbone {BACKBONE}" in refused.log.read_text()
+        allowed = f"of this device has allowed {given or 'none of its own'};"
+        why = rf"pi-0 takes no part: client pi-0: .* {re.escape(allowed)}"
+        wait_until(partial(lambda why: re.search(why, trainer.log.read_text()), why), why)
 
     agents = [
         fork_server.start(

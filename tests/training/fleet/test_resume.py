@@ -192,6 +192,6 @@ def test_trainer_names_the_device_that_it_refused_and_why(tmp_path: Path, free_p
     with pytest.raises(LinkError) as caught:
         train(recipe, settings, say=say, on_round=print)
     threads[0].join(10)
-    assert f"got 0 (none); pi-0 was refused: {why}; start" in str(caught.value)
+    assert f"got 0 (none); pi-0 refused: {why}; start" in str(caught.value)
     assert [why in answer for answer in answers] == [True, True]
     assert lines[1:] == [f"splitedge train: pi-0 refused: {why}"]  # once

@@ -111,6 +111,7 @@ def test_training_ends_though_one_device_is_killed_and_one_frozen(
         "it was restarted",
     }
     assert "pi-1" in rows[1]["missing"]
+    assert rows[1]["missing_why"]["pi-1"] == killed[-1]["why"]
     assert rows[2]["missed"]["pi-2"]
     assert "pi-2" in rows[2]["missing"]
     assert rows[3]["merged"]
