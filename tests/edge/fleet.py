@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import orjson
@@ -14,6 +14,7 @@ from edge_sdk.bundles.run_update import run_update
 from edge_sdk.wire.topics import PAYLOAD_BYTES
 from profiles import load_reference
 from server.processes import ServerProcess
+from server.registry.database import open_registry
 from server.tokens import create_token
 
 
@@ -61,6 +62,11 @@ class Fleet:
     def stop(self) -> None:
         """Stop the server."""
         self._server.stop()
+
+    def assign(self, model: str) -> None:
+        """Give the devices that model; they follow its newest version."""
+        with closing(open_registry(self.state)) as registry:
+            registry.catalogue.assign("default", model)
 
     def device(
         self,

@@ -227,6 +227,7 @@ def test_refresh_changes_the_bundle_between_predictions_under_load(
             models = fleet.state / "models"
             staged = fleet.state / "staged" / "pair" / "2"
             copy_version(models / "pair" / "1", staged, threshold=2.5)
+            fleet.assign("pair")
             staged.rename(models / "pair" / "2")
             wait_until(lambda: agent.refresh() == "pair/2/d2", "the new bundle", 20.0)
             changed_at = time.monotonic()
@@ -237,6 +238,7 @@ def test_refresh_changes_the_bundle_between_predictions_under_load(
             done.set()
             for thread in threads:
                 thread.join()
+            fleet.assign("digits")
         assert failures == []
         # an offload under way keeps the gate that decided it
         after = [answer for begun, answer in answers if begun > changed_at]

@@ -43,8 +43,11 @@ def evaluate_locally(client: ClientState, message: Evaluate) -> Scores:
             f"client {client.name}: the plan is for inputs {message.plan.input_shape},"
             f" the held-out data here are {held_out[0].shape[1:]}"
         )
+    keeps = _own(client, message.plan)
+    if empty and not keeps:  # nothing to score and nothing to keep: no network is built
+        return Scores(message.round, 0, 0, None)
     whole, alone = _models(client, message)
-    if alone is not None and _own(client, message.plan):
+    if alone is not None and keeps:
         client.keep(_answering(message.plan, alone), message.round)
     if held_out is None or empty:
         return Scores(message.round, 0, 0, None)

@@ -175,7 +175,8 @@ def test_memory_is_what_the_weights_take(export: Export) -> None:
     large = run_trial(export.write(2, width=1_000_000) / "bundles" / "d2").measurement
     weights = 28_000_000
     assert weights < large.memory_bytes - small.memory_bytes < 3.5 * weights
-    assert large.graphs["exit"].memory_bytes == large.memory_bytes
+    # a page or two apart: the peak of the process is read twice
+    assert large.graphs["exit"].memory_bytes == pytest.approx(large.memory_bytes, rel=0.01)
 
 
 def test_golden_answers_that_differ_in_the_last_digits_pass(export: Export) -> None:

@@ -162,6 +162,7 @@ def end_of(out: Path) -> tuple[dict[str, torch.Tensor], Any]:
     for row in report["rounds"]:
         del row["seconds"]
     del report["training"]["seconds"], report["energy"]  # what this machine took
+    assert report.pop("weights") == str(out / "weights.safetensors")
     last = read_checkpoint(out / "checkpoints" / f"round-{ROUNDS:06}.safetensors")
     return dict(last.tensors), report
 
