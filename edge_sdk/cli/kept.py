@@ -16,7 +16,7 @@ from edge_sdk.cli.agent_options import STATE_DEFAULT, AsJson, State
 from edge_sdk.cli.output import print_json
 
 app = typer.Typer(
-    help="Inputs that this device keeps: see [keep] in agent.toml, or `agent run --keep`.",
+    help="Inputs that this device keeps: see \\[keep] in agent.toml, or `agent run --keep`.",
     epilog="Example: splitedge agent kept list --state ./pi",
     no_args_is_help=True,
 )

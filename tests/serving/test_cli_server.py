@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import typer
 import urllib3
+from rich.text import Text
 
 from edge_sdk.bundles.store import BundleStore
 from edge_sdk.cli.main import main
@@ -83,6 +84,14 @@ def commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         yield from commands(member, (*words, name))
 
 
+def helps(command: Any) -> Iterator[str]:
+    """Each text that the help of a command and of those within it shows."""
+    for shown in (command, *command.params):
+        yield from filter(None, (getattr(shown, "help", None), getattr(shown, "epilog", None)))
+    for member in getattr(command, "commands", {}).values():
+        yield from helps(member)
+
+
 def every_command() -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = [()]
     for entry in entry_points(group="splitedge.commands"):
@@ -96,6 +105,17 @@ def test_help_shows_an_example(words: tuple[str, ...], splitedge: Splitedge) -> 
     assert (shown.status, shown.err) == (0, "")
     example = " ".join(shown.out.split()).partition("Example: ")[2]
     assert example.startswith(" ".join(("splitedge", *words)))
+
+
+def test_no_help_loses_a_word_in_brackets() -> None:
+    texts = [
+        text
+        for entry in entry_points(group="splitedge.commands")
+        for text in helps(typer.main.get_command(entry.load()))
+    ]
+    assert any("[keep]" in text for text in texts)
+    for text in texts:  # help is rich markup, where [word] is a style unless it is escaped
+        assert Text.from_markup(text).plain == text.replace("\\[", "[")
 
 
 def test_every_promised_command_is_there() -> None:
