@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from edge_sdk.cli.agent_options import (
     STATE_DEFAULT,
@@ -26,7 +25,7 @@ from edge_sdk.cli.agent_options import (
     Threads,
     Threshold,
 )
-from edge_sdk.cli.output import print_json
+from edge_sdk.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from edge_sdk.manifest import TensorSpec
@@ -140,7 +139,7 @@ def _row(name: str, answer: Any) -> dict[str, Any]:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    table = Table(*COLUMNS)
+    table = Table(*(Column(name, overflow="fold") for name in COLUMNS))
     for row in rows:
         table.add_row(
             row["input"],
@@ -152,7 +151,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
             _number(row["latency_ms"], 3),
             row["reason"],
         )
-    Console().print(table)
+    print_table(table)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -222,10 +222,12 @@ def test_image_of_another_size_is_resized(pi: Path, tmp_path: Path, splitedge: S
 
 
 def test_table_names_each_sample(pi: Path, tmp_path: Path, splitedge: Splitedge) -> None:
-    file = tmp_path / "x.npy"
+    file = tmp_path / f"{'long-' * 12}name.npy"
     np.save(file, SAMPLES[:2])
     shown = splitedge("agent", "predict", file, "--state", pi, "--local")
     assert shown.status == 0
+    assert f"{file.name}[1]" in shown.out  # in a pipe nothing is cut
+    assert "uncertainty" in shown.out
     assert shown.out.count("device") == 2
 
 
