@@ -41,6 +41,8 @@ RECONNECT_LAST_S: Final = 2.0
 # Longest time that sent bytes may stay unacknowledged by the peer's TCP.
 SILENCE_S: Final = 10.0
 CUT_AFTER_S: Final = 1.0
+# names of reasons that do not say why a connection ended
+SAYS_NOTHING: Final = ("Normal disconnection", "Success", "Unspecified error")
 UNSUPPORTED_PROTOCOL: Final = "Unsupported protocol version"
 
 
@@ -384,9 +386,18 @@ class MqttLink:
         self._failures += 1
         self._set_delay(client)
         if was_up:
-            self._last_error = f"the connection was lost: {reason}"
+            self._last_error = self._why_lost(reason)
             if self._on_state is not None:
                 self._on_state(False)
+
+    def _why_lost(self, reason: ReasonCode) -> str:
+        """Why a connection ended, in words that tell a user more than the names of MQTT do."""
+        if self._stopped:
+            return "the connection was closed here"
+        # for a connection that ended without a word, paho says "Unspecified error"
+        if reason.getName() in SAYS_NOTHING:
+            return "the connection was lost: the broker ended, or the network failed"
+        return f"the connection was lost: {reason}"
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._pinned is not None:

@@ -279,7 +279,7 @@ class Offloader:
             why = self.why_away
             if after is Presence.AWAY and before is not Presence.AWAY:
                 self._wake.notify_all()
-        if after is before:
+        if after is before or self._closing:  # at the end the device leaves, not the server
             return
         if after is Presence.AWAY:
             logger.info("device=%s the server is away: %s", self._identity.device, why)
