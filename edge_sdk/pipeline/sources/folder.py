@@ -74,6 +74,7 @@ class FolderSource:
         self._given: dict[str, Stamp] = {}  # read in this run, and perhaps not answered yet
         self._unchanged: dict[str, tuple[Stamp, float]] = {}  # not whole yet, and since when
         self._left_out: set[str] = set()
+        self._folders_said = False
 
     def items(self, feed: Feed) -> Iterator[Item]:
         """The samples of each file, as it arrives."""
@@ -105,12 +106,15 @@ class FolderSource:
 
     def _scan(self) -> list[_Found]:
         found = []
+        folders = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
                 with suppress(FileNotFoundError):  # it left meanwhile
                     if not entry.is_file():
+                        if entry.is_dir():
+                            folders.append(printable(entry.name))
                         continue
                     path = self._folder / entry.name
                     if path.suffix.lower() in SAMPLE_SUFFIXES:
@@ -118,12 +122,27 @@ class FolderSource:
                         found.append(_Found(path, (status.st_size, status.st_mtime_ns)))
                     else:
                         self._leave_out(path.suffix)
+        if folders and not found:
+            self._say_folders(folders)
         present = {each.name for each in found}
         self._seen.keep_only(present)
         for known in (self._given, self._unchanged):
             for name in [name for name in known if name not in present]:
                 del known[name]
         return sorted(found, key=lambda each: each.order)
+
+    def _say_folders(self, folders: list[str]) -> None:
+        if not self._folders_said:
+            self._folders_said = True
+            first = min(folders)
+            logger.warning(
+                "%s: no files to read here yet; folders inside are not read (%d, such as %s): to"
+                " read one, name it: folder:%s",
+                self._folder,
+                len(folders),
+                first,
+                self._folder / first,
+            )
 
     def _leave_out(self, suffix: str) -> None:
         if suffix not in self._left_out and len(self._left_out) < 20:

@@ -65,6 +65,19 @@ def test_other_files_and_dot_files_are_left_out(tmp_path: Path, caplog: Any) -> 
     assert caplog.text.count("files with the ending .txt are left out") == 1
 
 
+def test_folders_inside_are_named_where_there_is_nothing_else(tmp_path: Path, caplog: Any) -> None:
+    for name in ("dog", "cat"):
+        (tmp_path / name).mkdir()
+        put(tmp_path / name / "a.png", 1, 100)
+    with reading(source(tmp_path), SPEC) as got:
+        wait_until(lambda: "folders inside are not read" in caplog.text, "it was not said")
+        put(tmp_path / "b.png", 2, 200)
+        got.wait(1)
+    assert got.names == ["b.png"]
+    assert caplog.text.count("(2, such as cat)") == 1
+    assert f"name it: folder:{tmp_path / 'cat'}" in caplog.text
+
+
 def test_a_file_that_is_being_written_waits_until_its_writer_is_done(tmp_path: Path) -> None:
     whole = picture(7)
     with reading(source(tmp_path), SPEC) as got:
