@@ -6,6 +6,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 FLOWER_VENV ?= .venv-flower
+# Processes that share the tests, file by file; 0 runs all in one.
+WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -55,7 +57,7 @@ types: $(VENV)/installed-dev
 	@$(BIN)/mypy
 
 unit: $(VENV)/installed-dev
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 faults-training: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest tests/training/fleet/test_kills.py --hypothesis-profile=faults \
