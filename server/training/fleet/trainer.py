@@ -41,6 +41,7 @@ from exporters.composition import Composition
 from profiles.allocation import supersfl_latency_ms
 from profiles.device import DeviceProfile
 from profiles.errors import InvalidProfileError
+from server.errors import ServerError
 from server.http_server import HttpServer
 from server.registry.credentials import secret_sha256
 from server.registry.database import Registry, open_registry, registry_file
@@ -56,6 +57,7 @@ from server.training.fleet.results import (
 )
 from server.training.fleet.settings import TrainerSettings
 from server.training.fleet.started_rounds import RoundJournal
+from server.training.fleet.waiting import waiting_line
 from server.training.recipe.recipe import Recipe
 from server.training.report.device_scores import ask_scores
 from server.training.report.evaluate import predicted_labels
@@ -85,6 +87,7 @@ RUN_ID: Final = "run.id"
 # SuperSFL's 5 s, counted from the latest moment at which the server closes a step.
 NO_REPLY_S: Final = 5.0
 END_S: Final = 10.0
+SAY_AGAIN_S: Final = 30.0
 # Heartbeats in the silence after which a device is away: some get lost.
 BEATS: Final = 4
 # Room for the features of one batch and headers, on top of the weights of the whole network, which
@@ -110,8 +113,8 @@ def train(
     """Train to the recipe's last round.
 
     Args:
-        say: receives one line when the trainer listens and waits for devices, and one for each
-            device that it refuses; the latter from threads of the HTTP server.
+        say: receives a line when the trainer listens and, while it waits, one every 30 s about the
+            devices; and one for each device that takes no part, from threads of the HTTP server.
         on_round: called with each row of the report as it comes.
         note: called with a line about the data that were read.
     Returns: the content of `report.json`.
@@ -230,7 +233,7 @@ class _Trainer:
 
         Raises: LinkError if fewer than `count` are there in time.
         """
-        joined = self._mailbox.wait_for_devices(count, self._settings.join_s)
+        joined = self._wait(count)
         if len(joined) < count:
             absent = "".join(f"; {name} {why}" for name, why in self._why_absent(joined).items())
             raise LinkError(
@@ -251,6 +254,24 @@ class _Trainer:
         ordered = sorted(plans.items())  # floats are added in this order
         plans.clear()
         plans.update(ordered)
+
+    def _wait(self, count: int) -> list[str]:
+        """Devices that are there, at the end of the wait; the user is told whom it is for."""
+        end = time.monotonic() + self._settings.join_s
+        while True:
+            left_s = max(0.0, end - time.monotonic())
+            joined = self._mailbox.wait_for_devices(count, min(left_s, SAY_AGAIN_S))
+            if len(joined) >= count or left_s <= SAY_AGAIN_S:
+                return joined
+            left_s = end - time.monotonic()
+            try:
+                enrolled = self._registry.devices()
+            except ServerError as err:  # the database is busy or away; training needs it later
+                logger.warning("waiting for devices: %s", err)
+                continue
+            absent = self._why_absent(joined)
+            line = waiting_line(count, left_s, joined, enrolled, absent)
+            self._say(f"splitedge train: {line}")
 
     def rounds(self, rows: list[Row]) -> Iterator[Row]:
         """Run the rounds that are left, one at each iteration, and append their rows to `rows`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ from edge_sdk.wire.address import Address
 from profiles import DeviceProfile
 from server.registry.database import open_registry
 from server.registry.operator import load_or_create_operator_secret
+from server.registry.records import Device
 from server.tokens import create_token
+from server.training.fleet import trainer
 from server.training.fleet.settings import TrainerSettings
 from server.training.fleet.trainer import choose_depths, train
+from server.training.fleet.waiting import waiting_line
 from server.training.recipe.recipe import read_recipe
 
 RECIPE = """
@@ -149,6 +153,44 @@ def test_trainer_says_which_devices_are_there_when_too_few_are(tmp_path: Path) -
     with pytest.raises(LinkError, match=r"expected 4 devices within 0.1 s, got 0 \(none\)"):
         train(recipe, settings, say=print, on_round=print)
     open_registry(tmp_path).close()  # and leaves nothing locked
+
+
+def test_trainer_says_again_whom_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_or_create_operator_secret(tmp_path)
+    registry = open_registry(tmp_path)
+    for name in ("pi-0", "pi-1", "pi-2"):
+        registry.redeem_token(registry.create_token(), name, profile(4, 5).to_dict())
+    registry.touch("pi-1")
+    registry.revoke("pi-2")
+    registry.close()
+    monkeypatch.setattr(trainer, "SAY_AGAIN_S", 0.2)
+    lines: list[str] = []
+    settings = TrainerSettings(tmp_path, "run", Address("127.0.0.1", 0), join_s=0.5)
+    with pytest.raises(LinkError, match="got 0"):
+        train(read_recipe(tomllib.loads(RECIPE)), settings, say=lines.append, on_round=print)
+    assert len(lines) > 1
+    for line in lines[1:]:
+        head, _, away = line.partition("; joined: none; enrolled and not here: ")
+        assert head == "splitedge train: waiting for 4 devices, 0 s left"
+        assert away.startswith("pi-0 (the server has not heard of it since its enrolment), pi-1 (")
+        assert away.endswith(", it has not joined)")
+        assert "pi-2" not in away
+
+
+def test_the_line_of_waiting_names_who_joined_who_did_not_and_why() -> None:
+    def device(number: int) -> Device:
+        return Device(f"pi-{number}", "default", "", {}, None, None, 0.0, None, time.time() - 200)
+
+    line = waiting_line(
+        2, 540.0, ["pi-0"], map(device, range(8)), {"pi-1": "takes no part: another network"}
+    )
+    assert line.startswith(
+        "waiting for 2 devices, 9 min left; joined: pi-0; enrolled and not here: pi-1 (takes no"
+        " part: another network), pi-2 (the server heard of it 3 minutes ago, it has not joined), "
+    )
+    assert line.endswith(" and 2 more")
 
 
 def test_depths_follow_the_devices_profiles() -> None:
