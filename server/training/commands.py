@@ -61,6 +61,7 @@ def simulate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue after the last round in OUT.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a finished run in OUT.")] = False,
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="Device that holds networks and batches.")
     ] = "cpu",
@@ -106,6 +107,7 @@ def simulate(
             changed,
             folder,
             resume=resume,
+            force=force,
             device=device,
             on_round=on_round,
             note=partial(typer.echo, err=True),

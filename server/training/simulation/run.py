@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from edge_sdk.cli.times import plural
+from edge_sdk.errors import ConfigurationError
 from edge_sdk.records import table_of
 from edge_sdk.state import StateLock
 from exporters.run.record import WEIGHTS
@@ -23,7 +25,7 @@ from server.training.report.outcome import write_outcome
 from server.training.report.plots import plot_rounds
 from server.training.report.report import REPORT, Report, report_of, write_report
 from server.training.report.rows import ever_supervised, is_supervised, row_of
-from server.training.run.checkpoint import continue_run, find_checkpoint
+from server.training.run.checkpoint import continue_run, find_checkpoint, latest_checkpoint
 from server.training.run.record import OnRound, record_rounds
 from server.training.run.run import Row, Simulation
 from server.training.simulation.build import build_simulation
@@ -36,6 +38,7 @@ def simulate(
     out: Path,
     *,
     resume: bool = False,
+    force: bool = False,
     device: str = "cpu",
     on_round: OnRound | None = None,
     note: Callable[[str], None] = lambda _: None,
@@ -46,6 +49,7 @@ def simulate(
         resume: continue after the last round in `out`, or start from the beginning where there is
             none, which is logged. The weights at the end are, bit for bit, those of a run that was
             never stopped, on the same kind of machine and with the same number of torch threads.
+        force: begin again where `out` holds a finished run; its files are replaced.
         on_round: called with each row of the report as it comes, those of an earlier run included.
         note: called with a line about the data that were read.
     Returns: the content of `report.json`.
@@ -54,6 +58,8 @@ def simulate(
     """
     with StateLock(out, "simulation"):
         checkpoint = find_checkpoint(out, resume=resume, otherwise="choose another --out")
+        if checkpoint is None and not force:
+            _check_unused(out)
         if resume and checkpoint is None:
             logger.warning("%s: no round to continue from; starting with round 1", out)
         simulation = build_simulation(recipe, device, out, note)
@@ -85,6 +91,15 @@ def run_rounds(simulation: Simulation, rows: list[Row]) -> Iterator[Row]:
         path = evaluator.path(supervised=supervised)
         rows.append(row_of(result, accuracy, path, simulation.failures))
         yield rows[-1]
+
+
+def _check_unused(out: Path) -> None:
+    last = latest_checkpoint(out)
+    if last is not None:
+        raise ConfigurationError(
+            f"{out}: holds a finished run of {plural(last.round, 'round')}; choose another --out,"
+            " add --resume to go on with more rounds, or --force to replace it"
+        )
 
 
 def _ignore(_row: Row) -> None:

@@ -303,10 +303,14 @@ def test_an_unfinished_run_is_not_overwritten(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, simulation, rows[:1])
     with pytest.raises(ConfigurationError, match="stopped after round 1 of 3; add --resume"):
         simulate(recipe_of(), tmp_path)
-    # a finished one makes way for a new run
+    # a finished one makes way for a new run only where that is asked for
     shutil.rmtree(tmp_path / "checkpoints")
     first = simulate(recipe_of(rounds=1), tmp_path)
-    again = simulate(recipe_of(rounds=2), tmp_path)
+    report = (tmp_path / "report.json").read_bytes()
+    with pytest.raises(ConfigurationError, match=r"holds a finished run of 1 round; .*--force"):
+        simulate(recipe_of(rounds=2), tmp_path)
+    assert (tmp_path / "report.json").read_bytes() == report
+    again = simulate(recipe_of(rounds=2), tmp_path, force=True)
     assert [row["round"] for row in again["rounds"]] == [1, 2]
     assert again["rounds"][0]["loss"] == first["rounds"][0]["loss"]
 
