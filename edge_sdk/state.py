@@ -64,3 +64,18 @@ class StateLock:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
+
+
+def is_held(state: Path, role: Role) -> bool:
+    """Whether a process has `state` in that role; nothing is written, and nothing is created."""
+    try:
+        handle = os.open(state / f"{role}.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False

@@ -14,7 +14,7 @@ from rich.table import Table
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import BundleManifest, ModelManifest
-from exporters.next_step import serving_command
+from exporters.next_step import next_step
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help must not
     from edge_sdk.nets import Supernet
@@ -162,7 +162,7 @@ def export(
         typer.echo(_json(target, manifest, bundles, scores))
     else:
         Console().print(_table(target, bundles, scores))
-        typer.echo(f"Next: {serving_command(out)}")
+        typer.echo(f"Next: {next_step(out)}")
 
 
 def _export_run(

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from edge_sdk.cli.output import check_writable, print_table
-from exporters.next_step import serving_command
+from exporters.next_step import next_step
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help shall not
     from exporters.adopt.adoption import Adoption
@@ -242,7 +242,7 @@ def _tell(made: Adoption, out: Path, report: Path | None, *, as_json: bool) -> N
         typer.echo(raw.decode(), nl=False)
         return
     print_table(table_of(made))
-    typer.echo(f"Next: {serving_command(out)}")
+    typer.echo(f"Next: {next_step(out)}")
 
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...]:

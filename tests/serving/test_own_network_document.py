@@ -20,7 +20,9 @@ def test_the_network_of_the_document_is_the_example() -> None:
 def test_the_commands_train_and_export_it(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     Reader(tmp_path).shell(DOCUMENT.snippet("simulate"))
-    model = orjson.loads((tmp_path / "models" / "mine" / "1" / "model.json").read_bytes())
+    model = orjson.loads(
+        (tmp_path / "server" / "models" / "mine" / "1" / "model.json").read_bytes()
+    )
     assert model["backbone"] == "my_network:network"
     assert model["stages"] == 3
     assert model["cuts"]
