@@ -39,7 +39,10 @@ def commands(identity: Identity, state: Path) -> Iterator[queue.SimpleQueue[Mapp
 
     Raises: EnrolmentError if the state folder does not say where the broker is.
     """
-    broker = api.FleetBroker.load(state)
+    try:
+        broker = api.locate_broker(identity, state)  # it may have moved since this device enrolled
+    except SplitedgeError:
+        broker = api.FleetBroker.load(state)
     arrived: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
 
     def receive(message: Message) -> None:
