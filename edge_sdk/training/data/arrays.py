@@ -6,6 +6,7 @@ import math
 import tokenize
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -42,7 +43,7 @@ def npz(path: Path) -> Samples:
             f"{path}: expected a file there; put it in {path.parent}, with the array x_train and"
             " perhaps y_train, x_test, y_test and class_names (numpy.savez)"
         )
-    return samples_of(path.stem, path, read_npz(path), group="group")
+    return replace(samples_of(path.stem, path, read_npz(path), group="group"), source=str(path))
 
 
 def read_npz(path: Path) -> dict[str, Array]:

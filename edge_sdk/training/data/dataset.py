@@ -112,8 +112,8 @@ def labelled_dataset(
         if part.y is None:
             where = "the test part has none" if side == "test" else "there are none"
             raise InputError(
-                f"{samples.name}: expected labels to train with, {where}; put the pictures into a"
-                " folder for each class, or add the arrays y_train and y_test;"
+                f"{samples.source or samples.name}: expected labels to train with, {where}; put the"
+                " pictures into a folder for each class, or add the arrays y_train and y_test;"
                 " `splitedge adopt` takes samples without labels"
             )
         found |= {f"x_{side}": part.x, f"y_{side}": part.y, f"group_{side}": part.groups}

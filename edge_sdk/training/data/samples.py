@@ -58,6 +58,7 @@ class Samples:
         class_names: in label order; empty where the data name none.
         skipped: what could not be read: files, or windows of a table.
         what: noun for `skipped`.
+        source: file that holds the samples, for errors; empty where the name says it.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Samples:
     class_names: tuple[str, ...] = ()
     skipped: int = 0
     what: str = "files"
+    source: str = ""
 
     @property
     def classes(self) -> int:
