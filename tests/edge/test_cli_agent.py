@@ -508,7 +508,7 @@ def test_run_refuses_samples_that_it_cannot_train_on_at_the_start(
     assert "none.npz: expected a file there; put it in" in refusal
     np.savez(tmp_path / "bare.npz", x_train=np.zeros((9, 1, 8, 8), np.float32))
     refusal = splitedge("agent", "run", "--state", pi, "--train", tmp_path / "bare.npz").refusal
-    assert "bare: expected labels to train with, there are none" in refusal
+    assert "bare.npz: expected labels to train with, there are none" in refusal
 
 
 def test_samples_are_read_in_a_process_of_their_own() -> None:
