@@ -97,7 +97,7 @@ def trained(dataset: Dataset) -> Supernet:
             losses = [torch.nn.functional.cross_entropy(each, y) for each in exits.values()]
             loss = sum(losses, torch.nn.functional.cross_entropy(logits, y))
             optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             optimiser.step()
     return net.eval()
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from edge_sdk.cli.data_options import Resize
+from edge_sdk.cli.output import print_table, progress
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import BundleManifest, ModelManifest
 from exporters.next_step import next_step
+from exporters.options import GATE_HELP, Version
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help must not
     from edge_sdk.nets import Supernet
@@ -30,15 +32,6 @@ _EPILOG = (
 )
 
 app = typer.Typer(add_completion=False)
-
-Resize = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HxW",
-        help="Size of the pictures of a folder, in pixels.",
-        show_default="their own, if all have the same",
-    ),
-]
 
 
 @app.command(epilog=_EPILOG)
@@ -82,14 +75,7 @@ def export(
     resize: Resize = None,
     out: Annotated[Path, typer.Option(help="Folder of models; this writes OUT/NAME/VERSION.")],
     name: Annotated[str, typer.Option(help="Name of the model: a-z, 0-9 and '-'.")],
-    version: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Version number; a published version never changes.",
-            show_default="the next free",
-        ),
-    ] = None,
+    version: Version = None,
     depth: Annotated[
         list[int] | None,
         typer.Option(
@@ -106,9 +92,7 @@ def export(
         str | None,
         typer.Option(
             metavar="GATE",
-            help="Uncertainty that exits are judged by: entropy, margin, vacuity, or several:"
-            " 'all(entropy, margin)', 'any(...)'. Scales, as in 'all(entropy:0.3, margin:0.2)', are"
-            " fitted where they are left out.",
+            help=GATE_HELP,
             show_default="what the exits were trained for",
         ),
     ] = None,
@@ -161,7 +145,7 @@ def export(
     if as_json:
         typer.echo(_json(target, manifest, bundles, scores))
     else:
-        Console().print(_table(target, bundles, scores))
+        print_table(_table(target, bundles, scores))
         typer.echo(f"Next: {next_step(out)}")
 
 
@@ -177,16 +161,11 @@ def _export_run(
     int8: Literal["auto", "never"],
     gate: str | None,
 ) -> tuple[ModelManifest, Scores]:
-    console = Console(stderr=True)
-    with console.status("loading torch") as status:
+    with progress("loading torch") as say:
         from exporters.run.export import RunExport, export_run
         from exporters.versions import next_version
 
-        def progress(line: str) -> None:
-            status.update(line)
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-        status.update(f"reading {run}")
+        say.step(f"reading {run}")
         wanted = RunExport(
             run=run,
             out=out,
@@ -198,7 +177,7 @@ def _export_run(
             int8=int8,
             gate=gate,
         )
-        return export_run(wanted, progress)
+        return export_run(wanted, say)
 
 
 def _export(
@@ -213,8 +192,7 @@ def _export(
     int8: Literal["auto", "never"],
     gate: str | None,
 ) -> tuple[ModelManifest, Scores]:
-    console = Console(stderr=True)
-    with console.status("loading torch") as status:
+    with progress("loading torch") as say:
         from edge_sdk.training.data.load import described, labelled_dataset, open_data
         from exporters.graphs import shared_exit
         from exporters.model import export_model
@@ -223,20 +201,16 @@ def _export(
         from exporters.versions import next_version
         from exporters.weights import check_depths, load_weights, read_origin, require_file
 
-        def progress(line: str) -> None:
-            status.update(line)
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-
         require_file(weights)
-        status.update("loading data and weights")
+        say.step("loading data and weights")
         samples = open_data(data)
         dataset = labelled_dataset(samples)
-        progress(described(samples, dataset.sizes))
+        say(described(samples, dataset.sizes))
         net = _network(backbone, dataset)
         trained = load_weights(net, weights)
         check_depths(weights, net, trained, depths or ())
         origin = read_origin(weights)
-        status.update("tracing the network")
+        say.step("tracing the network")
         manifest = export_model(
             net,
             dataset.x_held_out,
@@ -248,9 +222,9 @@ def _export(
             depths=depths or trained,
             int8=int8,
             device=partial(shared_exit, gate=gate or origin.gate, run=origin.run),
-            progress=progress,
+            progress=say,
         )
-        status.update("scoring the bundles on test samples")
+        say.step("scoring the bundles on test samples")
         whole = run_torch(net.eval(), dataset.x_test)[0].argmax(axis=1)
         bundles = out / name / manifest.version / "bundles"
         scores = {

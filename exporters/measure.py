@@ -47,7 +47,7 @@ def measure_cost(net: Supernet, x: NDArray[Any]) -> CostTable:
     z = torch.from_numpy(np.repeat(x[:1], _TRACED, axis=0))
     stages: list[StageCost] = []
     exits: dict[int, StageCost] = {}
-    with _one_thread():
+    with one_torch_thread():
         for depth, stage in enumerate(own.stages, start=1):
             first = depth == 1
             module = nn.Sequential(own.normalise, stage) if first else stage
@@ -150,7 +150,8 @@ def _timed(run: Callable[[], object], limit_s: float, *, at_most: int | None = N
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_torch_thread() -> Iterator[None]:
+    """Let torch compute in one thread while the block runs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -19,7 +19,8 @@ from edge_sdk.cli.agent_options import (
     Backbone,
     State,
 )
-from edge_sdk.cli.data import HELD_OUT, HeldOut, Resize, data
+from edge_sdk.cli.data import data
+from edge_sdk.cli.data_options import HELD_OUT, HeldOut, Resize
 from edge_sdk.cli.kept import app as kept_app
 from edge_sdk.cli.kept import correct
 from edge_sdk.cli.output import print_json

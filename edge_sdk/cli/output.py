@@ -11,6 +11,7 @@ from typing import Final
 import orjson
 import typer
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
 from edge_sdk.errors import ConfigurationError
@@ -31,7 +32,7 @@ def print_table(table: Table) -> None:
     console.print(table)
 
 
-def check_writable(option: str, path: Path, *, folder: bool) -> None:
+def check_target(option: str, path: Path, *, folder: bool) -> None:
     """Check that a file or folder can be made at a path, before the minutes of work that it needs.
 
     Args:
@@ -58,6 +59,35 @@ def check_report(path: Path | None) -> None:
         raise ConfigurationError(
             f"--report {path}: cannot be written; name a file in an existing folder"
         )
+
+
+class Progress:
+    """Progress of long work, on stderr: a spinner with the step under way, and a line a result."""
+
+    def __init__(self, console: Console, status: Status) -> None:
+        self._console = console
+        self._status = status
+
+    def step(self, text: str) -> None:
+        """Show what is under way from now on."""
+        self._status.update(text)
+
+    def __call__(self, line: str) -> None:
+        """Print a line that stays."""
+        self._status.update(line)
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def progress(first: str) -> Iterator[Progress]:
+    """Show progress while the block runs.
+
+    Args:
+        first: the first step.
+    """
+    console = Console(stderr=True)
+    with console.status(first) as status:
+        yield Progress(console, status)
 
 
 @contextmanager

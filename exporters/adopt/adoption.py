@@ -18,12 +18,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.learning.head import Head
 from edge_sdk.manifest import GateSpec, ModelManifest, TensorSpec
 from edge_sdk.training.data.load import Array, Part, Parts
 from exporters.adopt.classifier import PREFIX, Classifier, checked
 from exporters.adopt.deployed import DeployedOffload
 from exporters.adopt.graph.cuts import Cut, Offer, Plan, choose_cuts, find_cuts
-from exporters.adopt.heads import Extractor, Head, crossed_logits, train_head
+from exporters.adopt.heads import Extractor, crossed_logits, train_head
 from exporters.adopt.inputs import as_raw
 from exporters.adopt.operating import Figures, Judged, agreement_gate, figures_at, require_finite
 from exporters.adopt.settings import Settings

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import orjson
 import typer
-from rich.console import Console
 
-from edge_sdk.cli.output import check_writable, print_table
+from edge_sdk.cli.output import check_target, print_table, progress
 from exporters.next_step import next_step
+from exporters.options import GATE_HELP, Version
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help shall not
     from exporters.adopt.adoption import Adoption
@@ -105,9 +105,7 @@ def adopt(
         str,
         typer.Option(
             metavar="GATE",
-            help="Uncertainty that exits are judged by: entropy, margin, vacuity, or several:"
-            " 'all(entropy, margin)', 'any(...)'. Scales, as in 'all(entropy:0.3, margin:0.2)', are"
-            " fitted where they are left out.",
+            help=GATE_HELP,
         ),
     ] = "entropy",
     int8: Annotated[
@@ -119,14 +117,7 @@ def adopt(
         typer.Option(min=6, help="Samples for heads and thresholds, at most; drawn by the seed."),
     ] = 20_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split and of the heads.")] = 0,
-    version: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Version number; a published version never changes.",
-            show_default="the next free",
-        ),
-    ] = None,
+    version: Version = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Give an ONNX classifier early exits, from unlabelled samples, and publish it for a fleet.
@@ -162,9 +153,9 @@ def adopt(
 
     # what does not fit is refused before anything takes time
     settings((), 1)
-    check_writable("--out", out / name, folder=True)
+    check_target("--out", out / name, folder=True)
     if report is not None:
-        check_writable("--report", report, folder=False)
+        check_target("--report", report, folder=False)
     made = _adopt(
         model,
         preprocessing,
@@ -193,8 +184,7 @@ def _adopt(
     output: str | None,
     class_names: Path | None,
 ) -> Adoption:
-    console = Console(stderr=True)
-    with console.status("loading torch and onnxruntime") as status:
+    with progress("loading torch and onnxruntime") as say:
         from edge_sdk.training.data.load import described, split_samples
         from exporters.adopt import inputs
         from exporters.adopt.adoption import adopt as make
@@ -203,29 +193,25 @@ def _adopt(
         from exporters.model import check_place
         from exporters.versions import next_version
 
-        def progress(line: str) -> None:
-            status.update(line)
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-
         given = _read_names(class_names)
-        status.update(f"reading {model}")
+        say.step(f"reading {model}")
         classifier = load_classifier(model, preprocessing, shape=shape, output=output)
         chosen = settings((), 1)
         chosen = settings((), next_version(chosen.out, chosen.name))
         check_place(chosen.out, chosen.name, chosen.version)
-        status.update(f"reading {data}")
+        say.step(f"reading {data}")
         raw = classifier.raw
         read = inputs.read_inputs(data, raw, most=2 * most)
         names = inputs.names_of(classifier.classes, given, read)
         parts = split_samples(read, held_out=HELD_OUT_SHARE, seed=seed, most=most)
         parts = inputs.with_labels(parts, read, names, wanted=labels, named=given is not None)
-        progress(described(read, parts.sizes))
-        progress(f"raw input {raw.dtype} {raw.shape}, {classifier.classes} classes")
+        say(described(read, parts.sizes))
+        say(f"raw input {raw.dtype} {raw.shape}, {classifier.classes} classes")
         return make(
             classifier,
             parts,
             settings(names, chosen.version),
-            progress,
+            say,
             notices=inputs.doubts(data, read, raw, preprocessing),
         )
 

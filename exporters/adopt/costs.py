@@ -10,10 +10,11 @@ from tempfile import TemporaryDirectory
 
 import onnx
 
+from edge_sdk.learning.head import Head
 from edge_sdk.manifest import GraphSpec, TensorSpec
 from exporters.adopt.graph.cuts import Cut, Plan
 from exporters.adopt.graph.graph import Graph, part
-from exporters.adopt.heads import LOGITS, Head, head_addition
+from exporters.adopt.heads import LOGITS, head_addition
 from exporters.measure import median_latency_us
 from profiles.cost import TRAINED_WEIGHT_BYTES, WEIGHT_BYTES, CostTable, StageCost
 from profiles.device import probe

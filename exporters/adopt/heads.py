@@ -9,9 +9,7 @@ softmax, on standardised features; mean and deviation are folded into its weight
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -20,9 +18,11 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 from torch import Tensor
 
+from edge_sdk.learning.head import Head
 from exporters.adopt.graph.cuts import Cut
 from exporters.adopt.graph.graph import Addition, Graph, Spec, part, term_weight
 from exporters.adopt.graph.split import open_session
+from exporters.measure import one_torch_thread
 
 Floats = NDArray[np.float32]
 HeadLoss = Callable[[Tensor, Tensor], Tensor]
@@ -42,22 +42,6 @@ _STEPS: Final = (1000, 4000)
 _BATCH: Final = 128
 _RATE: Final = 1e-2
 _DECAY: Final = 1e-4
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The linear layer of an exit: logits = features @ weight.T + bias.
-
-    Attributes:
-        weight: (classes, features). bias: (classes,).
-    """
-
-    weight: Floats
-    bias: Floats
-
-    def logits(self, features: Floats) -> Floats:
-        """(n, features) to (n, classes)."""
-        return features @ self.weight.T + self.bias
 
 
 def pooling(graph: Graph, cut: Cut) -> tuple[Addition, str, int]:
@@ -140,7 +124,7 @@ def train_head(
         features: (n, features). logits: (n, classes) of the whole model for the same samples.
         loss: of the layer's logits (B, N) and the model's probabilities (B, N): (), the mean.
     """
-    with _one_thread():  # steps this small gain nothing from a second
+    with one_torch_thread():  # steps this small gain nothing from a second
         return _train_head(features, logits, seed, loss)
 
 
@@ -191,16 +175,6 @@ def crossed_logits(features: Floats, logits: Floats, *, seed: int) -> Floats:
         head = train_head(features[learnt], logits[learnt], seed=seed)
         answers[~learnt] = head.logits(features[~learnt])
     return answers
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 class _Pooling:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from edge_sdk.learning.head import Head
 from edge_sdk.manifest import (
     BundleManifest,
     GateSpec,
@@ -25,7 +26,7 @@ from exporters.adopt.classifier import Classifier
 from exporters.adopt.costs import Timed, cost_table
 from exporters.adopt.graph.cuts import Cut, Plan
 from exporters.adopt.graph.split import TOLERANCE, device_model, open_session, segment_model
-from exporters.adopt.heads import BIAS, LOGITS, WEIGHT, Head, head_addition
+from exporters.adopt.heads import BIAS, LOGITS, WEIGHT, head_addition
 from exporters.adopt.inputs import as_raw
 from exporters.adopt.operating import Judged, figures_at
 from exporters.adopt.settings import Settings

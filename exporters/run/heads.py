@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from edge_sdk.learning.head import Head
 from edge_sdk.training.client.auxiliary import auxiliary_of
 from edge_sdk.training.formulas.evidence import evidential_losses
-from exporters.adopt.heads import Head, soft_cross_entropy, train_head
+from exporters.adopt.heads import soft_cross_entropy, train_head
 from exporters.composition import Composition
 from exporters.errors import ExportError
 from exporters.parity import run_torch

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from edge_sdk.cli.data_options import Resize
 from edge_sdk.cli.output import check_report
 
 if TYPE_CHECKING:
@@ -36,10 +37,7 @@ def demo(
             " fashion-mnist the folder with its files.",
         ),
     ] = None,
-    resize: Annotated[
-        str | None,
-        typer.Option(metavar="HxW", help="Size of the pictures of a folder, in pixels."),
-    ] = None,
+    resize: Resize = None,
     state: Annotated[
         Path, typer.Option(help="Folder for the server and the devices, kept for further use.")
     ] = Path("splitedge-demo"),

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from edge_sdk.cli.data_options import Resize
 from edge_sdk.cli.output import check_report, resumable
 from edge_sdk.cli.times import plural
 from exporters.run.next_step import export_command
@@ -45,9 +46,6 @@ Data = Annotated[
         " pictures, FILE.npz, csv:FILE?..., module:function (docs/data.md); or the folder with the"
         " files of the recipe's data set.",
     ),
-]
-Resize = Annotated[
-    str | None, typer.Option(metavar="HxW", help="Size of the pictures of a folder, in pixels.")
 ]
 
 

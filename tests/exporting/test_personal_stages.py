@@ -130,7 +130,8 @@ def test_an_auxiliary_model_with_batch_norm_answers_as_it_was_scored(
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     for _ in range(30):
         optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         optimiser.step()
     kept = {f"auxiliary.extractor.{n}": t for n, t in read_weights(net.prefix(DEPTH)).items()}
     kept |= {f"auxiliary.head.{n}": t for n, t in read_weights(net.exit_head(DEPTH)).items()}

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -97,7 +97,8 @@ class Program:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
-        if "agent_program.py" not in " ".join(map(str, self.process.args)):  # type: ignore[arg-type]
+        words = cast("list[str | Path]", self.process.args)  # as this class started it
+        if "agent_program.py" not in " ".join(map(str, words)):
             self.process.terminate()
         try:
             self.process.wait(20)

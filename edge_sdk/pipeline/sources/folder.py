@@ -22,7 +22,7 @@ from edge_sdk.pipeline.words import printable
 try:
     import fcntl
 except ImportError:  # pragma: no cover - not on Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # Windows has none
 
 logger = logging.getLogger(__name__)
 

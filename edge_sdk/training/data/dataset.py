@@ -106,20 +106,36 @@ def labelled_dataset(
     Raises: InputError for samples without labels, or too few to part.
     """
     parts = split_samples(samples, held_out=held_out, seed=seed)
-    found: dict[str, Array | None] = {}
-    for side in _SIDES:
-        part: Part = getattr(parts, side)
-        if part.y is None:
-            where = "the test part has none" if side == "test" else "there are none"
-            raise InputError(
-                f"{samples.source or samples.name}: expected labels to train with, {where}; put the"
-                " pictures into a folder for each class, or add the arrays y_train and y_test;"
-                " `splitedge adopt` takes samples without labels"
-            )
-        found |= {f"x_{side}": part.x, f"y_{side}": part.y, f"group_{side}": part.groups}
+    train, chosen, test = parts.train, parts.held_out, parts.test
     names = samples.class_names or tuple(map(str, range(samples.classes)))
-    mean, std = moments(parts.train.x)
-    return Dataset(samples.name, class_names=names, mean=mean, std=std, **found)  # type: ignore[arg-type]
+    labels = {side: _labels(samples, side, getattr(parts, side)) for side in _SIDES}
+    mean, std = moments(train.x)
+    return Dataset(
+        name=samples.name,
+        x_train=train.x,
+        y_train=labels["train"],
+        x_held_out=chosen.x,
+        y_held_out=labels["held_out"],
+        x_test=test.x,
+        y_test=labels["test"],
+        class_names=names,
+        mean=mean,
+        std=std,
+        group_train=train.groups,
+        group_held_out=chosen.groups,
+        group_test=test.groups,
+    )
+
+
+def _labels(samples: Samples, side: str, part: Part) -> Array:
+    if part.y is None:
+        where = "the test part has none" if side == "test" else "there are none"
+        raise InputError(
+            f"{samples.source or samples.name}: expected labels to train with, {where}; put the"
+            " pictures into a folder for each class, or add the arrays y_train and y_test;"
+            " `splitedge adopt` takes samples without labels"
+        )
+    return part.y
 
 
 def moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from edge_sdk.errors import SplitedgeError
 from edge_sdk.manifest import TensorSpec
@@ -20,7 +21,7 @@ class Reading:
     """
 
     def __init__(self, source: Source, spec: TensorSpec, name: str = "source") -> None:
-        self.source = source
+        self.source: Any = source  # tests look at what its kind keeps
         self.feed = Feed(name, lambda: spec)
         self.items: list[Item] = []
         self.fault: BaseException | None = None

@@ -155,7 +155,7 @@ def test_answered_files_are_not_read_again_after_a_restart_unless_told(tmp_path:
         third.wait(3)
     assert third.names == ["0.png", "1.png", "2.png"]
     with reading(source(pictures, None, "end"), SPEC) as fourth:
-        wait_until(lambda: fourth.source._given, "the folder was not looked through")  # type: ignore[attr-defined]
+        wait_until(lambda: fourth.source._given, "the folder was not looked through")
         put(pictures / "new.png", 1, 50)
         fourth.wait(1)
     assert fourth.names == ["new.png"]

@@ -94,7 +94,7 @@ def test_windows_of_a_file_that_grows(tmp_path: Path) -> None:
         with file.open("a") as half:
             half.write("0,6,60\n0,7,7")  # the last row is not whole
             half.flush()
-            wait_until(lambda: got.source._file._end >= 41, "the row was not read")  # type: ignore[attr-defined]
+            wait_until(lambda: got.source._file._end >= 41, "the row was not read")
             assert len(got.items) == 2
             half.write("0\n")
         items = got.wait(3)
@@ -139,7 +139,7 @@ def test_rotation_loses_no_row(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     append(file, "ax,ay", "1,1", "2,2")
     with reading(csv_source(file), SPEC, str(file)) as got:
-        wait_until(lambda: got.source._file._number == 3, "not read")  # type: ignore[attr-defined]
+        wait_until(lambda: got.source._file._number == 3, "not read")
         file.rename(tmp_path / "a.csv.1")
         append(tmp_path / "a.csv.1", "3,3", "4,4")  # its writer has not noticed yet
         append(file, "ax,ay", "5,5", "6,6", "7,7", "8,8", "9,9")
@@ -152,7 +152,7 @@ def test_columns_by_name_survive_another_order_after_rotation(tmp_path: Path) ->
     file = tmp_path / "a.csv"
     append(file, "ax,ay", "1,-1", "2,-2")
     with reading(csv_source(file, RowKeys(("ax", "ay"), step=3)), SPEC) as got:
-        wait_until(lambda: got.source._file._number == 3, "not read")  # type: ignore[attr-defined]
+        wait_until(lambda: got.source._file._number == 3, "not read")
         file.rename(tmp_path / "a.csv.1")
         append(file, "ay,ax", "-5,5", "-6,6", "-7,7")
         got.wait(1)
@@ -165,7 +165,7 @@ def test_a_file_that_is_cut_short_begins_anew(tmp_path: Path) -> None:
     with reading(csv_source(file), SPEC) as got:
         got.wait(1)
         file.write_text("4,4\n")  # as logrotate's copytruncate
-        wait_until(lambda: got.source._file._end == 4, "not noticed")  # type: ignore[attr-defined]
+        wait_until(lambda: got.source._file._end == 4, "not noticed")
         append(file, "5,5", "6,6")
         got.wait(2)
     assert first_channel(got) == [[1, 2, 3], [4, 5, 6]]
@@ -178,7 +178,7 @@ def test_a_file_that_vanishes_is_waited_for_and_no_window_spans_the_gap(
     with reading(csv_source(file), SPEC, str(file)) as got:
         wait_until(lambda: got.feed.counts.lost == 1, "not missed")
         append(file, "1,1", "2,2")
-        wait_until(lambda: got.source._file._number == 2, "not read")  # type: ignore[attr-defined]
+        wait_until(lambda: got.source._file._number == 2, "not read")
         file.unlink()
         wait_until(lambda: got.feed.counts.lost == 2, "not missed again")
         append(file, "3,3", "4,4", "5,5")
@@ -219,7 +219,7 @@ def test_from_the_end_only_new_rows_count(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     append(file, "ax,ay", "1,1", "2,2", "3,3")
     with reading(csv_source(file, end=True), SPEC) as got:
-        wait_until(lambda: got.source._file._end > 0, "not opened")  # type: ignore[attr-defined]
+        wait_until(lambda: got.source._file._end > 0, "not opened")
         append(file, "4,4", "5,5", "6,6")
         got.wait(1)
     assert first_channel(got) == [[4, 5, 6]]

@@ -43,6 +43,12 @@ def sink_of() -> Iterator[Callable[..., Sink]]:
         sink.close()
 
 
+def wait_lost(sink: Sink) -> None:
+    """Wait until the sink's link to its broker is seen as lost."""
+    writer: Any = sink._writer
+    wait_until(lambda: not writer._link.connected, "the loss was not seen")
+
+
 def wait_written(sink: Sink, count: int) -> None:
     wait_until(lambda: sink.counts.written >= count, lambda: sink.counts)
 
@@ -257,7 +263,7 @@ def test_after_a_lost_link_the_broker_gets_what_waited(
     inbox.wait(1)
     proxy.hole()
     proxy.reset()
-    wait_until(lambda: not sink._writer._link.connected, "the loss was not seen")  # type: ignore[attr-defined]
+    wait_lost(sink)
     for label in range(1, 9):
         sink.put(row(label))
     wait_until(lambda: sink.counts.away, "it is not away")
@@ -277,7 +283,7 @@ def test_a_broker_that_was_killed_is_used_again(
     sink.put(row(0))
     wait_written(sink, 1)
     mosquitto.stop()
-    wait_until(lambda: not sink._writer._link.connected, "the loss was not seen")  # type: ignore[attr-defined]
+    wait_lost(sink)
     sink.put(row(1))
     wait_until(lambda: sink.counts.away, "it is not away")
     mosquitto.start()

@@ -7,6 +7,7 @@ import pytest
 
 from edge_sdk.gate.gate import uncertainties
 from edge_sdk.gate_form import read_gate
+from edge_sdk.learning.head import Head
 from edge_sdk.manifest import GateSpec
 from edge_sdk.training.data.load import Dataset
 from exporters.adopt.classifier import load_classifier
@@ -15,7 +16,6 @@ from exporters.adopt.graph.split import device_model, open_session
 from exporters.adopt.heads import (
     LOGITS,
     Extractor,
-    Head,
     crossed_logits,
     head_addition,
     train_head,
