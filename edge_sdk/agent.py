@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -19,12 +19,12 @@ from typing import Any, Final, Self, cast
 
 from edge_sdk.answers.observer import Answered, AnswerObserver, Observers
 from edge_sdk.answers.prediction import DEVICE, FALLBACK, SERVER, LateAnswer, Prediction
-from edge_sdk.answers.price import AnswerMeter, EnergyReport
+from edge_sdk.answers.price import AnswerMeter
+from edge_sdk.answers.status import Counters, Status
 from edge_sdk.bundles.lifecycle import BundleLifecycle, FixedBundle
 from edge_sdk.bundles.runner import BundleRunner, read_logits
 from edge_sdk.checks import check_value
 from edge_sdk.errors import ConfigurationError, InputError, OutOfMemoryError, SplitedgeError, shown
-from edge_sdk.gate.controllers import AgreementReport
 from edge_sdk.gate.gate import Decision, answer_policy
 from edge_sdk.gate.threshold_control import Audit, Auditor
 from edge_sdk.identity import Identity
@@ -52,69 +52,9 @@ logger = logging.getLogger(__name__)
 LOCATE_TIMEOUT_S: Final = 2.0
 # Answers that `predict_many` holds behind an offload, of about a kilobyte each.
 HELD_ANSWERS_MAX: Final = 1024
-
-
 # bytes up, bytes down, joules, and the source of the joules: the last fields of a `Prediction`
 Cost = tuple[int, int, float | None, EnergySource]
 FREE: Final[Cost] = (0, 0, None, "none")
-
-
-@dataclass(slots=True)
-class Counters:
-    """Predictions of this agent since its start, by source, and faults.
-
-    Attributes:
-        late_replies: replies that came after the deadline, twice or unasked; they were dropped.
-        refused_replies: replies that were no valid frames.
-        late_waiting: queries in the outbox without an answer; None if the disk cannot be read.
-        late_lost: queries for which the outbox or its disk had no room.
-    """
-
-    device: int = 0
-    server: int = 0
-    fallback: int = 0
-    late_replies: int = 0
-    refused_replies: int = 0
-    late_waiting: int | None = 0
-    late_lost: int = 0
-
-    @property
-    def total(self) -> int:
-        """Number of predictions."""
-        return self.device + self.server + self.fallback
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """State of an agent, for people and telemetry.
-
-    Attributes:
-        gate: what answers are judged by, as text (edge_sdk.gate_form); the user's or the bundle's.
-        personal: the training that the personal weights are from; None if the bundle's weights
-            answer.
-        bytes_up, bytes_down: payloads of all queries that were sent, audits and late answers
-            included, and of all replies.
-        agreement: the guarantee of the `Agreement` controller; None without one.
-        trouble: the last failure for want of memory, and when; empty if there was none.
-        energy: of the answers, by `AgentSettings.power`; None without.
-        reports: of the agent's observers, by name.
-    """
-
-    device: str
-    bundle: str
-    depth: int
-    threshold: float
-    personal: str | None
-    presence: str
-    why_away: str
-    bytes_up: int
-    bytes_down: int = 0
-    gate: str = ""
-    counters: Counters = field(default_factory=Counters)
-    agreement: AgreementReport | None = None
-    trouble: str = ""
-    energy: EnergyReport | None = None
-    reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
