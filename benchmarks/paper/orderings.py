@@ -17,8 +17,8 @@ import orjson
 import typer
 
 from benchmarks.intervals import Interval, mean_interval
-from benchmarks.paper.__main__ import RESULTS
 from benchmarks.paper.measures import shown
+from benchmarks.paper.report import RESULTS
 from benchmarks.paper.tables import TABLES, Scale
 from benchmarks.reports import Results
 from edge_sdk.durable import write_atomic

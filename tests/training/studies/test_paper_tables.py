@@ -10,9 +10,10 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.paper.__main__ import app, recipe_of
+from benchmarks.paper.__main__ import app
 from benchmarks.paper.local_only import local_only_scores
 from benchmarks.paper.measures import _LOCAL_ONLY, measured
+from benchmarks.paper.recipes import recipe_of
 from benchmarks.paper.tables import TABLES, over
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import Evaluator
