@@ -3,6 +3,9 @@
 A table has one entry for each field of its record. A field that holds a record is a table within
 the table. A field declared with `inline` has no entry of its own: its record's fields are entries
 of the outer table, so a format can stay flat where the code holds one record inside another.
+
+A field declared with `added` is newer than the format. It is left out of the table while it has its
+default, so a reader of the release before refuses only what it cannot do.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 
 _PREFIX: Final = "prefix"
+_ADDED: Final = "added"
 
 
 def inline(prefix: str = "") -> dict[str, str]:
@@ -43,11 +47,18 @@ def inline(prefix: str = "") -> dict[str, str]:
     return {_PREFIX: prefix}
 
 
+def added() -> dict[str, bool]:
+    """Metadata of a field that older readers do not know; its default means what they do."""
+    return {_ADDED: True}
+
+
 def table_of(record: DataclassInstance) -> dict[str, Any]:
     """The record as a table; tuples stay tuples, and other values are the record's own."""
     table: dict[str, Any] = {}
     for field in fields(record):
         value = getattr(record, field.name)
+        if _ADDED in field.metadata and value == field.default:
+            continue
         inner = table_of(value) if is_dataclass(value) and not isinstance(value, type) else value
         if _PREFIX in field.metadata:
             table |= {field.metadata[_PREFIX] + name: entry for name, entry in inner.items()}

@@ -10,7 +10,7 @@ import pytest
 
 from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.records import describe_type, inline, read_record, table_of
+from edge_sdk.records import added, describe_type, inline, read_record, table_of
 from profiles.checks import number, whole
 
 
@@ -64,6 +64,25 @@ def test_a_table_is_read_into_the_record_that_it_was_written_from() -> None:
     assert read_record(Run, TABLE, "run") == RUN
     as_json = TABLE | {"depths": [1, 2], "folder": "data"}
     assert read_record(Run, as_json, "run") == RUN
+
+
+def test_a_field_that_was_added_is_in_the_table_only_when_it_says_something_new() -> None:
+    @dataclass(frozen=True)
+    class Older:
+        rounds: int
+
+    @dataclass(frozen=True)
+    class Newer:
+        rounds: int
+        precision: str = field(default="fp32", metadata=added())
+
+    same, other = Newer(2), Newer(2, "bf16")
+    assert read_record(Older, table_of(same), "run") == Older(2)
+    assert table_of(other) == {"rounds": 2, "precision": "bf16"}
+    for record in (same, other):
+        assert read_record(Newer, table_of(record), "run") == record
+    with pytest.raises(ConfigurationError, match="unknown precision; update this device"):
+        read_record(Older, table_of(other), "run", unknown="update this device")
 
 
 def test_what_a_table_leaves_out_is_the_default() -> None:

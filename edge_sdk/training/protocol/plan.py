@@ -70,7 +70,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON has it."""
         table = table_of(self)
-        return {key: table[key] for key in _KEYS}
+        return {key: table[key] for key in _KEYS if key in table}
 
     @classmethod
     def from_dict(cls, data: object) -> Plan:
