@@ -25,10 +25,12 @@ def tables(text: str) -> dict[str, dict[str, tuple[str, str]]]:
         if not line.startswith("|"):
             rows = None
         elif [cell.strip() for cell in cells[1:3]] == ["default", "whose"]:
-            assert (name := cells[0].strip("`")) not in found
+            name = cells[0].strip("`")
+            assert name not in found
             rows = found[name] = {}
         elif rows is not None and not set(line) <= set("|- "):
-            assert (number := cells[0].strip("`")) not in rows
+            number = cells[0].strip("`")
+            assert number not in rows
             rows[number] = (cells[1], cells[2])
             assert cells[3], f"{name}: {number} has no meaning"
     return found
