@@ -69,7 +69,6 @@ class Adaptation:
         if self._meta.head == "client":
             self._classifier = personal_classifier(plan, state.personal).to(state.device)
             self._back_optimiser = optimiser_of(plan, self._classifier.parameters())
-        self._head_gradients: list[Tensor] = []
 
     @property
     def width(self) -> int:
@@ -77,7 +76,7 @@ class Adaptation:
         return self._plan.classes if self._classifier is None else self._classifier.in_features
 
     def forward(self, x: Tensor, y: Tensor) -> OpenBatch:
-        """Both adaptations and both views; keeps the second adaptation's gradients of Lc."""
+        """Both adaptations and both views; the batch has the second adaptation's gradients."""
         x2, y2 = self._state.at(self._second_rows.take(len(y)))
         view = None
         if self._plan.part.views:
@@ -88,9 +87,10 @@ class Adaptation:
         z = self._prefix.run(x, adapted.prefix)
         _copy_buffers(adapted.prefix, self._prefix.module)  # BatchNorm's statistics
         loss = self._head.loss(adapted.head(z), y)
-        own, *self._head_gradients = torch.autograd.grad(loss, [z, *adapted.head_parameters])
-        # the gradients are the adapted prefix's; the prefix itself takes the step with them
-        return OpenBatch(x, y, z, adapted.prefix_parameters, own, float(loss.detach()), view)
+        own, *head = torch.autograd.grad(loss, [z, *adapted.head_parameters])
+        # the gradients are the adapted copies'; prefix and exit head themselves step by them
+        parameters = adapted.prefix_parameters
+        return OpenBatch(x, y, z, parameters, own, head, float(loss.detach()), view)
 
     def answer(self, batch: OpenBatch, step: int, outputs: Tensor) -> tuple[Tensor, float]:
         """The gradient of Ls by the server's outputs, with noise.
@@ -114,14 +114,6 @@ class Adaptation:
         # from a key that the server does not know: from the plan's seed it could subtract the noise
         generator = self._noise_key.generator(Stream.ANSWER_NOISE, step=step)
         return isotropic(gradient, self._meta.noise, generator), 0.0
-
-    def step_head(self, share: float) -> None:
-        """The outer step of the exit head.
-
-        Args:
-            share: g, or 1 without the server's feedback.
-        """
-        self._head.optimiser.step([share * gradient for gradient in self._head_gradients])
 
     def kept(self) -> Weights:
         """The last layer, where it is on the client."""

@@ -229,16 +229,17 @@ class ClientRound:
         return batch
 
     def _through_prefix(self, x: Tensor, y: Tensor) -> OpenBatch:
-        """Through the prefix and, with an exit head, one step of that head.
+        """Through the prefix and, with an exit head, to the gradients of the client's own loss.
 
-        SuperSFL, Alg. 2, phase 1. The batch keeps the client's own gradient at the cut. Its way
-        back through the prefix waits until it is known whether the server answers.
+        SuperSFL, Alg. 2, phase 1. The batch keeps them: the steps of the head and of the prefix
+        wait until it is known whether the server answers.
         """
         batch = OpenBatch(x, y, self.prefix.run(x), self.prefix.parameters)
         if self.exit_head is not None:
             loss = self.exit_head.loss(self.exit_head.module(batch.z), y)
-            batch.own, *gradients = torch.autograd.grad(loss, [batch.z, *self.exit_head.parameters])
-            self.exit_head.optimiser.step(gradients)
+            batch.own, *batch.head = torch.autograd.grad(
+                loss, [batch.z, *self.exit_head.parameters]
+            )
             batch.loss = float(loss.detach())
         return batch
 
@@ -272,8 +273,8 @@ class ClientRound:
             if feedback.outputs is not None:
                 batch.logits = feedback.outputs
             share = self._client_weight(batch, feedback)
-        if self.adaptation is not None:
-            self.adaptation.step_head(share)
+        if self.exit_head is not None:
+            self.exit_head.step(batch.head, share if self.adaptation else 1.0)
         if feedback is not None or batch.own is not None:
             self.prefix.step(self._gradient(batch, feedback, share))
             loss = batch.loss

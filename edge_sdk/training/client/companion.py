@@ -34,6 +34,7 @@ class OpenBatch:
         z: (B, ...) features, with the graph that leads back to `parameters`.
         parameters: of the module that made z.
         own: dLc/dz, through the exit head as it was before its step; None without an exit head.
+        head: dLc by the exit head's parameters, for its step; none without an exit head.
         loss: Lc; 0 without an exit head.
         view: the second view that travels with the features, if any.
         logits: (B, N) of the whole network, once the client knows them; None until then.
@@ -45,6 +46,7 @@ class OpenBatch:
     z: Tensor
     parameters: Sequence[nn.Parameter]
     own: Tensor | None = None
+    head: Sequence[Tensor] = ()
     loss: float = 0.0
     view: SecondView | None = None
     logits: Tensor | None = None

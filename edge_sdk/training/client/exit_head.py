@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from edge_sdk.nets.copying import copy_module
@@ -33,12 +35,22 @@ class ExitHead:
             load_weights(self.module, weights)
         self.module.train()
         self.parameters = list(self.module.parameters())
-        self.optimiser = optimiser_of(plan, self.parameters)
+        self._optimiser = optimiser_of(plan, self.parameters)
         self._plan, self._number = plan, number
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Lc, (): the mean over the batch."""
         return exit_loss(self._plan, self._number, logits, y)
+
+    def step(self, gradients: Sequence[Tensor], share: float) -> None:
+        """One optimiser step on `share` * Lc.
+
+        Args:
+            gradients: dLc by the head's parameters.
+        """
+        if share != 1:
+            gradients = [share * gradient for gradient in gradients]
+        self._optimiser.step(gradients)
 
 
 def exit_loss(plan: Plan, number: int, logits: Tensor, y: Tensor) -> Tensor:

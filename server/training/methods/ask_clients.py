@@ -27,6 +27,7 @@ from server.training.methods.steps import (
     ServerStep,
     is_finite,
     neck_of,
+    scaled,
 )
 
 
@@ -53,8 +54,7 @@ def ask_clients(server_share: float = 1.0, *, early_views: bool = False) -> Serv
         for client, reply in replies.items():
             forward = under_way[client]
             gradient, *task = forward.backward(reply.gradient)
-            own = task if server_share == 1 else [_scaled(each, server_share) for each in task]
-            own = forward.aligned(own)
+            own = forward.aligned(scaled(task, server_share))
             if gradient is None:
                 forward.attempt.give_up("its outputs do not depend on the features")
             elif forward.attempt.step([own], gradient, *own):
@@ -131,7 +131,3 @@ def _from_stage(neck: View, depth: int) -> nn.Sequential:
             if name == "head" or int(name.removeprefix("stage")) > depth
         )
     )
-
-
-def _scaled(gradient: Tensor | None, share: float) -> Tensor | None:
-    return None if gradient is None else share * gradient

@@ -42,6 +42,7 @@ from server.training.methods.steps import (
     ClientBatches,
     ClientLoss,
     Joint,
+    ServerStep,
     concatenated,
     joint_step,
     per_client,
@@ -93,7 +94,11 @@ def scala(
             " distribution of labels to adjust by"
         )
     added = partial(adjustment, strength=strength, least=least_share)
-    plain = {"joint": concatenated, "copies": per_client, "in_turn": shared}[server]
+    steps: dict[Server, ServerStep] = {
+        "joint": concatenated,
+        "copies": per_client,
+        "in_turn": shared,
+    }
     each = per_client_step if server == "copies" else shared_step
     apart = partial(_apart, step=each, added=added)
     joint = partial(_joint, server=adjust == "both", added=added)
@@ -104,7 +109,7 @@ def scala(
             bottleneck=bottleneck,
             inversion=Inversion(weight=inversion) if inversion else None,
         ),
-        server_step=plain if adjust == "none" else adjusted,
+        server_step=steps[server] if adjust == "none" else adjusted,
         batch_share=proportional if share_batches else None,
     )
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isgeneratorfunction
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -172,7 +172,9 @@ def needs_labels(step: ServerStep) -> bool:
 
 def advances_alone(step: ServerStep | None) -> bool:
     """Whether a step answers each client by itself, so that none has to wait for the others."""
-    return step in {None, shared, per_client} or (step is not None and not needs_labels(step))
+    if step is None or step is shared or isinstance(step, PerClient):
+        return True
+    return not needs_labels(step)
 
 
 def shared(state: ServerState, batches: ClientBatches, _now: RoundView) -> Answers:
@@ -197,18 +199,36 @@ def shared_step(state: ServerState, batches: ClientBatches, loss: ClientLoss) ->
     }
 
 
-def per_client(state: ServerState, batches: ClientBatches, _now: RoundView) -> Answers:
-    """Every client's batch steps that client's own copy of the suffix."""
-    return per_client_step(state, batches, _plain_loss)
+@dataclass(frozen=True, slots=True)
+class PerClient:
+    """Every client's batch steps that client's own copy of the suffix.
+
+    server_share: of Ls in the copies' step, 1 - g where clients and server minimise
+        g * Lc + (1 - g) * Ls together. Clients get the gradient of Ls in full and weigh it
+        themselves; alignment is added in full.
+    """
+
+    server_share: float = 1.0
+
+    def __call__(self, state: ServerState, batches: ClientBatches, _now: RoundView) -> Answers:
+        """Step the copies, and answer each client."""
+        return per_client_step(state, batches, _plain_loss, self.server_share)
 
 
-def per_client_step(state: ServerState, batches: ClientBatches, loss: ClientLoss) -> Answers:
-    """The step `per_client` with another loss than cross-entropy."""
-    return {
-        client: feedback
-        for client, batch in batches.items()
-        if (feedback := _supervise(state, state.copy_for(client, batch.depth), client, batch, loss))
-    }
+per_client: Final = PerClient()
+
+
+def per_client_step(
+    state: ServerState, batches: ClientBatches, loss: ClientLoss, server_share: float = 1.0
+) -> Answers:
+    """The step of `PerClient` with another loss than cross-entropy."""
+    answers: Answers = {}
+    for client, batch in batches.items():
+        copy = state.copy_for(client, batch.depth)
+        feedback = _supervise(state, copy, client, batch, loss, server_share=server_share)
+        if feedback is not None:
+            answers[client] = feedback
+    return answers
 
 
 def concatenated(state: ServerState, batches: ClientBatches, _now: RoundView) -> Answers:
@@ -291,6 +311,13 @@ def neck_of(module: nn.Module) -> tuple[View, nn.Linear]:
     return module.neck, module.classifier
 
 
+def scaled(gradients: Sequence[Tensor | None], share: float) -> Gradients:
+    """Gradients of `share` times the loss; None where a parameter took no part in it."""
+    if share == 1:
+        return list(gradients)
+    return [None if gradient is None else share * gradient for gradient in gradients]
+
+
 def is_finite(*tensors: Tensor | None) -> bool:
     """Whether the sums of these tensors are finite; None counts as finite."""
     # of the sum: twice as fast, and a sum that overflows is no loss to learn from either
@@ -307,7 +334,13 @@ def _plain_losses(joint: Joint) -> tuple[Tensor, Tensor]:
 
 
 def _supervise(
-    state: ServerState, suffix: Suffix, client: str, batch: ClientBatch, loss_of: ClientLoss
+    state: ServerState,
+    suffix: Suffix,
+    client: str,
+    batch: ClientBatch,
+    loss_of: ClientLoss,
+    *,
+    server_share: float = 1.0,
 ) -> Feedback | None:
     """Forward, backward, and one step of the suffix; the client's feedback.
 
@@ -323,7 +356,7 @@ def _supervise(
     loss = loss_of(client, classifier(second), batch.labels)
     leaves = [z, *suffix.parameters]
     gradient, *found = torch.autograd.grad(loss, leaves, retain_graph=first is not None)
-    own: Gradients = list(found)
+    own = scaled(found, server_share)
     if pairs is not None and first is not None:
         own = added(own, pairs.align.gradients(first, second, pairs.same, suffix.parameters))
     if not attempt.step([own], loss, gradient, *(own if pairs else ())):
