@@ -274,7 +274,7 @@ class ClientRound:
                 batch.logits = feedback.outputs
             share = self._client_weight(batch, feedback)
         if self.exit_head is not None:
-            self.exit_head.step(batch.head, share if self.adaptation else 1.0)
+            self.exit_head.step(batch.head, share)
         if feedback is not None or batch.own is not None:
             self.prefix.step(self._gradient(batch, feedback, share))
             loss = batch.loss

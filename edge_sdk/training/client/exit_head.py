@@ -45,10 +45,15 @@ class ExitHead:
     def step(self, gradients: Sequence[Tensor], share: float) -> None:
         """One optimiser step on `share` * Lc.
 
+        The share is exit_share where the fusion is fixed, as the client and the server minimise
+        g * Lc + (1 - g) * Ls together. SuperSFL's fusions weigh the prefix alone: its exit heads
+        learn from Lc in full.
+
         Args:
             gradients: dLc by the head's parameters.
+            share: the weight of Lc in the client's step; 1 without the server's feedback.
         """
-        if share != 1:
+        if self._plan.part.fusion == "fixed" and share != 1:
             gradients = [share * gradient for gradient in gradients]
         self._optimiser.step(gradients)
 

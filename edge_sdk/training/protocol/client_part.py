@@ -192,7 +192,8 @@ class ClientPart:
         exit_head: the client trains an exit head at its depth.
         fusion: how the client's and the server's gradients of the prefix are joined; `server`
             takes the server's alone.
-        exit_share: gamma of fusion `fixed`: gamma * own + (1 - gamma) * the server's.
+        exit_share: g of fusion `fixed`: the prefix learns by g * own + (1 - g) * the server's
+            gradient, the exit head by g * own. Without the server's answer, both by own in full.
         clip: largest L2 norm of the client's own gradient over its whole prefix; None for no limit.
         personal_share: lambda: the client starts from lambda * its own last weights +
             (1 - lambda) * the average; 0 takes the average.

@@ -1,10 +1,19 @@
-"""SplitFed: the prefix on the client, the suffix on the server. Every other seam is neutral."""
+"""SplitFed, and its variants with exit heads: the prefix on the client, the suffix on the server.
+
+SplitFed's seams are neutral. Multi-exit and SplitGP minimise one objective on both sides:
+
+    g * Lc + (1 - g) * Ls        g = exit_share; SplitGP, and HARMONY's Eq. 1-2
+    exit head  steps by g * dLc
+    server     steps by (1 - g) * dLs, each client's copy
+    prefix     steps by g * dLc + (1 - g) * dLs
+      no reply   exit head and prefix step by dLc, as HARMONY's and SuperSFL's do
+"""
 
 from __future__ import annotations
 
 from edge_sdk.training.protocol.client_part import ClientPart
 from server.training.methods.method import Method
-from server.training.methods.steps import concatenated, per_client, shared
+from server.training.methods.steps import PerClient, concatenated, per_client, shared
 
 
 def splitfed_v1() -> Method:
@@ -23,9 +32,10 @@ def minibatch() -> Method:
 
 
 def multi_exit(exit_share: float = 0.5) -> Method:
-    """SplitFedV1 with an exit head: gamma * Lc + (1 - gamma) * Ls; SplitGP with lambda 0."""
+    """SplitFedV1 with exit heads, on g * Lc + (1 - g) * Ls; SplitGP with lambda 0."""
     part = ClientPart(exit_head=True, fusion="fixed", exit_share=exit_share)
-    return Method("multi-exit", client=part, share_exits=True)
+    step = PerClient(1 - part.exit_share)
+    return Method("multi-exit", client=part, server_step=step, share_exits=True)
 
 
 def splitgp(
@@ -37,6 +47,7 @@ def splitgp(
     """Personal models that carry over rounds as lambda * own + (1 - lambda) * average.
 
     Args:
+        personal_share: lambda. exit_share: g.
         finetune_steps, finetune_rate: SplitGP + FT of HARMONY's tables; the clients' own rate
             where None.
     """
@@ -46,6 +57,7 @@ def splitgp(
     return Method(
         "splitgp",
         client=part,
+        server_step=PerClient(1 - part.exit_share),
         share_exits=True,
         finetune_steps=finetune_steps,
         finetune_rate=finetune_rate,

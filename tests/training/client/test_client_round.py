@@ -209,6 +209,23 @@ def test_an_exit_share_of_1_trains_the_prefix_as_if_the_server_were_silent() -> 
     assert_equal(full.weights, alone.weights)
 
 
+def test_an_exit_head_steps_by_its_share_and_in_full_without_the_server() -> None:
+    def moved(p: Plan, *, answered: bool = True) -> Weights:
+        head = {
+            f"exit2.{name}": tensor
+            for name, tensor in read_weights(network_of(p).exit_head(2)).items()
+        }
+        after = run(p, answered=answered, client=TrainingClient("a", *data(4))).weights
+        return {name: after[name] - tensor for name, tensor in head.items()}
+
+    full = moved(plan(fusion="equal", epochs=1))
+    half = moved(plan(fusion="fixed", exit_share=0.5, epochs=1))
+    for name, tensor in full.items():
+        torch.testing.assert_close(half[name], tensor / 2, rtol=1e-4, atol=1e-7)
+    alone = moved(plan(fusion="fixed", exit_share=0.5, epochs=1), answered=False)
+    assert_equal(alone, full)
+
+
 def test_no_limit_and_an_infinite_one_are_the_same() -> None:
     assert_equal(run(plan(clip=None)).weights, run(plan(clip=float("inf"))).weights)
 

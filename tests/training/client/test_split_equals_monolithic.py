@@ -27,7 +27,7 @@ from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState
 from server.training.methods.fedavg import fedavg, fedprox
 from server.training.methods.method import Method
-from server.training.methods.splitfed import minibatch, splitfed_v1, splitfed_v2
+from server.training.methods.splitfed import minibatch, multi_exit, splitfed_v1, splitfed_v2
 from server.training.methods.steps import ClientBatch, shared
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.transport import LocalTransport
@@ -193,6 +193,33 @@ def test_every_server_step_trains_the_whole_network(
     for depth in network(name).cuts:
         ours = train_split(method(), name, {"a": owner}, {"a": depth}, epochs=3, **sgd)
         assert_same(ours, train_whole(name, batches(owner, 2, 3), **sgd))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.2])
+@pytest.mark.parametrize("name", ["tiny", "har_cnn"])
+def test_a_step_with_an_exit_is_the_joint_step_on_both_losses(name: str, share: float) -> None:
+    """Prefix, exit head and suffix by one optimiser of torch on g * Lc + (1 - g) * Ls."""
+    owner = client("a", name, 4)
+    sgd = SGD["momentum and decay"]
+    for depth in network(name).cuts:
+        ours = train_split(multi_exit(share), name, {"a": owner}, {"a": depth}, epochs=3, **sgd)
+
+        net = fresh(name).train()
+        prefix, head, suffix = net.prefix(depth), net.exit_head(depth), net.suffix(depth)
+        parts = nn.ModuleList([prefix, head, suffix])
+        optimiser = torch.optim.SGD(parts.parameters(), RATE, **sgd)
+        for x, y in batches(owner, 2, 3):
+            optimiser.zero_grad()
+            z = prefix(x)
+            exit_loss = nn.functional.cross_entropy(head(z), y)
+            server_loss = nn.functional.cross_entropy(suffix(z), y)
+            total = share * exit_loss + (1 - share) * server_loss
+            total.backward()  # type: ignore[no-untyped-call]  # torch
+            optimiser.step()
+        assert_close(ours, net, since=0)
+        heads = read_weights(ours.exit_head(depth)), read_weights(head)
+        for key, want in heads[1].items():
+            torch.testing.assert_close(heads[0][key], want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("sgd", SGD.values(), ids=SGD)

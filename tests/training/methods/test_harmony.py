@@ -44,7 +44,7 @@ from edge_sdk.training.protocol.training import Training
 from server.training.core.server_state import ServerState
 from server.training.methods.harmony import harmony
 from server.training.methods.method import Method
-from server.training.methods.splitfed import multi_exit, splitfed_v1
+from server.training.methods.splitfed import multi_exit, splitfed_v1, splitgp
 from server.training.recipe.recipe import read_recipe
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
@@ -132,21 +132,38 @@ def test_without_its_parts_it_is_splitfed_to_the_last_bit(
     # and SplitFedV1 with one client is the whole network (test_split_equals_monolithic)
 
 
-def test_with_exits_alone_it_is_nearly_the_multi_exit_method() -> None:
-    """M = 0, no alignment: the same gradient of the prefix; the rest learns at its share."""
-    people = {"ada": client("ada", BATCH)}
-    ours = Trainer(harmony(adapt_steps=0, align_weight=0.0), {"ada": 2}, people)
-    theirs = Trainer(multi_exit(), {"ada": 2}, people)
-    ours.run()
-    theirs.run()
-    begun = Trainer(multi_exit(), {"ada": 2}, people).state.read()
-    got, want = ours.state.read(), theirs.state.read()
+@pytest.mark.parametrize(
+    ("theirs", "lam"),
+    [(multi_exit, 0.0), (splitgp, 0.0), (splitgp, 0.2)],
+    ids=["multi-exit", "splitgp 0", "splitgp .2"],
+)
+@pytest.mark.parametrize("gamma", [0.5, 0.3])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_without_its_parts_it_minimises_what_the_methods_with_exits_do(
+    theirs: Callable[..., Method], lam: float, gamma: float, depth: int
+) -> None:
+    """M = 0, no alignment, one depth: every weight, over the steps of two rounds."""
+    sgd = {"momentum": 0.9, "weight_decay": 0.01}
+    bare = harmony(
+        exit_share=gamma, adapt_steps=0, align_weight=0.0, personal_share=lam, finetune_steps=0
+    )
+    numbers = {"exit_share": gamma} | ({} if theirs is multi_exit else {"personal_share": lam})
+    weights = []
+    for method in (bare, theirs(**numbers)):
+        people = {name: client(name, 11 + 2 * k) for k, name in enumerate(NAMES)}
+        trainer = Trainer(method, dict.fromkeys(NAMES, depth), people, sgd)
+        begun = trainer.state.read()
+        assert trainer.run(2).participants == NAMES
+        weights.append(trainer.state.read())
+    got, want = weights
     for name, tensor in want.items():
-        if name.startswith(("stage1.", "stage2.")):
-            torch.testing.assert_close(got[name], tensor, rtol=1e-6, atol=1e-8)
-        elif name.startswith("head."):  # one step of plain SGD on half the loss: half as far
-            moved = got[f"trunk.{name}"] - begun[name]
-            torch.testing.assert_close(moved, (tensor - begun[name]) / 2, rtol=1e-3, atol=1e-7)
+        stage = name.partition(".")[0]
+        on_client = stage.removeprefix("stage") in map(str, range(1, depth + 1))
+        held = on_client or stage.startswith("exit")
+        ours = got[name if held else f"trunk.{name}"]
+        torch.testing.assert_close(ours, tensor, rtol=1e-6, atol=1e-6)
+        trained = not stage.startswith("exit") or stage == f"exit{depth}"
+        assert torch.equal(tensor, begun[name]) is not trained, name
 
 
 @pytest.mark.parametrize("entry", [1, 3])

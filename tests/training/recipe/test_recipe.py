@@ -15,7 +15,7 @@ from edge_sdk.training.protocol.training import Training
 from profiles.energy import PowerModel
 from server.training.core.round_view import RoundView
 from server.training.core.weighted_mean import Contribution, by_depth_and_loss, by_samples
-from server.training.methods.steps import concatenated, per_client, shared
+from server.training.methods.steps import PerClient, concatenated, per_client, shared
 from server.training.recipe.recipe import METHODS, Recipe, load_recipe, read_recipe
 from server.training.rounds.round import RoundSettings
 
@@ -50,8 +50,8 @@ def test_every_method_is_built_by_its_name_and_defaults(name: str) -> None:
         ("splitfed-v1", per_client),
         ("splitfed-v2", shared),
         ("minibatch-sfl", concatenated),
-        ("multi-exit", per_client),
-        ("splitgp", per_client),
+        ("multi-exit", PerClient(0.5)),
+        ("splitgp", PerClient(0.5)),
         ("supersfl", shared),
         ("fedavg", None),
         ("fedprox", None),
@@ -59,7 +59,7 @@ def test_every_method_is_built_by_its_name_and_defaults(name: str) -> None:
 )
 def test_methods_differ_in_the_seams_their_papers_differ_in(name: str, step: object) -> None:
     method = built(name).built_method
-    assert method.server_step is step
+    assert method.server_step == step
     assert method.client.whole is (step is None)
     assert (method.weigh is by_samples) is (name != "supersfl")
 
@@ -80,6 +80,7 @@ def test_the_numbers_of_a_method_reach_its_record() -> None:
     assert built("fedprox", mu=0.3).built_method.client.prox_mu == 0.3
     splitgp = built("splitgp", personal_share=0.9, exit_share=0.1, finetune_steps=4).built_method
     assert (splitgp.client.personal_share, splitgp.client.exit_share) == (0.9, 0.1)
+    assert splitgp.server_step == PerClient(0.9)
     assert splitgp.finetune_steps == 4
     weigh = built("supersfl", normalise_weights=True).built_method.weigh
     assert weigh is not by_depth_and_loss
