@@ -2,7 +2,9 @@
 
 A thread for each connection answers without a change of threads, which an event loop would need for
 every inference. Their number is bounded, and so is each wait, so that a slow or silent client stops
-no other: where all places are taken, the connection that has waited longest gives way.
+no other: where all places are taken, the connection that has waited longest gives way. Where none
+may, because all are being answered or came a moment ago, the new one waits, and others behind it in
+the listener's queue.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ logger = logging.getLogger(__name__)
 BODIES_BYTES: Final = 32_000_000
 # after an accept that failed for want of descriptors
 PAUSE_S: Final = 0.2
+# a connection keeps its place for so long while it waits: less would cut off a client that is
+# sending its request, or reading its answer, as fast as it can
+GRACE_S: Final = 0.2
 # for answers under way when the carrier closes
 CLOSE_S: Final = 5.0
 
@@ -123,7 +128,7 @@ class Carrier:
         self._tls = tls
         self._memory = BodyMemory()
         self._open: dict[_Connection, threading.Thread] = {}
-        self._changing = threading.Lock()
+        self._changing = threading.Condition()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="splitedge-accept", daemon=True)
 
@@ -135,6 +140,8 @@ class Carrier:
         self._closing.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accept
+        with self._changing:
+            self._changing.notify_all()  # wakes it where it waits for a place
         self._thread.join()
         self._listener.close()
         with self._changing:
@@ -159,27 +166,44 @@ class Carrier:
             self._admit(_Connection(accepted))
 
     def _admit(self, connection: _Connection) -> None:
-        """Give a connection a place, if need be that of the one that has waited longest."""
+        """Give a connection a place, as soon as there is one."""
         thread = threading.Thread(
             target=self._serve, args=(connection,), name="splitedge-serve", daemon=True
         )
         with self._changing:
-            if len(self._open) >= self._most:
-                waiting = [each for each in self._open if each.idle_since is not None]
-                if not waiting:
-                    connection.socket.close()
-                    return
-                longest = min(waiting, key=lambda each: each.idle_since or 0.0)
-                del self._open[longest]
-                longest.cut()
+            self._free_a_place()
+            if self._closing.is_set():
+                connection.socket.close()
+                return
+            connection.idle_since = time.monotonic()
             self._open[connection] = thread
         try:
             thread.start()
         except RuntimeError as err:  # the machine has no room for one more thread
             logger.warning("a connection was refused: %s", err)
-            with self._changing:
-                self._open.pop(connection, None)
-                connection.socket.close()
+            self._leave(connection)
+
+    def _free_a_place(self) -> None:
+        """Wait until a place is free, or take that of the connection that has waited longest.
+
+        Call it with the lock. It returns without a place when the carrier closes.
+        """
+        while len(self._open) >= self._most and not self._closing.is_set():
+            waiting = {since: each for each in self._open if (since := each.idle_since) is not None}
+            left_s = min(waiting) + GRACE_S - time.monotonic() if waiting else None
+            if left_s is not None and left_s <= 0:
+                longest = waiting[min(waiting)]
+                del self._open[longest]
+                longest.cut()
+            else:
+                self._changing.wait(left_s)
+
+    def _leave(self, connection: _Connection) -> None:
+        """Give up a connection's place, and close it."""
+        with self._changing:
+            self._open.pop(connection, None)
+            self._changing.notify()
+            connection.socket.close()
 
     def _serve(self, connection: _Connection) -> None:
         try:
@@ -194,9 +218,7 @@ class Carrier:
         except Exception:  # outermost loop of this thread: the log gets the traceback
             logger.exception("a connection failed")
         finally:
-            with self._changing:
-                self._open.pop(connection, None)
-                connection.socket.close()
+            self._leave(connection)
 
     def _secure(self, connection: _Connection) -> None:
         if self._tls is None:
@@ -228,6 +250,8 @@ class Carrier:
         except RequestError as err:
             response = error_response(err)  # the body is not read: nothing can follow
         # from here on it may give way: its client may be one that does not read
-        connection.idle_since = time.monotonic()
+        with self._changing:
+            connection.idle_since = time.monotonic()
+            self._changing.notify()
         exchange.respond(response, keep=keep)
         return keep

@@ -6,7 +6,9 @@ import contextlib
 import socket
 import ssl
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -18,11 +20,11 @@ from hypothesis import strategies as st
 from edge_sdk import EdgeAgent
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.service import exchange
-from edge_sdk.service.carrier import BodyMemory
+from edge_sdk.service.carrier import BodyMemory, Carrier
 from edge_sdk.service.guard import Guard
 from edge_sdk.service.listening import connect_in, listen_in
-from edge_sdk.service.local_exchange import read_head
-from edge_sdk.service.messages import RequestError
+from edge_sdk.service.local_exchange import LocalExchange, read_head
+from edge_sdk.service.messages import Request, RequestError, Response, json_response
 from edge_sdk.service.service import LOCAL_CONNECTIONS, AgentService
 from edge_sdk.settings_file.serve_table import ServeTable
 from tests.edge.running.conftest import INFER, SAMPLES, Site, call, described
@@ -138,6 +140,88 @@ def test_clients_that_do_not_read_give_way_to_others(site: Site) -> None:
         for _ in range(LOCAL_CONNECTIONS + 1):
             deaf.enter_context(closing(connected(site, "local"))).sendall(raw)
         assert site.call("GET", "/v2/health/ready", door="local").status == 200
+
+
+@contextlib.contextmanager
+def carrying(state: Path, answer: Callable[[Request], Response]) -> Iterator[Path]:
+    """A carrier of two places on the socket in a state folder."""
+    with (
+        listen_in(state) as listening,
+        Carrier(
+            listening,
+            exchange=LocalExchange,
+            check=lambda _: None,
+            limit=lambda _: 100,
+            answer=answer,
+            connections=2,
+        ),
+    ):
+        yield state
+
+
+def asked(state: Path) -> socket.socket:
+    """A connection with one request on its way."""
+    bare = connect_in(state)
+    assert bare is not None
+    bare.settimeout(20)
+    bare.sendall(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+    return bare
+
+
+def test_a_client_waits_while_all_places_are_being_answered(tmp_path: Path) -> None:
+    entered, go_on = threading.Semaphore(0), threading.Event()
+
+    def answer(request: Request) -> Response:
+        entered.release()
+        assert go_on.wait(20)
+        return json_response(request.path)
+
+    with carrying(tmp_path, answer) as state, ExitStack() as clients:
+        bare = [clients.enter_context(closing(asked(state))) for _ in range(5)]
+        assert all(entered.acquire(timeout=20) for _ in range(2))
+        assert not entered.acquire(blocking=False)
+        go_on.set()
+        for each in bare:
+            assert each.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_clients_beyond_the_places_are_all_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # longer than any pause of a busy machine: whoever sends and reads is never cut off
+    monkeypatch.setattr("edge_sdk.service.carrier.GRACE_S", 20.0)
+
+    def ask(_: int) -> bytes:
+        with closing(asked(state)) as bare:
+            return b"".join(iter(lambda: bare.recv(65_536), b""))
+
+    with (
+        carrying(tmp_path, lambda request: json_response(request.path)) as state,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        assert all(each.endswith(b'"/"') for each in clients.map(ask, range(100)))
+
+
+def test_a_carrier_closes_while_a_client_waits_for_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_sdk.service.carrier.CLOSE_S", 0.1)
+    entered, go_on, answered = threading.Semaphore(0), threading.Event(), threading.Event()
+
+    def answer(request: Request) -> Response:
+        entered.release()
+        go_on.wait(20)
+        answered.set()
+        return json_response(request.path)
+
+    with ExitStack() as clients:
+        with carrying(tmp_path, answer) as state:
+            bare = [clients.enter_context(closing(asked(state))) for _ in range(3)]
+            assert all(entered.acquire(timeout=20) for _ in range(2))
+        assert not answered.is_set()
+        go_on.set()
+        with contextlib.suppress(ConnectionResetError):
+            assert bare[2].recv(65_536) == b""
 
 
 def descriptors() -> int:
