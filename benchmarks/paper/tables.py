@@ -435,6 +435,7 @@ _SPLITLPF_ALPHA: Final = Table(
     },
 )
 
+_UNSEEN: Final = {"rho": 0.4}  # tests clients on classes that they lack too
 _PART_OF_DEFAULT: Final = {
     "method": "scala",
     "numbers": {
@@ -467,8 +468,9 @@ _DEFAULT: Final = Table(
         Row("SplitLPF", {"method": "splitlpf"}),
     ],
     {
-        "smoke": _smoke(data=_DIRICHLET, train=_FLEET),
+        "smoke": _smoke(data=_DIRICHLET, train=_FLEET, evaluate=_UNSEEN),
         "cpu": {
+            "evaluate": _UNSEEN,
             "data": {
                 "name": "digits",
                 "clients": 10,
@@ -486,6 +488,7 @@ _DEFAULT: Final = Table(
             },
         },
         "full": {
+            "evaluate": _UNSEEN,
             "data": {
                 "name": "fashion-mnist",
                 "clients": 50,

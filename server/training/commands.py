@@ -260,10 +260,11 @@ def _print_summary(console: Console, result: Mapping[str, Any], folder: Path) ->
         f"{len(rows)} rounds in {seconds:.1f} s, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
     )
     console.print(f"accuracy on the test part: [bold]{final['accuracy']:.1%}[/] ({path})")
+    others = final["accuracy_ood"]
+    unseen = "" if math.isnan(others) else f", {_percent(others)} of other classes"
     console.print(
         f"mean accuracy of clients on test samples: {_percent(final['accuracy_id'])} of classes"
-        f" they have, {_percent(final['accuracy_ood'])} of other classes; standard deviation"
-        f" {_percent(final['std'])}"
+        f" they have{unseen}; standard deviation {_percent(final['std'])}"
     )
     if final["threshold_chosen_on"] == "test":
         console.print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +26,9 @@ def report_of(simulation: Simulation, rows: list[Row]) -> Report:
     """A finished simulation's report.
 
     `final.accuracy` is on the test part, by the same path as the rounds'; the other figures are
-    over clients, each tested on test samples of its own classes (ID) and of others (OOD) and
-    answered as `final.answers` says. A gate's threshold in `each_client` is the best one for those
-    very samples, an upper bound.
+    over clients, each tested on test samples of its own classes (ID) and, with `evaluate.rho`, of
+    others (OOD), and answered as `final.answers` says. A gate's threshold in `each_client` is the
+    best one for those very samples, an upper bound.
     """
     recipe, method = simulation.recipe, simulation.method
     evaluator = Evaluator(simulation)
@@ -45,6 +46,7 @@ def report_of(simulation: Simulation, rows: list[Row]) -> Report:
             "accuracy": evaluator.accuracy(supervised=supervised),
             "accuracy_id": summary.accuracy_id,
             "accuracy_ood": summary.accuracy_ood,
+            "accuracy_ood_why": _no_ood(recipe.evaluate.rho, summary.accuracy_ood),
             "jain": summary.jain,
             "std": summary.std,
             "accuracy_clients": summary.accuracy,
@@ -81,6 +83,18 @@ def write_report(path: Path, report: Report) -> None:
     make_folder(path.parent)
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     write_atomic(path, orjson.dumps(report, option=options))
+
+
+def _no_ood(rho: float, accuracy: float) -> str | None:
+    """Why there is no accuracy on samples out of distribution; None where there is one."""
+    if not math.isnan(accuracy):
+        return None
+    if rho == 0:
+        return (
+            "clients are tested on classes of their own alone (evaluate.rho = 0); a rho above 0"
+            " adds samples of other classes"
+        )
+    return "no client was tested on samples of classes that it lacks: there are none"
 
 
 def _offload_rate(client: ClientScore, answers: str) -> float:

@@ -32,8 +32,11 @@ logger = logging.getLogger(__name__)
 
 KEPT: Final = 2
 FORMAT: Final = 3
-# places of files, which may have moved
-_MAY_CHANGE: Final = {"train.rounds", "train.backbone_folder", "train.start", "data.folder"}
+# places of files, which may have moved, and what only tests
+_MAY_CHANGE: Final = {
+    *("train.rounds", "train.backbone_folder", "train.start", "data.folder"),
+    *("evaluate.every", "evaluate.rho"),
+}
 _NAME: Final = re.compile(r"round-(\d{6,})\.safetensors")
 
 

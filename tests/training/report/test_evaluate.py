@@ -100,13 +100,13 @@ def test_a_client_is_tested_on_its_classes_and_on_rho_times_as_many_others() -> 
 
 def test_a_client_of_nearly_all_classes_is_tested_on_the_others_there_are() -> None:
     data = {"partition": "dirichlet", "numbers": {"concentration": 100.0}, "train_max": None}
-    simulation = simulation_of("fedavg", data=data)
+    simulation = simulation_of("fedavg", data=data, evaluate={"rho": 0.4})
     for found in Evaluator(simulation).clients(supervised=False):
         assert (found.inside.samples, found.outside.samples) == (len(simulation.y_test), 0)
 
 
 def test_a_gate_that_never_opens_gives_the_servers_answers() -> None:
-    simulation = simulation_of("multi-exit")
+    simulation = simulation_of("multi-exit", evaluate={"rho": 0.4})
     # entropy ln 10 = 2.303 is above the loosest threshold, 2.3
     simulation.state.write(zero_head())
     full = Evaluator(simulation)
@@ -120,7 +120,7 @@ def test_a_gate_that_never_opens_gives_the_servers_answers() -> None:
 
 
 def test_a_gate_opens_where_the_exit_knows_better() -> None:
-    simulation = simulation_of("multi-exit")
+    simulation = simulation_of("multi-exit", evaluate={"rho": 0.4})
     with torch.no_grad():  # a server that always says 9, and exits that are sure of 0
         head = simulation.state.net.head
         last = [module for module in head.modules() if isinstance(module, nn.Linear)][-1]
@@ -204,7 +204,9 @@ def test_evaluating_changes_nothing() -> None:
 
 
 def test_fairness_is_that_of_the_clients_in_the_report() -> None:
-    simulation = simulation_of("splitfed-v1", rounds=2, train={"learning_rate": 0.3})
+    simulation = simulation_of(
+        "splitfed-v1", rounds=2, train={"learning_rate": 0.3}, evaluate={"rho": 0.4}
+    )
     rows: list[dict[str, Any]] = []
     for _ in run_rounds(simulation, rows):
         pass

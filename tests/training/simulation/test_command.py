@@ -143,6 +143,29 @@ def test_resuming_nothing_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFix
         assert ("run: no round to continue from; starting with round 1" in caplog.text) is is_logged
 
 
+def test_clients_are_tested_on_classes_of_their_own_unless_rho_is_given(tmp_path: Path) -> None:
+    """A run may go on with another rho, which changes what is tested and not what is trained."""
+    recipe = recipe_at(tmp_path, "fedavg", rounds=1)
+    recipe.write_text(recipe.read_text().replace('"dirichlet"', '"udd"'))
+    command = [str(recipe), "--out", "run", "--resume"]
+    run = CliRunner().invoke(app, command)
+    assert run.exit_code == 0, run.output
+    assert "of other classes" not in " ".join(run.output.split())
+    report = report_of(tmp_path / "run" / "report.json")
+    assert report["final"]["accuracy_ood"] is None
+    assert "evaluate.rho = 0" in report["final"]["accuracy_ood_why"]
+    assert report["final"]["accuracy_clients"] == report["final"]["accuracy_id"]
+    assert {client["tested_ood"] for client in report["each_client"]} == {0}
+    recipe.write_text(recipe.read_text() + "[evaluate]\nrho = 0.2\n")
+    run = CliRunner().invoke(app, command)
+    assert run.exit_code == 0, run.output
+    assert "of other classes" in " ".join(run.output.split())
+    final = report_of(tmp_path / "run" / "report.json")["final"]
+    assert final["accuracy_id"] == report["final"]["accuracy_id"]
+    assert final["accuracy_ood"] is not None
+    assert final["accuracy_ood_why"] is None
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
