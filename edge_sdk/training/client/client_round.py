@@ -300,7 +300,8 @@ class ClientRound:
         joined = self._fused(batch, feedback, share)
         for pull in pulls:
             joined = [one + other for one, other in zip(joined, pull, strict=True)]
-        return joined
+        # with an exit head the limit is on the client's own gradient, before it is joined
+        return clip_l2(joined, self._clip if batch.own is None else None)
 
     def _fused(self, batch: OpenBatch, feedback: Feedback | None, share: float) -> list[Tensor]:
         """g_c alone, g_s alone, or the two joined (SuperSFL, Eq. 2-4)."""

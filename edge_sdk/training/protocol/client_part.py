@@ -194,7 +194,8 @@ class ClientPart:
             takes the server's alone.
         exit_share: g of fusion `fixed`: the prefix learns by g * own + (1 - g) * the server's
             gradient, the exit head by g * own. Without the server's answer, both by own in full.
-        clip: largest L2 norm of the client's own gradient over its whole prefix; None for no limit.
+        clip: largest L2 norm of the client's own gradient over its whole prefix, or without an
+            exit head of all that the prefix steps by; None for no limit.
         personal_share: lambda: the client starts from lambda * its own last weights +
             (1 - lambda) * the average; 0 takes the average.
         prox_mu: FedProx's pull towards the round's start; 0 for none.

@@ -6,7 +6,7 @@
       server           s = S([z_1, ..., z_K]), one forward
                        g_k = d/dz_k of the mean over k's of CE(s + ln P_k, y)             (Eq. 13)
                        S steps by the mean over all of CE(s + ln P_s, y)              (Eq. 5, 12)
-      clients          f_k steps by g_k taken back through f_k                          (Eq. 6-7)
+      clients          f_k steps by g_k taken back through f_k, of norm 10 at most      (Eq. 6-7)
         missed         left out of this concatenation and of its P_s, back at the next
     aggregate          prefixes by n_k                                                     (Eq. 8)
 
@@ -51,6 +51,7 @@ from server.training.methods.steps import (
     shared_step,
 )
 
+CLIP: Final = 10.0  # inferred, for clients and server alike: the paper's settings are lost
 Adjust = Literal["both", "local", "none"]
 ADJUSTS: Final = get_args(Adjust)
 Server = Literal["joint", "copies", "in_turn"]
@@ -65,6 +66,7 @@ def scala(
     *,
     server: Server = "joint",
     share_batches: bool = True,
+    clip: float = CLIP,
     strength: float = 1.0,
     least_share: float = LEAST_SHARE,
     bottleneck: int | None = None,
@@ -78,6 +80,8 @@ def scala(
         server: `joint` sees all activations together; `copies` has a copy of the suffix for each
             client, as SplitFedV1 (with `local` the paper's LLA-SFL); `in_turn` has one that each
             client's batch steps, as SplitFedV2 and SuperSFL (ours).
+        clip: largest L2 norm of the gradient by which a client's prefix steps; `inf` for no limit.
+            The server's own limit is `server_clip` of the training.
         share_batches: whether the participants share one batch out; if not, each has its own.
         strength, least_share: of the adjustment: strength * ln(max(P, least_share)) is added.
         bottleneck: channels to which the cut is narrowed, 8 in the paper's variant; None leaves it.
@@ -106,6 +110,7 @@ def scala(
     return Method(
         "scala",
         client=ClientPart(
+            clip=clip,
             bottleneck=bottleneck,
             inversion=Inversion(weight=inversion) if inversion else None,
         ),

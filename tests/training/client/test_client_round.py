@@ -170,6 +170,20 @@ def test_the_clip_limits_the_clients_step() -> None:
     assert float(norm) == pytest.approx(0.5 * RATE, rel=1e-4)
 
 
+@pytest.mark.parametrize("limit", [1e-3, 0.05])
+def test_without_an_exit_head_the_clip_limits_all_that_the_prefix_steps_by(limit: float) -> None:
+    def moved(clip: float | None) -> Tensor:
+        p = plan(exit_head=False, fusion="server", clip=clip)
+        update = run(p, client=TrainingClient("a", *data(4)))
+        begin = start(p).weights
+        return torch.cat([(update.weights[name] - begin[name]).flatten() for name in begin])
+
+    full, limited = moved(None), moved(limit)
+    assert float(full.norm()) > 2 * limit * RATE  # the limit is reached
+    torch.testing.assert_close(limited, full / full.norm() * limit * RATE, rtol=1e-3, atol=1e-6)
+    assert torch.equal(moved(1e9), full)
+
+
 def _seeded() -> torch.Generator:
     return torch.Generator().manual_seed(9)
 

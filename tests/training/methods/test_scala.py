@@ -180,6 +180,11 @@ def test_one_client_with_equal_labels_is_not_adjusted() -> None:
         torch.testing.assert_close(tensor, plain.read()[name])
 
 
+def test_its_clients_limit_their_gradient_as_its_server_does_in_the_paper() -> None:
+    assert scala().client.clip == 10.0
+    assert scala(clip=math.inf).client.clip == math.inf
+
+
 def test_an_absent_client_has_no_say_in_the_joint_labels() -> None:
     shape = state().shape_at(1)
     without, never = state(), state()
@@ -239,6 +244,7 @@ def test_one_sample_that_batch_norm_cannot_take_steps_nothing() -> None:
         ({"server": "none"}, "expected one of joint, copies, in_turn"),
         ({"strength": -1.0}, "strength"),
         ({"least_share": 0.0}, "least_share"),
+        ({"clip": 0.0}, "clip"),
         ({"bottleneck": 0}, "bottleneck"),
         ({"inversion": -0.1}, "at least 0"),
     ],
