@@ -386,6 +386,8 @@ def _splitlpf(name: str, partition: str, figures: Sequence[float]) -> Table:
         {"method": "splitfed-v1"},
         {"method": "fedavg"},
     )
+    # each client is tested on its own classes; where all have all classes, on its own class mix
+    tested: Changes = {} if partition == "udd" else {"split": "own-mix"}
     return Table(
         f"SplitLPF on {name}",
         "SplitLPF, Table 2",
@@ -397,16 +399,14 @@ def _splitlpf(name: str, partition: str, figures: Sequence[float]) -> Table:
         ],
         {
             "smoke": _smoke(
-                data={"clients": 10, "train_max": 1_000, "partition": partition}
+                data={"clients": 10, "train_max": 1_000, "partition": partition, **tested}
                 | ({"numbers": {"smallest": 30}} if partition == "uds" else {})
             ),
-            # where clients share all classes one model scores alike on the global test set
             "cpu": _cpu(
-                data={"clients": 10, "train_max": 13_000, "partition": partition}
-                | ({} if partition == "udd" else {"split": "local"}),
+                data={"clients": 10, "train_max": 13_000, "partition": partition, **tested},
                 train={"rounds": 10},
             ),
-            "full": over(_SPLITLPF_FULL, {"data": {"partition": partition}}),
+            "full": over(_SPLITLPF_FULL, {"data": {"partition": partition, **tested}}),
         },
     )
 

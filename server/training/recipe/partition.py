@@ -294,10 +294,16 @@ def label_distribution(y: Labels, parts: Sequence[Indices], classes: int) -> NDA
 
 @dataclass(frozen=True, slots=True)
 class RhoTest:
-    """A client's test samples: indices in and out of its distribution."""
+    """A client's test samples.
+
+    Attributes:
+        id, ood: indices in and out of its distribution.
+        weights: (#id,) of the samples in `id`, with mean 1; None where they count alike.
+    """
 
     id: Indices
     ood: Indices
+    weights: NDArray[np.float64] | None = None
 
 
 def rho_tests(
@@ -330,6 +336,26 @@ def rho_tests(
         )
         tests.append(RhoTest(inside, np.sort(chosen)))
     return tests
+
+
+def own_mix(y_train: Labels, y_test: Labels) -> NDArray[np.float64]:
+    """Weights that give test samples the class shares of a client's own: (n,), with mean 1.
+
+    w_i = n * P_k(y_i) / #{j: y_j = y_i}    (SplitLPF tests on a client's own distribution; ours)
+
+    A weighted share of right answers is then sum_c P_k(c) * accuracy_c, without any draw. Classes
+    without test samples are left out of P_k.
+
+    Args:
+        y_train: the client's labels. y_test: (n,) labels of test samples of its classes.
+    """
+    if not len(y_test):
+        return np.ones(0)
+    tested = np.bincount(y_test)
+    own = np.bincount(y_train, minlength=len(tested))[: len(tested)] * (tested > 0)
+    share = own / own.sum()
+    weights: NDArray[np.float64] = (len(y_test) * share / np.maximum(tested, 1))[y_test]
+    return weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, get_type_hints
+from typing import Any, Final, Literal, get_args, get_type_hints
 
 from edge_sdk.checks import check_fields, check_value
 from edge_sdk.errors import ConfigurationError
@@ -51,6 +51,9 @@ from server.training.rounds.round import RoundSettings
 
 # default of `staleness_max` for a recipe with `buffer`
 BUFFERED_STALENESS: Final = 10
+
+# the samples that clients are tested on
+Split = Literal["global", "local", "own-mix"]
 
 METHODS: Final[Mapping[str, Callable[..., Method]]] = {
     "fedavg": fedavg.fedavg,
@@ -81,8 +84,9 @@ class DataSettings:
         held_out: share of the samples, apart from the test part, that clients do not train on: they
             choose thresholds and calibrations after training. 0 where nothing is chosen.
         train_max, test_max: samples used; None for all.
-        split: `global` tests all clients on samples of the common test set; `local` merges both
-            sets, deals them out and splits them client by client
+        split: `global` tests all clients on samples of the common test set; `own-mix` too, each
+            class in the client's own share of it (server.training.recipe.partition.own_mix);
+            `local` merges both sets, deals them out and splits them client by client
             (server.training.recipe.partition.local_splits).
         malignant: classes that must not be taken for another; the report then has the share of
             their samples that are (BMR).
@@ -95,13 +99,13 @@ class DataSettings:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     train_max: int | None = None
     test_max: int | None = None
-    split: Literal["global", "local"] = "global"
+    split: Split = "global"
     malignant: tuple[int, ...] = ()
     held_out: float = HELD_OUT_SHARE
 
     def __post_init__(self) -> None:
         some = optional(whole(1))
-        sets = one_of(("global", "local"))
+        sets = one_of(get_args(Split))
         check_fields(
             self,
             clients=whole(1),

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ from edge_sdk.training.client.fine_tuning import fine_tune
 from edge_sdk.training.client.personal_head import personal_classifier
 from edge_sdk.training.data.load import Array
 from edge_sdk.training.protocol.weights import load_weights, split_exit_head
-from server.training.recipe.partition import RhoTest, rho_tests
+from server.training.recipe.partition import RhoTest, own_mix, rho_tests
 from server.training.report.best_gate import Right, best_gate
 from server.training.report.metrics import Score, benign_rate, score
 from server.training.run.run import Simulation
@@ -279,7 +279,7 @@ class Evaluator:
             name,
             run.plans[name].depth,
             run.clients[name].samples,
-            _counted(right[test.id]),
+            _counted(right[test.id], test.weights),
             _counted(right[test.ood]),
         )
 
@@ -303,7 +303,7 @@ class Evaluator:
             name,
             run.plans[name].depth,
             run.clients[name].samples,
-            _counted(gate.right[: len(test.id)]),
+            _counted(gate.right[: len(test.id)], test.weights),
             _counted(gate.right[len(test.id) :]),
             gate.threshold,
             float(gate.exits.mean()),
@@ -383,12 +383,15 @@ def _tests(run: Simulation, rho: float) -> dict[str, RhoTest]:
         most = outside / inside if inside else 0.0
         everything = [np.arange(client.samples)]
         seed = run.recipe.seed + number  # rho_tests keys its draw by the place in the list
-        (tests[name],) = rho_tests(client.y, everything, run.y_test, min(rho, most), seed)
+        (found,) = rho_tests(client.y, everything, run.y_test, min(rho, most), seed)
+        if run.recipe.data.split == "own-mix":
+            found = replace(found, weights=own_mix(client.y, run.y_test[found.id]))
+        tests[name] = found
     return tests
 
 
-def _counted(right: Right) -> Score:
-    return Score(int(right.sum()), len(right))
+def _counted(right: Right, weights: NDArray[np.float64] | None = None) -> Score:
+    return Score(int(right.sum()) if weights is None else float(right @ weights), len(right))
 
 
 @contextmanager

@@ -28,9 +28,13 @@ CLIENT_POWER: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Number of right answers among samples; scores can be added."""
+    """Number of right answers among samples; scores can be added.
 
-    correct: int
+    Attributes:
+        correct: not whole where some samples weigh more than others.
+    """
+
+    correct: float
     samples: int
 
     @property

@@ -80,7 +80,8 @@ def trained_run(run: Run, rows: Sequence[Row], run_id: str = "") -> TrainedRun:
             held_out=data.held_out,
             train_max=data.train_max,
             test_max=data.test_max,
-            split=data.split,
+            # samples of one test set are the same, however they weigh
+            split="local" if data.split == "local" else "global",
         ),
         place="simulation" if isinstance(run, Simulation) else "devices",
         depths=depths,
@@ -142,7 +143,7 @@ def _scores(trained: TrainedRun, run: Run) -> list[ScoreRecord]:
 def _score(path: ScoredPath, depth: int, net: nn.Module, run: Run) -> ScoreRecord:
     labels = predicted_labels(net, run.x_test, run.device, BATCH)
     counted = score(labels, run.y_test)
-    return ScoreRecord(path, depth, counted.samples, counted.correct)
+    return ScoreRecord(path, depth, counted.samples, int(counted.correct))
 
 
 def _set_mean_back(run: Run, server: Supernet) -> bool:

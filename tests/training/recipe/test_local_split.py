@@ -115,7 +115,8 @@ def test_the_same_seed_deals_alike_and_another_does_not(world: Simulation) -> No
 
 
 def test_a_split_there_is_none_of_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="split: expected one of global, local, got 'own'"):
+    message = "split: expected one of global, local, own-mix, got 'own'"
+    with pytest.raises(ConfigurationError, match=message):
         recipe_of(split="own")
 
 

@@ -20,6 +20,7 @@ from server.training.recipe.partition import (
     Labels,
     label_distribution,
     local_splits,
+    own_mix,
     partition,
     rho_tests,
 )
@@ -322,6 +323,23 @@ def test_rho_tests_mix_in_classes_the_client_has_never_seen() -> None:
     assert second.id.tolist() == [1, 2, 4, 5]
     assert len(set(second.ood)) == 2
     assert set(second.ood) <= {0, 3, 6, 7}
+
+
+def test_own_mix_counts_each_class_by_the_client_s_share_of_it() -> None:
+    # three quarters of class 0, a quarter of class 1; class 4 has no test samples, class 2 no share
+    y_train, y_test = np.array([0, 0, 0, 1, 4, 4]), np.array([0, 0, 1, 1, 1])
+    weights = own_mix(y_train, y_test)
+    # 5 * 3/4 / 2 for a sample of class 0, 5 * 1/4 / 3 for one of class 1
+    np.testing.assert_allclose(weights, [1.875, 1.875, 5 / 12, 5 / 12, 5 / 12], rtol=1e-15)
+    right = np.array([True, False, True, True, False])
+    # 3/4 * 1/2 + 1/4 * 2/3
+    assert (right @ weights) / 5 == pytest.approx(13 / 24)
+    assert own_mix(y_train, y_test[:0]).shape == (0,)
+
+
+def test_own_mix_of_equal_shares_weighs_all_test_samples_alike() -> None:
+    y = balanced(200, 10)
+    np.testing.assert_allclose(own_mix(balanced(60, 10), y), np.ones(200), rtol=1e-15)
 
 
 def test_rho_0_tests_on_own_classes_only_and_a_client_keeps_its_draw() -> None:

@@ -98,6 +98,28 @@ def test_a_client_is_tested_on_its_classes_and_on_rho_times_as_many_others() -> 
         assert found.outside.samples == round(0.4 * own)
 
 
+def test_a_client_is_tested_by_its_own_class_shares() -> None:
+    """The accuracy of each class counts as often as the class is among the client's samples."""
+    data = {"partition": "udds", "numbers": {}, "split": "own-mix"}
+    simulation = simulation_of(
+        "splitfed-v1", rounds=2, data=data, train={"learning_rate": 0.3}, evaluate={"rho": 0.1}
+    )
+    for _ in run_rounds(simulation, []):
+        pass
+    evaluator = Evaluator(simulation)
+    right = evaluator.labels(simulation.state.whole(2)) == simulation.y_test
+    by_class = [right[simulation.y_test == label].mean() for label in range(10)]
+    assert np.ptp(by_class) > 0.1
+    for found in evaluator.clients(supervised=True):
+        client = simulation.clients[found.client]
+        shares = np.bincount(client.y, minlength=10) / client.samples
+        assert found.inside.accuracy == pytest.approx(shares @ by_class)
+        # what is out of distribution is not in the mix
+        assert found.outside.samples == min(
+            round(0.1 * found.inside.samples), len(simulation.y_test) - found.inside.samples
+        )
+
+
 def test_a_client_of_nearly_all_classes_is_tested_on_the_others_there_are() -> None:
     data = {"partition": "dirichlet", "numbers": {"concentration": 100.0}, "train_max": None}
     simulation = simulation_of("fedavg", data=data, evaluate={"rho": 0.4})
