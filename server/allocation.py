@@ -34,11 +34,16 @@ HOLD_MOST_S: Final = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The bundle for a device, and other variants of its depth that it should measure."""
+    """The bundle for a device, and other variants of its depth that it should measure.
+
+    Attributes:
+        pinned: whether the operator chose the depth, and not what is known of the device.
+    """
 
     depth: int
     bundle: str
     measure: tuple[str, ...] = ()
+    pinned: bool = False
 
 
 def choose_bundle(
@@ -66,7 +71,8 @@ def choose_bundle(
     variants = _variants(model, depth)
     variant = _faster(device, variants, taken)
     unmeasured = tuple(name for name in variants if name not in taken and name != variant)
-    return Choice(depth, variant, unmeasured)
+    pinned = known.pin is not None and known.pin.depth == depth
+    return Choice(depth, variant, unmeasured, pinned)
 
 
 def published_depths(model: ServedModel) -> tuple[int, ...]:

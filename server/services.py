@@ -20,7 +20,7 @@ from edge_sdk.durable import make_folder
 from edge_sdk.errors import SplitedgeError
 from edge_sdk.mqtt import MqttLink
 from edge_sdk.wire.topics import Kind, Topic
-from server.allocation import is_shallower
+from server.allocation import Choice, is_shallower
 from server.backend.batcher import Batcher
 from server.backend.inference import Inference
 from server.backend.models import ModelStore
@@ -140,30 +140,35 @@ class Services:
 
     def assign(self, device: Device) -> str | None:
         """Choose and note the bundle that `device` is to run; None while its fleet has no model."""
-        choice = self.assigner.choose(device)
-        if choice is None:
-            return None
-        self.registry.assign(device.id, choice.depth, choice.bundle)
-        return choice.bundle
+        choice = self._assign(device)
+        return None if choice is None else choice.bundle
 
     def reassign(self, device_id: str, *, left: bool = False) -> Device:
         """Choose a device's bundle again, and tell the device if it is another one.
 
         Args:
-            left: whether a bundle that gives way to a shallower one is noted as left, so that the
-                device does not come back to it at once.
+            left: whether a bundle that gives way to a shallower one, which nobody pinned, is noted
+                as left, so that the device does not come back to it at once.
         Returns: the device as it is then.
         """
         device = self.registry.device(device_id)
-        bundle = device.bundle
-        if device.revoked_at is None and self.assign(device) != bundle:
+        before = device.bundle
+        if device.revoked_at is not None:
+            return device
+        choice = self._assign(device)
+        if (choice and choice.bundle) != before:
             logger.info("device=%s is given another bundle", device.id)
             self.command(device, {"op": "update"})
-        now = self.registry.device(device_id)
-        if left and bundle and now.bundle and is_shallower(now.bundle, bundle):
+        if left and before and choice and not choice.pinned and is_shallower(choice.bundle, before):
             why = "the device got too slow for it, or has too little memory left"
-            self.registry.capabilities.failed(device_id, bundle, why, kind="conditions")
-        return now
+            self.registry.capabilities.failed(device_id, before, why, kind="conditions")
+        return self.registry.device(device_id)
+
+    def _assign(self, device: Device) -> Choice | None:
+        choice = self.assigner.choose(device)
+        if choice is not None:
+            self.registry.assign(device.id, choice.depth, choice.bundle)
+        return choice
 
     def command(self, device: Device, command: Mapping[str, Any]) -> bool:
         """Send a device a command; whether the link to the broker took it."""

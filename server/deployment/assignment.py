@@ -44,7 +44,7 @@ class Assigner:
         pin = capability.pin
         if pin is not None and pin.bundle is not None:
             if self._has(pin.bundle):
-                return Choice(depth_of(pin.bundle), pin.bundle)
+                return Choice(depth_of(pin.bundle), pin.bundle, pinned=True)
             logger.warning(
                 "device=%s is pinned to %s, which is not published: its fleet's rule chooses",
                 *(device.id, pin.bundle),

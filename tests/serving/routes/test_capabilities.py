@@ -15,6 +15,7 @@ from profiles import load_reference
 from server.app import create_app
 from server.registry.database import Registry
 from server.registry.operator import load_or_create_operator_secret
+from server.registry.records import Pin
 from server.services import Services
 from server.settings import ServerSettings
 
@@ -176,6 +177,19 @@ def test_a_running_server_follows_pins_of_the_command_line(world: World, pi: Dev
             assert registry.device(world.name).bundle == bundle
     finally:
         other.close()
+
+
+def test_a_depth_is_not_noted_as_left_when_the_operator_took_it_away(
+    world: World, pi: Device
+) -> None:
+    capabilities = world.services.registry.capabilities
+    for pin in (Pin(1, None), Pin(None, "digits/1/d2")):
+        # the report comes before the running server has followed the pin of the command line
+        capabilities.pin(world.name, depth=pin.depth, bundle=pin.bundle)
+        told = world.told("PUT", "conditions", {"bundle": "digits/1/d4", "latency_ms": 1.0})
+        assert told == {"bundle": pin.bundle or "digits/1/d1"}
+        assert world.told("GET", "capability")["failures"] == []
+        assert world.told("DELETE", "pin", who="operator") == {"bundle": "digits/1/d4"}
 
 
 def test_another_variant_is_to_be_measured_once(world: World, pi: Device) -> None:
