@@ -112,8 +112,14 @@ def _full_data() -> Path | None:
     return folder if (folder / "train-images-idx3-ubyte.gz").is_file() else None
 
 
-def pytest_sessionfinish(exitstatus: int) -> None:
-    """End the run although a failed test left a thread behind, and name that thread."""
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """End the run although a failed test left a thread behind, and name that thread.
+
+    A process of pytest-xdist that has no more tests waits for the others, which may take minutes.
+    The process that started it ends it.
+    """
+    if hasattr(session.config, "workerinput"):
+        return
 
     def leave() -> None:
         time.sleep(END_WITHIN_S)
