@@ -1,6 +1,6 @@
 """Gates as text: one measure of uncertainty, or several composed.
 
-    entropy                             a measure: entropy, margin or vacuity
+    entropy                             a measure: entropy, margin, vacuity or vacuity-exp
     all(entropy:0.3, margin:0.2)        exits where the entropy is below 0.3 and margin below 0.2
     any(entropy:0.3, margin:0.2)        exits where one of them is
     all(vacuity:0.5, any(entropy:0.3, margin:0.2))
@@ -11,8 +11,12 @@ measure. With the measures u_i and their scales s_i, the numbers behind the colo
     all: u = max_i u_i / s_i        any: u = min_i u_i / s_i
 
 and at the threshold 1 the scales are the measures' own thresholds. A measure without a scale is
-divided by its largest value (ln N for entropy, 1 for margin and vacuity, with N classes); an export
+divided by its largest value (ln N for entropy, 1 for the others, with N classes); an export
 chooses scales that are left open. docs/decisions/0015-composed-gates.md says why.
+
+Vacuity is the lack of evidence in the logits. Heads learn evidence as exp(logits), for which the
+measure is `vacuity-exp`. Until 0.1.0 they learnt softplus(logits), and `vacuity` in the files of
+those releases still means that.
 
 One text stands for a gate in manifests, recipes, weights files, settings and options.
 """
@@ -20,14 +24,22 @@ One text stands for a gate in manifests, recipes, weights files, settings and op
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from edge_sdk.errors import ConfigurationError
 from profiles.checks import Check, number
 
-MEASURES: Final = ("entropy", "margin", "vacuity")
+Activation = Literal["exp", "softplus"]
+
+# measures of evidence, and how a logit becomes evidence
+EVIDENCE: Final[Mapping[str, Activation]] = {"vacuity": "softplus", "vacuity-exp": "exp"}
+VACUITY: Final[Mapping[Activation, str]] = {"softplus": "vacuity", "exp": "vacuity-exp"}
+# The exponential goes on as its tangent from this logit on.
+TANGENT_FROM: Final = 10.0
+MEASURES: Final = ("entropy", "margin", *EVIDENCE)
 COMPOSITIONS: Final = ("all", "any")
 TEXT_MAX: Final = 200  # characters; it bounds how deep compositions nest
 
@@ -54,6 +66,12 @@ class GateForm:
     def first(self) -> str:
         """The measure that is named first; it says how logits become probabilities."""
         return self.terms[0].first if self.terms else self.kind
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The measures of which it is made, in the order in which they are named."""
+        within = tuple(measure for term in self.terms for measure in term.measures)
+        return within or (self.kind,)
 
     @property
     def threshold(self) -> float | None:
@@ -85,6 +103,19 @@ def read_gate(text: str, name: str = "gate") -> GateForm:
     if reader.next:
         raise reader.fault("nothing more", reader.next)
     return form
+
+
+def check_evidence(measures: Iterable[str], learnt: Activation) -> None:
+    """Check that measures of evidence are of the evidence that a network learnt.
+
+    Raises: ConfigurationError naming the measure that is.
+    """
+    for measure in measures:
+        if EVIDENCE.get(measure, learnt) != learnt:
+            raise ConfigurationError(
+                f"gate: expected {VACUITY[learnt]} for a network that learnt evidence as {learnt},"
+                f" got {measure}"
+            )
 
 
 def _accepts(value: Any) -> bool:

@@ -90,7 +90,7 @@ def shared_exit(
     """Prefix and exit head of a super-network in one graph.
 
     Args:
-        gate: uncertainty measure that the exit heads were trained for: `vacuity` for evidence.
+        gate: uncertainty measure that the exit heads were trained for: `vacuity-exp` for evidence.
         run: id of their training run, so that a device may use its personal head of that run.
         own_prefix: whether devices of that run have stages of their own too.
     """
@@ -103,16 +103,23 @@ def shared_exit(
 
 
 def own_exit(
-    net: Supernet, depth: int, extractor: nn.Module, head: nn.Module, run: str = ""
+    net: Supernet,
+    depth: int,
+    extractor: nn.Module,
+    head: nn.Module,
+    run: str = "",
+    *,
+    gate: GatePolicy = "vacuity-exp",
 ) -> DeviceGraphs:
     """An auxiliary model that answers on the device (BESplit's W_A), with the prefix as a graph.
 
-    Its logits are evidence, so the gate uses vacuity. The whole model is personal: its weights are
-    overridable under the names that a client keeps them by, `extractor.…` and `head.…`.
+    Its logits are evidence, so the gate goes by vacuity. The whole model is personal: its weights
+    are overridable under the names that a client keeps them by, `extractor.…` and `head.…`.
 
     Args:
         extractor: raw input to features. head: features to logits.
         run: id of the training run, so that a device may use its own W_A of that run.
+        gate: `vacuity` for a W_A of the releases before, whose evidence is softplus.
     """
     parts = OrderedDict(extractor=fold_norms(extractor), head=head)
     auxiliary = nn.Sequential(parts).eval()
@@ -120,7 +127,7 @@ def own_exit(
         exit=auxiliary,
         prefix=net.prefix(depth),
         personal=("extractor", "head"),
-        gate="vacuity",
+        gate=gate,
         run=run,
     )
 

@@ -7,9 +7,9 @@ from typing import Annotated, Final
 import typer
 
 GATE_HELP: Final = (
-    "Uncertainty that exits are judged by: entropy, margin, vacuity, or several:"
-    " 'all(entropy, margin)', 'any(...)'. Scales, as in 'all(entropy:0.3, margin:0.2)', are"
-    " fitted where they are left out."
+    "Uncertainty that exits are judged by: entropy, margin, vacuity-exp for a network that learnt"
+    " evidence (vacuity for one of 0.1.0), or several: 'all(entropy, margin)', 'any(...)'. Scales,"
+    " as in 'all(entropy:0.3, margin:0.2)', are fitted where they are left out."
 )
 Version = Annotated[
     int | None,

@@ -37,9 +37,9 @@ Gate = Annotated[
     str | None,
     typer.Option(
         metavar="GATE",
-        help="Uncertainty that answers are judged by: entropy, margin or vacuity, with --threshold "
-        "or --budget; or several, each with its own threshold: 'all(entropy:0.3, margin:0.2)', "
-        f"'any(...)'; {FILE}, else the bundle's.",
+        help="Uncertainty that answers are judged by: entropy, margin, vacuity-exp or vacuity, "
+        "with --threshold or --budget; or several, each with its own threshold: "
+        f"'all(entropy:0.3, margin:0.2)', 'any(...)'; {FILE}, else the bundle's.",
     ),
 ]
 Limit = Annotated[

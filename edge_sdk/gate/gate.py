@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.gate_form import GateForm, read_gate
+from edge_sdk.gate_form import TANGENT_FROM, GateForm, read_gate
 from edge_sdk.manifest import GateSpec
 
 Floats = NDArray[np.float32]
@@ -94,21 +94,33 @@ def vacuity(logits: Floats) -> tuple[int, Floats, float]:
     from 0 (unlimited evidence) to 1 (none).
 
     e = softplus(logits), alpha = e + 1, S = sum alpha, p = alpha / S    BESplit, Evidence
+
+    The evidence of bundles of the releases before; `vacuity_exp` is that of networks trained now.
     """
     label = int(logits.argmax())
     if not -math.inf < logits.item(label) < math.inf:
         return _unsure(logits, label)
-    alpha = np.logaddexp(logits.astype(np.float64), 0.0)
-    alpha += 1.0
-    strength = float(alpha.sum())
-    alpha /= strength
-    return label, alpha.astype(np.float32), len(alpha) / strength
+    return _expected(label, np.logaddexp(logits.astype(np.float64), 0.0))
+
+
+def vacuity_exp(logits: Floats) -> tuple[int, Floats, float]:
+    """Label, expected probabilities and vacuity, with e = exp(logits), by its tangent beyond 10."""
+    label = int(logits.argmax())
+    peak = logits.item(label)
+    if not -math.inf < peak < math.inf:
+        return _unsure(logits, label)
+    evidence = logits.astype(np.float64)
+    if peak <= TANGENT_FROM:
+        return _expected(label, np.exp(evidence, out=evidence))
+    slope = np.maximum(evidence - (TANGENT_FROM - 1.0), 1.0)
+    return _expected(label, np.exp(np.minimum(evidence, TANGENT_FROM)) * slope)
 
 
 POLICIES: Final[Mapping[str, Policy]] = {
     "entropy": entropy,
     "margin": margin,
     "vacuity": vacuity,
+    "vacuity-exp": vacuity_exp,
 }
 
 
@@ -236,6 +248,14 @@ def _largest(form: GateForm, classes: int) -> float:
         return math.log(classes) if form.kind == "entropy" else 1.0
     pick = max if form.kind == "all" else min
     return pick(_largest(term, classes) / term_scale(term, classes) for term in form.terms)
+
+
+def _expected(label: int, evidence: NDArray[np.float64]) -> tuple[int, Floats, float]:
+    """Label, expected probabilities and vacuity; `evidence` (N,) is overwritten."""
+    evidence += 1.0
+    strength = float(evidence.sum())
+    evidence /= strength
+    return label, evidence.astype(np.float32), len(evidence) / strength
 
 
 def _unsure(logits: Floats, label: int) -> tuple[int, Floats, float]:

@@ -26,7 +26,7 @@ from edge_sdk.bundles.golden import read_golden
 from edge_sdk.bundles.initialisers import read_initialisers
 from edge_sdk.bundles.runner import BundleRunner
 from edge_sdk.errors import SplitedgeError, StorageError
-from edge_sdk.gate_form import read_gate
+from edge_sdk.gate_form import EVIDENCE, read_gate
 from edge_sdk.learning.features import Features, find_features, norms_of
 from edge_sdk.learning.head import Floats, Head
 from edge_sdk.learning.kept_head import identity_of, load_head, save_head
@@ -314,7 +314,7 @@ class _Subject:
         graph = manifest.graphs["exit"]
         if "prefix" in manifest.graphs:
             return "its exit is a model of its own, without an exit head on shared features"
-        if read_gate(manifest.gate.policy).first == "vacuity":
+        if read_gate(manifest.gate.policy).first in EVIDENCE:
             return "its exit head gives evidence, which labels alone do not teach"
         weights = read_initialisers(runner.folder / graph.file, graph.overridable)
         weights |= {name: np.asarray(v, np.float32) for name, v in runner.exit_overrides.items()}

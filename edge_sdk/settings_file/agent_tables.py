@@ -20,9 +20,9 @@ TEMPLATE: Final = """\
 [agent]
 # Seconds that a prediction may wait for the server.
 #deadline_s = 1.0
-# Measure of uncertainty: entropy, margin, vacuity, or several, each with its own threshold, such as
-# "all(entropy:0.3, margin:0.2)" or "any(...)". A single one needs `threshold` too. By default: the
-# bundle's.
+# Measure of uncertainty: entropy, margin, vacuity-exp, vacuity, or several, each with its own
+# threshold, such as "all(entropy:0.3, margin:0.2)" or "any(...)". A single one needs `threshold`
+# too. By default: the bundle's.
 #gate = "all(entropy:0.3, margin:0.2)"
 # Answer on the device where the uncertainty is below this number. By default: the bundle's.
 #threshold = 0.5

@@ -23,6 +23,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.gate_form import EVIDENCE, check_evidence, read_gate
 from edge_sdk.manifest import BundleManifest, ModelManifest
 from edge_sdk.nets import Supernet
 from edge_sdk.training.data.dataset import Dataset
@@ -97,7 +99,7 @@ def export_run(
     if lacking and wanted.train_exits is not None:
         x, y = training_samples(record, wanted.train_exits)
         trained = train_exits(trained, x, y, lacking, progress)
-    gate = record.gate if wanted.gate is None else wanted.gate
+    gate = _gate_of(record, wanted)
     for line in check_scores(trained, samples.x_test, samples.y_test, depths):
         progress(line)
     manifest = export_model(
@@ -116,6 +118,22 @@ def export_run(
     )
     published = wanted.out / wanted.name / manifest.version / "bundles"
     return manifest, _bundle_scores(trained, manifest, published, samples)
+
+
+def _gate_of(record: RunRecord, wanted: RunExport) -> str:
+    """The gate of the exits, as text.
+
+    Raises: ExportError for a measure of other evidence than the network learnt.
+    """
+    if wanted.gate is None:
+        return record.gate
+    try:
+        for measure in read_gate(record.gate).measures:
+            if measure in EVIDENCE:
+                check_evidence(read_gate(wanted.gate).measures, EVIDENCE[measure])
+    except ConfigurationError as err:
+        raise ExportError(f"--gate {wanted.gate}: {err}") from err
+    return wanted.gate
 
 
 def _bundle_scores(
@@ -166,7 +184,7 @@ def graphs_of(trained: TrainedRun, net: Supernet, depth: int, gate: str) -> Devi
     record = trained.record
     if record.auxiliary is not None:
         model = trained.auxiliaries[depth]
-        graphs = replace(own_exit(net, depth, model.extractor, model.head, record.run), gate=gate)
+        graphs = own_exit(net, depth, model.extractor, model.head, record.run, gate=gate)
     else:
         graphs = shared_exit(net, depth, gate=gate, run=record.run, own_prefix=record.own_prefix)
     if not record.own_back:

@@ -10,7 +10,7 @@ whole network to learn from, so it is trained first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -19,7 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from edge_sdk.gate_form import EVIDENCE, Activation, read_gate
 from edge_sdk.learning.head import Head
+from edge_sdk.manifest import GatePolicy
 from edge_sdk.training.client.auxiliary import auxiliary_of
 from edge_sdk.training.formulas.evidence import evidential_losses
 from exporters.adopt.heads import soft_cross_entropy, train_head
@@ -31,8 +33,9 @@ from exporters.run.network import TrainedRun
 Array = NDArray[Any]
 Progress = Callable[[str], None]
 
-# A tenth of the divergence: with all of it the head learns to be certain of nothing.
-KL_WEIGHT: Final = 0.1
+# Share of the divergence: with all of it the head learns to be certain of nothing. For softplus it
+# is that of the releases before, so their runs give the same heads.
+KL_WEIGHTS: Final[Mapping[Activation, float]] = {"exp": 0.01, "softplus": 0.1}
 # Logit of the true class where labels are the teacher: a probability of 1 within 1e-8.
 CERTAIN: Final = 20.0
 
@@ -61,7 +64,7 @@ def train_exits(
         _train_back(halves, x, y, record.depths or depths)
         progress(f"last layer trained on {len(x)} labelled samples; devices may have their own")
     auxiliaries = dict(trained.auxiliaries)
-    loss = evidence_loss if "vacuity" in record.gate else soft_cross_entropy
+    loss = head_loss(record.gate)
     for depth in depths:
         if record.auxiliary is None:
             stages: nn.Module = halves.device.prefix(depth)
@@ -84,10 +87,21 @@ def train_exits(
     return TrainedRun(replace(record, exits=exits, back=True), halves, auxiliaries)
 
 
-def evidence_loss(given: Tensor, teacher: Tensor) -> Tensor:
-    """BESplit's Eq. 5 of (B, N) logits, for the classes that a teacher (B, N) finds likeliest."""
-    losses = evidential_losses(given, teacher.argmax(1), KL_WEIGHT)
-    return losses.mean().to(given.dtype)
+def head_loss(gate: GatePolicy) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss by which a head learns what a gate measures: (B, N) logits and a teacher's, to ().
+
+    For evidence it is BESplit's Eq. 5 for the classes that the teacher finds likeliest.
+    """
+    measures = read_gate(gate).measures
+    learnt = next((EVIDENCE[measure] for measure in measures if measure in EVIDENCE), None)
+    if learnt is None:
+        return soft_cross_entropy
+
+    def evidence_loss(given: Tensor, teacher: Tensor) -> Tensor:
+        losses = evidential_losses(given, teacher.argmax(1), KL_WEIGHTS[learnt], learnt)
+        return losses.mean().to(given.dtype)
+
+    return evidence_loss
 
 
 def _train_back(halves: Composition, x: Array, y: NDArray[np.int64], depths: Sequence[int]) -> None:

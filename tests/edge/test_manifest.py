@@ -198,7 +198,11 @@ def test_every_missing_member_is_named(source: dict[str, Any], read: Read) -> No
         ("graphs.exit.overridable", "head", "overridable: expected a list of strings"),
         ("smashed.shape", [-1], "shape"),
         ("smashed.codec", "fp8", "codec: expected one of fp32, fp16, int8, got 'fp8'"),
-        ("gate.policy", "luck", "gate policy: expected entropy, margin, vacuity, or a composition"),
+        (
+            "gate.policy",
+            "luck",
+            "gate policy: expected entropy, margin, vacuity, vacuity-exp, or a composition",
+        ),
         ("gate.threshold", "nan", "threshold: expected a number, got 'nan'"),
         ("gate.curve", {}, "curve: expected a list of objects"),
         ("gate.curve.0", {"threshold": 1}, "'exit_rate' is missing"),

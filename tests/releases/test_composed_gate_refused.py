@@ -1,4 +1,4 @@
-"""A bundle with a composed gate at a device of the release before."""
+"""Bundles with gates that a device of the release before does not know."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
+import pytest
 
 from edge_sdk.manifest import BundleManifest, GateSpec, GraphSpec, SmashedSpec, TensorSpec
 
@@ -44,12 +45,14 @@ def manifest(gate: str) -> bytes:
     ).to_json()
 
 
-def test_it_is_refused_with_a_sentence_and_a_single_measure_is_read(before: Release) -> None:
-    composed = "all(entropy:0.3, margin:0.2)"
+@pytest.mark.parametrize("unknown", ["all(entropy:0.3, margin:0.2)", "vacuity-exp"])
+def test_it_is_refused_with_a_sentence_and_a_single_measure_is_read(
+    before: Release, unknown: str
+) -> None:
     assert orjson.loads(manifest("margin"))["gate"]["policy"] == "margin"
     assert read_by(before.path, manifest("margin")) == "margin"
-    refusal = read_by(before.path, manifest(composed))
-    assert refusal == f"gate policy: expected one of entropy, margin, vacuity, got {composed!r}"
+    refusal = read_by(before.path, manifest(unknown))
+    assert refusal == f"gate policy: expected one of entropy, margin, vacuity, got {unknown!r}"
 
 
 def read_by(packages: Path, raw: bytes) -> str:

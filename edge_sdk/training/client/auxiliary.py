@@ -21,7 +21,7 @@ from edge_sdk.training.client.companion import Companion, OpenBatch
 from edge_sdk.training.client.optimiser import optimiser_of
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.formulas.distillation import kd_client, kd_global
-from edge_sdk.training.formulas.evidence import evidential_losses, kl_weight_at
+from edge_sdk.training.formulas.evidence import evidential_losses
 from edge_sdk.training.protocol.client_part import AuxiliaryHead, Distillation
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.plan import Plan, network_of
@@ -95,7 +95,7 @@ class AuxiliaryTrainer(Companion):
         self.model.train()
         self._parameters = list(self.model.parameters())
         self._optimiser = optimiser_of(plan, self._parameters)
-        self._kl_weight = kl_weight_at(number, self._distil.anneal_rounds)
+        self._number = number
 
     def close(self, batch: OpenBatch) -> None:
         """One step of W_A on L_evid + lam_C * KD_C + lam_G * KD_G    Eq. 18
@@ -105,7 +105,9 @@ class AuxiliaryTrainer(Companion):
         how, answers = self._distil, batch.logits
         features = self.model.extractor(batch.x)
         logits = self.model.head(features)
-        loss = evidential_losses(logits, batch.y, self._kl_weight).mean()
+        evidence = how.loss
+        kl_weight = evidence.kl_weight(self._number)
+        loss = evidential_losses(logits, batch.y, kl_weight, evidence.activation).mean()
         if how.client_share:
             loss = loss + how.client_share * kd_client(features, batch.z.detach(), how.tau)
         if how.server_share and answers is not None:

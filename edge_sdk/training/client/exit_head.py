@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from edge_sdk.nets.copying import copy_module
 from edge_sdk.training.client.optimiser import optimiser_of
 from edge_sdk.training.client.state import ClientState
-from edge_sdk.training.formulas.evidence import evidential_losses, kl_weight_at
+from edge_sdk.training.formulas.evidence import evidential_losses
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.weights import load_weights
@@ -65,8 +65,8 @@ def exit_loss(plan: Plan, number: int, logits: Tensor, y: Tensor) -> Tensor:
         number: of the round. logits: (B, N). y: (B,).
     Returns: (), the mean over B.
     """
-    rounds = plan.part.evidence_rounds
-    if rounds is None:
+    loss = plan.part.exit_evidence
+    if loss is None:
         return nn.functional.cross_entropy(logits, y)
-    losses = evidential_losses(logits, y, kl_weight_at(number, rounds))
+    losses = evidential_losses(logits, y, loss.kl_weight(number), loss.activation)
     return losses.mean().to(logits.dtype)

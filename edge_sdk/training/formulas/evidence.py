@@ -1,7 +1,8 @@
 """Evidence in a network's logits: a Dirichlet distribution, its uncertainties, and the loss that
 trains it.    BESplit, 3.2, after Sensoy et al. 2018
 
-    e = softplus(logits)    alpha = e + 1    S = sum alpha    p = alpha / S    u = N / S
+    e = exp(logits), by its tangent beyond 10    alpha = e + 1    S = sum alpha    p = alpha / S
+    u = N / S
 
 Everything is computed in float64, because lnGamma of a large S loses the digits that matter in
 float32. The cost is small: B x N numbers, next to the millions of a forward pass.
@@ -15,24 +16,31 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from edge_sdk.errors import ConfigurationError
+from edge_sdk.gate_form import TANGENT_FROM, Activation
 
 # Entropies are differences of terms as large as alpha * ln alpha. Up to this value float64 keeps
 # nine digits of them, and more evidence for a class changes no decision.
 EVIDENCE_MAX: Final = 1e6
 
 
-def evidence(logits: Tensor) -> Tensor:
-    """e = softplus(logits), float64, of the same shape.
+def evidence(logits: Tensor, activation: Activation = "exp") -> Tensor:
+    """Evidence of logits, float64, of the same shape.
 
-    Ours: the paper does not name the non-negative activation.
+        exp         e = exp(min(z, 10)) * (1 + max(z - 10, 0))
+        softplus    e = ln(1 + exp(z)), as networks of the releases before learnt it
+
+    Ours: the paper does not name the non-negative activation. Beyond 10 the exponential goes on as
+    its tangent, so no logit overflows, and none is without a gradient, as behind a limit.
     """
-    return nn.functional.softplus(logits.double())
+    z = logits.double()
+    if activation == "softplus":
+        return nn.functional.softplus(z)
+    return z.clamp(max=TANGENT_FROM).exp() * (1 + (z - TANGENT_FROM).relu())
 
 
-def concentration(logits: Tensor) -> Tensor:
+def concentration(logits: Tensor, activation: Activation = "exp") -> Tensor:
     """alpha = e + 1 of (B, N) logits: (B, N) float64, each at least 1.    Eq. 20"""
-    return evidence(logits) + 1
+    return evidence(logits, activation) + 1
 
 
 def aleatoric(alpha: Tensor) -> Tensor:
@@ -88,7 +96,9 @@ def kl_to_uniform(alpha: Tensor) -> Tensor:
     return -math.lgamma(alpha.shape[1]) - dirichlet_entropy(alpha)
 
 
-def evidential_losses(logits: Tensor, labels: Tensor, kl_weight: float) -> Tensor:
+def evidential_losses(
+    logits: Tensor, labels: Tensor, kl_weight: float, activation: Activation = "exp"
+) -> Tensor:
     """The evidential loss of each sample.    Eq. 5
 
     L = digamma(S) - digamma(alpha_y) + lam_t * KL(Dir(alpha~) || Dir(1)),
@@ -99,21 +109,9 @@ def evidential_losses(logits: Tensor, labels: Tensor, kl_weight: float) -> Tenso
         kl_weight: lam_t; with 0, only the expected cross-entropy under the Dirichlet is left.
     Returns: (B,) float64.
     """
-    alpha = concentration(logits)
+    alpha = concentration(logits, activation)
     true = nn.functional.one_hot(labels, alpha.shape[1]).to(alpha.dtype)
     fit = torch.digamma(alpha.sum(1)) - torch.digamma((true * alpha).sum(1))
     if not kl_weight:
         return fit
     return fit + kl_weight * kl_to_uniform(true + (1 - true) * alpha)
-
-
-def kl_weight_at(number: int, anneal_rounds: int) -> float:
-    """lam_t = min(1, t / T) of round t, counted from 1.    Eq. 5
-
-    Args:
-        anneal_rounds: T; with 1, the full weight from the first round on.
-    Raises: ConfigurationError if T is below 1.
-    """
-    if anneal_rounds < 1:
-        raise ConfigurationError(f"anneal_rounds: expected at least 1, got {anneal_rounds}")
-    return min(1.0, number / anneal_rounds)

@@ -6,11 +6,13 @@ from it (edge_sdk.training.client.client_round).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
 from edge_sdk.checks import check_fields, need
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.records import added
+from edge_sdk.training.formulas.evidential_loss import EvidentialLoss
 from profiles.checks import Check, flag, is_whole, number, one_of, optional, share, whole
 
 Fusion = Literal["server", "tpgf", "no_loss", "no_depth", "equal", "fixed"]
@@ -53,7 +55,9 @@ class Distillation:
         client_share: lam_C, weight of the relations between the prefix's features.
         server_share: lam_G, weight of the server's answers.
         tau: temperature of both terms.
-        anneal_rounds: T, rounds until evidence for wrong classes counts in full.
+        anneal_rounds: T of a server of the release before, which names no `evidence`.
+        evidence: the loss of the answers; None for that of the release before, softplus with all of
+            the divergence.
     """
 
     head: AuxiliaryHead = "global"
@@ -61,6 +65,12 @@ class Distillation:
     server_share: float = 0.3
     tau: float = 5.0
     anneal_rounds: int = 10
+    evidence: EvidentialLoss | None = field(default=None, metadata=added())
+
+    @property
+    def loss(self) -> EvidentialLoss:
+        """The numbers of L_evid."""
+        return self.evidence or EvidentialLoss("softplus", 1.0, self.anneal_rounds)
 
     def __post_init__(self) -> None:
         check_fields(
@@ -208,9 +218,10 @@ class ClientPart:
         meta: adaptation before each batch; the server's step asks for its loss. None for none.
         views: whether a second view of other samples travels too, for contrastive alignment
             (edge_sdk.training.client.second_view).
-        evidence_rounds: T, rounds until evidence for wrong classes counts in full, for an exit
-            head that learns evidence, so that a gate can use vacuity (BESplit, Eq. 5); None for
-            one that learns by cross-entropy.
+        evidence_rounds: T of a server of the release before whose exit heads learn evidence, as
+            softplus with all of the divergence.
+        evidence: the loss of an exit head that learns evidence, so that a gate can use vacuity
+            (BESplit, Eq. 5); None, as `evidence_rounds`, for one that learns by cross-entropy.
     """
 
     whole: bool = False
@@ -228,6 +239,14 @@ class ClientPart:
     meta: MetaAdaptation | None = None
     views: bool = False
     evidence_rounds: int | None = None
+    evidence: EvidentialLoss | None = field(default=None, metadata=added())
+
+    @property
+    def exit_evidence(self) -> EvidentialLoss | None:
+        """The loss of an exit head that learns evidence; None where it learns by cross-entropy."""
+        if self.evidence is not None or self.evidence_rounds is None:
+            return self.evidence
+        return EvidentialLoss("softplus", 1.0, self.evidence_rounds)
 
     @property
     def answers(self) -> OutputKind | None:
@@ -262,10 +281,10 @@ class ClientPart:
             self.fusion,
         )
         need(
-            self.exit_head or self.evidence_rounds is None,
-            "evidence_rounds",
+            self.exit_head or self.exit_evidence is None,
+            "evidence",
             "none where no exit head learns evidence",
-            self.evidence_rounds,
+            self.exit_evidence,
         )
         need(
             self.meta is None or (self.exit_head and self.fusion == "fixed"),

@@ -20,6 +20,7 @@ teachers. docs/methods.md, BESplit.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -27,7 +28,9 @@ import torch
 from torch import Tensor
 
 from edge_sdk.checks import check_value
-from edge_sdk.training.formulas.evidence import kl_weight_at
+from edge_sdk.gate_form import Activation
+from edge_sdk.training.formulas.evidence import evidential_losses
+from edge_sdk.training.formulas.evidential_loss import EvidentialLoss
 from edge_sdk.training.protocol.client_part import AuxiliaryHead, ClientPart, Distillation
 from edge_sdk.training.protocol.messages import Feedback
 from edge_sdk.training.streams import Stream
@@ -50,6 +53,7 @@ from server.training.methods.method import Method
 from server.training.methods.smashed_exchange import (
     BatchResult,
     HostBatches,
+    Losses,
     exchanged,
     own_batch,
     step_hosts,
@@ -60,7 +64,9 @@ Ablation = Literal[
     "none", "no_ea", "no_evidence", "no_aleatoric", "no_epistemic", "no_bcc", "no_dtd"
 ]
 
-_AUXILIARY: Final = Distillation()  # the source of the defaults
+# the sources of the defaults
+_AUXILIARY: Final = Distillation()
+_EVIDENCE: Final = EvidentialLoss()
 
 _COUNTED: Final[Mapping[str, Collection[Factor]]] = {
     "no_evidence": ("aleatoric", "epistemic"),
@@ -75,7 +81,9 @@ def besplit(
     missing: Missing = "mean",
     beta: float = 0.9,
     ttl: int = 100,
-    anneal_rounds: int = _AUXILIARY.anneal_rounds,
+    evidence: Activation = _EVIDENCE.activation,
+    kl_share: float = _EVIDENCE.kl_share,
+    anneal_rounds: int = _EVIDENCE.anneal_rounds,
     tau: float = _AUXILIARY.tau,
     client_share: float = _AUXILIARY.client_share,
     server_share: float = _AUXILIARY.server_share,
@@ -90,23 +98,28 @@ def besplit(
             (server.training.methods.formulas.client_records).
         beta: share of the old record that is kept from one round to the next.
         ttl: rounds for which a client that takes no part is remembered.
-        anneal_rounds: T of lam_t. tau, client_share, server_share, auxiliary_head: of the
-            auxiliary model (edge_sdk.training.protocol.client_part.Distillation).
+        evidence, kl_share, anneal_rounds: the activation, and lam_t of the loss
+            (edge_sdk.training.formulas.evidential_loss).
+        tau, client_share, server_share, auxiliary_head: of the auxiliary model
+            (edge_sdk.training.protocol.client_part.Distillation).
     """
     check_value("ablation", ablation, one_of(get_args(Ablation)))
     check_value("missing", missing, one_of(get_args(Missing)))
     check_value("beta", beta, share)
     check_value("ttl", ttl, whole(1))
-    distil = Distillation(auxiliary_head, client_share, server_share, tau, anneal_rounds)
+    loss = EvidentialLoss(evidence, kl_share, anneal_rounds)
+    distil = Distillation(auxiliary_head, client_share, server_share, tau, evidence=loss)
 
     def step(state: ServerState, batches: ClientBatches, now: RoundView) -> dict[str, Feedback]:
-        kl_weight = kl_weight_at(now.round, anneal_rounds)
+        losses_of = partial(
+            evidential_losses, kl_weight=loss.kl_weight(now.round), activation=evidence
+        )
         memory = RecordMemory(now.memory)
         memory.open(now.round, beta, ttl)
         joint = {} if ablation == "no_bcc" else _exchanges(batches, memory, now)
-        results = _learn(state, batches, joint, kl_weight)
+        results = _learn(state, batches, joint, losses_of)
         for client, result in results.items():
-            memory.record(client, result)
+            memory.record(client, result, evidence)
         return {
             client: _feedback(results[client], outputs=ablation != "no_dtd")
             for client in batches
@@ -137,7 +150,7 @@ def besplit(
         gives_outputs=ablation != "no_dtd",
         keeps_records=True,
         reads_records=ablation != "no_ea",
-        evidence_rounds=anneal_rounds,
+        evidence=loss,
     )
 
 
@@ -168,9 +181,9 @@ class RecordMemory:
             self.close(last, self.new.keys(), beta, ttl)
         self._memory["open"] = torch.tensor(number)
 
-    def record(self, client: str, result: BatchResult) -> None:
+    def record(self, client: str, result: BatchResult, activation: Activation = "exp") -> None:
         """Add a step's evidence to the client that the samples are of."""
-        new = record_of(result.outputs, result.labels).cpu()
+        new = record_of(result.outputs, result.labels, activation).cpu()
         self.new[client] = self.new[client] + new if client in self.new else new
 
     def close(self, number: int, took_part: Collection[str], beta: float, ttl: int) -> None:
@@ -225,7 +238,10 @@ def _exchanges(
 
 
 def _learn(
-    state: ServerState, batches: ClientBatches, joint: dict[str, HostBatches], kl_weight: float
+    state: ServerState,
+    batches: ClientBatches,
+    joint: dict[str, HostBatches],
+    losses_of: Losses,
 ) -> dict[str, BatchResult]:
     """Step on every client's batch, shared with its pair or its own.
 
@@ -234,11 +250,11 @@ def _learn(
     results: dict[str, BatchResult] = {}
     for client, batch in batches.items():
         if together := joint.get(client):
-            results |= step_hosts(state, batches, together, kl_weight) or {}
+            results |= step_hosts(state, batches, together, losses_of) or {}
             for tried in together:  # a pair that cannot learn together is tried apart, once
                 del joint[tried]
         if client not in results:
-            results |= step_hosts(state, batches, own_batch(client, batch), kl_weight) or {}
+            results |= step_hosts(state, batches, own_batch(client, batch), losses_of) or {}
     return results
 
 

@@ -30,7 +30,7 @@ from server.training.methods.steps import needs_labels
 
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "client": ("client", "labels", "share_exits", "finetune_steps", "finetune_rate"),
-    "gate": ("evidence_rounds",),
+    "gate": ("evidence",),
     "server": ("server_step", "trunk", "batch_share", "gives_outputs", "keeps_records", "asks"),
     "align": ("align",),
     "weigh": ("weigh", "server_weight", "reads_records"),
@@ -105,7 +105,7 @@ def _client_part(of: _Sources) -> ClientPart:
         return replace(
             half,
             views=align is not None and align.weight > 0,
-            evidence_rounds=of.gate.evidence_rounds if half.exit_head else None,
+            evidence=of.gate.evidence if half.exit_head else None,
             **taken,
         )
     except ConfigurationError as err:

@@ -10,7 +10,9 @@ from typing import Literal
 
 from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.gate_form import VACUITY, check_evidence, read_gate
 from edge_sdk.manifest import GatePolicy
+from edge_sdk.training.formulas.evidential_loss import EvidentialLoss
 from edge_sdk.training.protocol.client_part import ClientPart, OutputKind
 from edge_sdk.training.protocol.fine_tuning import FineTuning
 from profiles.checks import number, optional, whole
@@ -43,8 +45,8 @@ class Method:
         keeps_records: whether the server step keeps client records in the method's memory.
         reads_records: whether the weights are made from such records.
         align: how the server's stages learn from the clients' second views; None if they do not.
-        evidence_rounds: T of the loss by which exit heads learn evidence, where exits are gated by
-            vacuity; None where they learn by cross-entropy and are gated by entropy.
+        evidence: the loss by which exit heads learn evidence, where exits are gated by vacuity;
+            None where they learn by cross-entropy and are gated by entropy.
         judged_by: gate of the exits as text (edge_sdk.gate_form); None for the measure that they
             learn: vacuity for evidence, else entropy.
         asks: the outputs that the server step can have its clients score.
@@ -67,7 +69,7 @@ class Method:
     keeps_records: bool = False
     reads_records: bool = False
     align: Alignment | None = None
-    evidence_rounds: int | None = None
+    evidence: EvidentialLoss | None = None
     judged_by: GatePolicy | None = None
     asks: tuple[OutputKind, ...] = ()
 
@@ -79,7 +81,8 @@ class Method:
     @property
     def gate(self) -> GatePolicy:
         """The gate of the exits, as text."""
-        return self.judged_by or ("entropy" if self.evidence_rounds is None else "vacuity")
+        learnt = "entropy" if self.evidence is None else VACUITY[self.evidence.activation]
+        return self.judged_by or learnt
 
     def __post_init__(self) -> None:
         step = self.server_step
@@ -88,6 +91,9 @@ class Method:
                 f"{self.name}: its server step needs labels, and labels = {self.labels!r} keeps"
                 " them on the clients"
             )
+        asked = () if self.judged_by is None else read_gate(self.judged_by).measures
+        if (learnt := self.evidence) is not None:
+            check_evidence(asked, learnt.activation)
         check_fields(
             self,
             server_weight=number(least=0),

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_sdk.training.formulas.evidence import evidential_losses
 from server.training.core.server_state import ServerState, Suffix
 from server.training.methods.formulas.contrastive import Gradients, added
 from server.training.methods.steps import Attempt, ClientBatch, ClientBatches, Pairs, neck_of
@@ -27,6 +26,8 @@ from server.training.methods.steps import Attempt, ClientBatch, ClientBatches, P
 # by host, the client that lends its copy to the batch: the rows taken of each client's features
 HostBatches = Mapping[str, Mapping[str, Tensor]]
 Draws = Callable[[str], np.random.Generator]
+# logits (B, N) and labels (B,) to the loss of each sample, (B,) float64
+Losses = Callable[[Tensor, Tensor], Tensor]
 
 # Least samples of a batch after the exchange: one leaves BatchNorm nothing to work with.
 MIN_ROWS: Final = 2
@@ -95,13 +96,13 @@ def exchanged(
 
 
 def step_hosts(
-    state: ServerState, clients: ClientBatches, batches: HostBatches, kl_weight: float
+    state: ServerState, clients: ClientBatches, batches: HostBatches, losses_of: Losses
 ) -> dict[str, BatchResult] | None:
     """One step of every host's copy on its batch, all from the features that the clients sent.
 
     Args:
         batches: every row of each host's features lies in one of them.
-        kl_weight: lam_t of the evidential loss.
+        losses_of: the evidential loss of the round.
     Returns: by client; None, and nothing is stepped, where one batch cannot be learnt from.
     """
     results = {host: BatchResult.of(clients[host], state.net.classes) for host in batches}
@@ -109,7 +110,7 @@ def step_hosts(
     attempt = Attempt(state, list(batches), *suffixes.values())
     found = attempt.run(
         lambda: [
-            _gradients(suffixes[host], rows, results, kl_weight) for host, rows in batches.items()
+            _gradients(suffixes[host], rows, results, losses_of) for host, rows in batches.items()
         ]
     )
     if found is None:
@@ -121,7 +122,10 @@ def step_hosts(
 
 
 def _gradients(
-    suffix: Suffix, rows: Mapping[str, Tensor], results: Mapping[str, BatchResult], kl_weight: float
+    suffix: Suffix,
+    rows: Mapping[str, Tensor],
+    results: Mapping[str, BatchResult],
+    losses_of: Losses,
 ) -> Gradients:
     """Gradients of the copy's parameters; the clients' go into their results."""
     taken = [(results[client], which) for client, which in rows.items()]
@@ -130,7 +134,7 @@ def _gradients(
     neck, classifier = neck_of(suffix.module)
     second = neck(z)
     logits = classifier(second)
-    losses = evidential_losses(logits, labels, kl_weight)
+    losses = losses_of(logits, labels)
     leaves = [result.z for result, _ in taken]
     paired = [(result.pairs, which) for result, which in taken if result.pairs is not None]
     aligned = len(paired) == len(taken)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edge_sdk.gate.gate import largest_uncertainty, term_scale
-from edge_sdk.gate_form import GateForm, read_gate
+from edge_sdk.gate_form import EVIDENCE, Activation, GateForm, read_gate
 from edge_sdk.manifest import GatePolicy
 from edge_sdk.training.formulas.evidence import concentration
 
@@ -88,13 +88,13 @@ def _margin(logits: Tensor) -> Tensor:
     return 1 - (first - second)
 
 
-def _vacuity(logits: Tensor) -> Tensor:
-    """N / S of the Dirichlet distribution that the logits stand for, (n,)."""
-    return logits.shape[1] / concentration(logits).sum(1)
+def _vacuity(activation: Activation) -> Callable[[Tensor], Tensor]:
+    """The measure N / S, (n,), of the Dirichlet distribution that logits stand for."""
+    return lambda logits: logits.shape[1] / concentration(logits, activation).sum(1)
 
 
 MEASURES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "entropy": _entropy,
     "margin": _margin,
-    "vacuity": _vacuity,
+    **{measure: _vacuity(activation) for measure, activation in EVIDENCE.items()},
 }

@@ -52,7 +52,7 @@ def random_logits(rows: int = 200, size: int = 10, scale: float = 3.0) -> Floats
 
 
 def by_scipy(logits: Floats) -> dict[str, NDArray[np.float64]]:
-    """The three measures of rows, by scipy and numpy's sort."""
+    """The measures of rows, by scipy and numpy's sort."""
     p = scipy.special.softmax(logits.astype(np.float64), axis=1)
     ordered = np.sort(p, axis=1)
     alpha = np.log1p(np.exp(logits.astype(np.float64))) + 1
@@ -60,6 +60,7 @@ def by_scipy(logits: Floats) -> dict[str, NDArray[np.float64]]:
         "entropy": scipy.stats.entropy(p, axis=1),
         "margin": 1 - (ordered[:, -1] - ordered[:, -2]),
         "vacuity": logits.shape[1] / alpha.sum(axis=1),
+        "vacuity-exp": logits.shape[1] / (np.exp(logits.astype(np.float64)) + 1).sum(axis=1),
     }
 
 
@@ -92,7 +93,7 @@ def test_a_text_stands_for_one_form_and_back(text: str, form: GateForm) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "expected entropy, margin, vacuity, or a composition .* got the end of the text"),
+        ("", "expected entropy, margin, vacuity, vacuity-exp, or a comp.* got the end of the text"),
         ("luck", "expected entropy, margin, .* got luck"),
         ("Entropy", "expected entropy, margin, .* got Entropy"),
         ("entropy margin", "expected nothing more, got margin"),
@@ -271,7 +272,7 @@ def test_a_settings_file_names_the_gate() -> None:
         SettingsFile.from_toml(b'[agent]\ngate = "any(margin)"\n')
 
 
-@pytest.mark.parametrize("text", ["margin", "all(entropy:0.3, vacuity)"])
+@pytest.mark.parametrize("text", ["margin", "all(entropy:0.3, vacuity-exp)"])
 def test_a_recipe_names_the_gate(text: str) -> None:
     table = {
         "method": "besplit",
@@ -281,9 +282,12 @@ def test_a_recipe_names_the_gate(text: str) -> None:
     }
     recipe = read_recipe(table)
     assert (recipe.gate, recipe.built_method.gate) == (text, text)
-    assert read_recipe({**table, "gate": None}).built_method.gate == "vacuity"
+    assert read_recipe({**table, "gate": None}).built_method.gate == "vacuity-exp"
     with pytest.raises(ConfigurationError, match="recipe: gate 'luck': expected entropy"):
         read_recipe({**table, "gate": "luck"})
+    other = "expected vacuity-exp for a network that learnt evidence as exp, got vacuity"
+    with pytest.raises(ConfigurationError, match=other):
+        _ = read_recipe({**table, "gate": "any(margin, vacuity)"}).built_method
 
 
 def test_the_document_shows_gates_that_are_read() -> None:

@@ -17,6 +17,7 @@ from edge_sdk.training.client.auxiliary import Auxiliary, build_auxiliary
 from edge_sdk.training.client.client_round import ClientRound
 from edge_sdk.training.formulas.distillation import kd_client, kd_global
 from edge_sdk.training.formulas.evidence import evidential_losses
+from edge_sdk.training.formulas.evidential_loss import EvidentialLoss
 from edge_sdk.training.protocol.client_part import ClientPart, Distillation
 from edge_sdk.training.protocol.messages import (
     EndRound,
@@ -123,7 +124,8 @@ def test_tokens_are_not_pooled_over() -> None:
 
 
 def test_a_batch_is_one_sgd_step_on_the_three_losses() -> None:
-    plan, client = plan_of(anneal_rounds=4), client_of(4)
+    loss_of = EvidentialLoss(anneal_rounds=4)
+    plan, client = plan_of(evidence=loss_of), client_of(4)
     client.handle(start_of(plan))
     features = client.handle(Step(1, 0))
     assert isinstance(features, Features)
@@ -139,7 +141,7 @@ def test_a_batch_is_one_sgd_step_on_the_three_losses() -> None:
     logits = twin.head(z)
     assert feedback.outputs is not None
     loss = (
-        evidential_losses(logits, y, 1 / 4).mean()
+        evidential_losses(logits, y, 0.01 / 4).mean()
         + 0.2 * kd_client(z, features.features, 5.0)
         + 0.3 * kd_global(logits, feedback.outputs, 5.0)
     )
@@ -247,7 +249,7 @@ def test_outputs_of_wrong_shape_or_not_finite_are_refused(outputs: Tensor) -> No
 
 
 def test_the_plan_travels() -> None:
-    plan = plan_of(head="exit", tau=2.5, anneal_rounds=7)
+    plan = plan_of(head="exit", tau=2.5, evidence=EvidentialLoss(kl_share=0.5))
     message = from_bytes(to_bytes(start_of(plan)))
     assert isinstance(message, StartRound)
     assert message.plan == plan

@@ -20,6 +20,7 @@ from edge_sdk.training.client.client_round import ClientRound
 from edge_sdk.training.client.companion import Companion
 from edge_sdk.training.formulas.distillation import kd_client, kd_global
 from edge_sdk.training.formulas.evidence import evidential_losses
+from edge_sdk.training.formulas.evidential_loss import EvidentialLoss
 from edge_sdk.training.protocol.client_part import (
     EXCLUSIONS,
     ClientPart,
@@ -121,7 +122,7 @@ def test_a_companion_that_does_nothing_changes_no_bit(part: dict[str, Any]) -> N
 def test_an_auxiliary_model_learns_from_the_answers_of_the_personal_head() -> None:
     """One batch by hand: SplitLPF's last layer teaches BESplit's auxiliary model."""
     back = PersonalBack(dropout=0.0, follow_accuracy=False)
-    plan = plan_of(distil=Distillation(anneal_rounds=4), back=back)
+    plan = plan_of(distil=Distillation(evidence=EvidentialLoss(anneal_rounds=4)), back=back)
     client = client_of(4)
     round_ = ClientRound(client, start_of(plan))
     z = round_.step(Step(1, 0)).features
@@ -138,7 +139,7 @@ def test_an_auxiliary_model_learns_from_the_answers_of_the_personal_head() -> No
     features = twin.extractor(x)
     logits = twin.head(features)
     loss = (
-        evidential_losses(logits, y, 1 / 4).mean()
+        evidential_losses(logits, y, 0.01 / 4).mean()
         + 0.2 * kd_client(features, z, 5.0)
         + 0.3 * kd_global(logits, teacher, 5.0)
     )

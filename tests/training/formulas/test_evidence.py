@@ -12,7 +12,8 @@ import torch
 from torch.distributions import Dirichlet, kl_divergence
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.gate.gate import vacuity
+from edge_sdk.gate.gate import POLICIES
+from edge_sdk.gate_form import VACUITY, Activation
 from edge_sdk.training.formulas.evidence import (
     aleatoric,
     concentration,
@@ -21,8 +22,10 @@ from edge_sdk.training.formulas.evidence import (
     evidence,
     evidential_losses,
     kl_to_uniform,
-    kl_weight_at,
 )
+from edge_sdk.training.formulas.evidential_loss import EvidentialLoss
+
+ACTIVATIONS: list[Activation] = ["exp", "softplus"]
 
 ALPHAS = torch.tensor(
     [[1.0, 1.0, 1.0, 1.0], [1.5, 2.0, 7.25, 1.0], [120.0, 1.01, 3.0, 40.0], [9.0, 9.0, 9.0, 9.0]],
@@ -77,11 +80,15 @@ def test_kl_is_that_of_torch() -> None:
     np.testing.assert_allclose(kl_to_uniform(ALPHAS).numpy(), expected.numpy(), atol=1e-12)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("kl_weight", [0.0, 0.3, 1.0])
-def test_loss_is_the_expected_cross_entropy_and_a_pull_to_no_evidence(kl_weight: float) -> None:
+def test_loss_is_the_expected_cross_entropy_and_a_pull_to_no_evidence(
+    kl_weight: float, activation: Activation
+) -> None:
     logits = torch.tensor([[2.0, -1.0, 0.5], [0.0, 3.0, 3.0]])
     labels = torch.tensor([0, 1])
-    alpha = torch.log1p(logits.double().exp()) + 1
+    raised = logits.double().exp()
+    alpha = (raised if activation == "exp" else torch.log1p(raised)) + 1
     # E[-ln p_y] under the Dirichlet is digamma(S) - digamma(alpha_y)
     fit = [
         scipy.special.digamma(float(a.sum())) - scipy.special.digamma(float(a[y]))
@@ -91,12 +98,13 @@ def test_loss_is_the_expected_cross_entropy_and_a_pull_to_no_evidence(kl_weight:
     wrong[0, 0] = wrong[1, 1] = 1.0
     pull = kl_divergence(Dirichlet(wrong), Dirichlet(torch.ones_like(wrong)))
     expected = np.array(fit) + kl_weight * pull.numpy()
-    got = evidential_losses(logits, labels, kl_weight)
+    got = evidential_losses(logits, labels, kl_weight, activation)
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12)
 
 
 def test_loss_has_the_gradient_of_finite_differences() -> None:
-    logits = torch.tensor([[2.0, -1.0, 0.5], [0.0, 3.0, -4.0]], dtype=torch.float64)
+    # 12 lies on the tangent
+    logits = torch.tensor([[2.0, -1.0, 0.5], [0.0, 12.0, -4.0]], dtype=torch.float64)
     labels = torch.tensor([2, 0])
     assert torch.autograd.gradcheck(
         lambda given: evidential_losses(given, labels, 0.7), [logits.requires_grad_()]
@@ -125,20 +133,56 @@ def test_unbounded_evidence_keeps_every_figure_finite(size: float) -> None:
     assert bool(torch.isfinite(gradient).all())
 
 
-def test_the_devices_gate_computes_the_same_vacuity() -> None:
-    logits = torch.tensor([[2.0, -1.0, 0.5, 30.0]])
-    _, probabilities, uncertainty = vacuity(logits[0].numpy())
-    alpha = concentration(logits)[0]
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("peak", [-3.0, 10.0, 10.5, 30.0])
+def test_the_devices_gate_computes_the_same_vacuity(peak: float, activation: Activation) -> None:
+    logits = torch.tensor([[-3.5, -5.0, -4.0, peak]])
+    label, probabilities, uncertainty = POLICIES[VACUITY[activation]](logits[0].numpy())
+    alpha = concentration(logits, activation)[0]
+    assert label == 3
     assert uncertainty == pytest.approx(4 / float(alpha.sum()), rel=1e-12)
     np.testing.assert_allclose(probabilities, (alpha / alpha.sum()).numpy(), rtol=1e-6)
 
 
-def test_evidence_is_softplus() -> None:
-    assert evidence(torch.zeros(1, 2)).tolist() == [[math.log(2)] * 2]
+def test_evidence_is_exp_and_its_tangent_beyond_10() -> None:
+    z = torch.tensor([[-50.0, 0.0, math.log(3), 10.0, 11.0, 13.5]], dtype=torch.float64)
+    z.requires_grad_()
+    got = evidence(z)
+    # e^10 at 10, and as much more for each unit beyond it
+    ten = math.exp(10)
+    expected = [math.exp(-50), 1.0, 3.0, ten, 2 * ten, 4.5 * ten]
+    np.testing.assert_allclose(got.detach().numpy(), [expected], rtol=1e-12)
+    (slope,) = torch.autograd.grad(got.sum(), z)
+    np.testing.assert_allclose(slope, [[math.exp(-50), 1.0, 3.0, ten, ten, ten]], rtol=1e-12)
+
+
+def test_the_releases_before_took_softplus() -> None:
+    assert evidence(torch.zeros(1, 2), "softplus").tolist() == [[math.log(2)] * 2]
 
 
 def test_kl_weight_is_annealed_over_rounds() -> None:
-    assert [kl_weight_at(t, 10) for t in (1, 5, 10, 11, 500)] == [0.1, 0.5, 1, 1, 1]
-    assert kl_weight_at(1, 1) == 1
-    with pytest.raises(ConfigurationError, match="at least 1, got 0"):
-        kl_weight_at(1, 0)
+    loss = EvidentialLoss()
+    assert [loss.kl_weight(t) for t in (1, 5, 10, 11, 500)] == [0.001, 0.005, 0.01, 0.01, 0.01]
+    whole = EvidentialLoss("softplus", 1.0, 1)
+    assert whole.kl_weight(1) == 1
+    with pytest.raises(ConfigurationError, match=r"anneal_rounds: .*at least 1, got 0"):
+        EvidentialLoss(anneal_rounds=0)
+    with pytest.raises(ConfigurationError, match="activation: expected one of exp, softplus"):
+        EvidentialLoss("relu")  # type: ignore[arg-type]  # the point of the test
+
+
+def test_near_the_first_weights_the_divergence_does_not_outweigh_the_fit() -> None:
+    """The reason for exp and for a hundredth: the net pull of each term at logits of 0."""
+
+    def pulls(activation: Activation, kl_weight: float) -> list[float]:
+        logits = torch.zeros(1, 10, requires_grad=True)
+        found = []
+        for weight in (0.0, kl_weight):
+            loss = evidential_losses(logits, torch.tensor([0]), weight, activation).sum()
+            found.append(float(torch.autograd.grad(loss, logits)[0].sum()))
+        return found
+
+    for activation, kl_weight, up in (("softplus", 1.0, False), ("exp", 0.01, True)):
+        fit, both = pulls(activation, kl_weight)  # type: ignore[arg-type]  # the two activations
+        assert fit < 0  # the fit alone lifts evidence
+        assert (both < 0) == up

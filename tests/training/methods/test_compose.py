@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.training.formulas.evidential_loss import EvidentialLoss
 from server.training.recipe.recipe import METHODS, Recipe, read_recipe
 from server.training.report.report import report_of
 from server.training.simulation.build import build_simulation
@@ -146,8 +147,8 @@ def test_the_combination_that_was_asked_for_trains_and_answers(adjust: str) -> N
 def test_exits_behind_an_evidential_gate_learn_evidence() -> None:
     plain = recipe_of("splitgp").built_method
     gated = recipe_of("splitgp", parts={"gate": "besplit"}).built_method
-    assert (plain.gate, gated.gate) == ("entropy", "vacuity")
-    assert gated.client == replace(plain.client, evidence_rounds=10)
+    assert (plain.gate, gated.gate) == ("entropy", "vacuity-exp")
+    assert gated.client == replace(plain.client, evidence=EvidentialLoss())
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_what_joins_the_clients_half_trains_with_it_and_stays_at_home(
     depth = {} if base == "supersfl" else {"depth": 2}
     world = build_simulation(recipe_of(base, train={**TRAIN, **depth}, parts=parts))
     own, joined = METHODS[base]().client, world.method.client
-    assert replace(joined, distil=None, inversion=None, evidence_rounds=None) == replace(
+    assert replace(joined, distil=None, inversion=None, evidence=None) == replace(
         own, distil=None, inversion=None
     )
     rows: list[dict[str, Any]] = []

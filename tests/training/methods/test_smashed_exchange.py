@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from server.training.methods.smashed_exchange import Draws, exchanged, own_batch
 from server.training.methods.steps import ClientBatch
 
 RATE = 0.1
+LOSSES = partial(evidential_losses, kl_weight=0.3)
 
 
 def batch_of(labels: list[int], seed: int, shape: tuple[int, ...] = (16, 4, 4)) -> ClientBatch:
@@ -86,13 +88,13 @@ def test_gradients_and_outputs_are_those_of_the_copy_a_sample_lay_in() -> None:
     server, both = state(), pair()
     # copies that differ
     for client in both:
-        assert step_hosts(server, both, own_batch(client, both[client]), 0.3) is not None
+        assert step_hosts(server, both, own_batch(client, both[client]), LOSSES) is not None
     before = {c: deepcopy(server.copies[c].module) for c in both}
     batches = {
         "i": {"i": torch.tensor([0, 3]), "j": torch.tensor([1, 4, 2])},
         "j": {"j": torch.tensor([0, 3]), "i": torch.tensor([1, 2])},
     }
-    results = step_hosts(server, both, batches, 0.3)
+    results = step_hosts(server, both, batches, LOSSES)
     assert results is not None
 
     for host, pieces in batches.items():
@@ -100,7 +102,7 @@ def test_gradients_and_outputs_are_those_of_the_copy_a_sample_lay_in() -> None:
         y = torch.cat([both[c].labels[rows] for c, rows in pieces.items()])
         z.requires_grad_()
         logits = before[host](z)
-        losses = evidential_losses(logits, y, 0.3)
+        losses = LOSSES(logits, y)
         losses.mean().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         assert z.grad is not None
         sizes = [len(rows) for rows in pieces.values()]
@@ -130,7 +132,7 @@ def test_gradients_and_outputs_are_those_of_the_copy_a_sample_lay_in() -> None:
 def test_steps_are_clipped_as_the_server_is_told() -> None:
     server, one = state(clip=1e-3), {"i": pair()["i"]}
     before = read_weights(server.net.suffix(2))
-    step_hosts(server, one, own_batch("i", one["i"]), 1.0)
+    step_hosts(server, one, own_batch("i", one["i"]), LOSSES)
     after = read_weights(server.copies["i"].module)
     moved = sum(float((after[name] - before[name]).square().sum()) for name in before) ** 0.5
     assert abs(moved - RATE * 1e-3) < 1e-7
@@ -145,12 +147,12 @@ def test_a_pair_that_cannot_be_learnt_from_changes_nothing() -> None:
         "i": {"i": torch.tensor([1, 2, 3]), "j": torch.tensor([0])},
         "j": {"j": torch.tensor([1, 2, 3]), "i": torch.tensor([0])},
     }
-    assert step_hosts(server, both, batches, 1.0) is None
+    assert step_hosts(server, both, batches, LOSSES) is None
     fresh = server.net.suffix(2).state_dict()
     for client in both:
         for name, tensor in server.copies[client].module.state_dict().items():
             assert torch.equal(tensor, fresh[name]), name
-    assert step_hosts(server, both, own_batch("j", both["j"]), 1.0) is not None
+    assert step_hosts(server, both, own_batch("j", both["j"]), LOSSES) is not None
 
 
 def test_zero_gradients_are_a_step_like_any_other() -> None:
@@ -158,7 +160,7 @@ def test_zero_gradients_are_a_step_like_any_other() -> None:
     with torch.no_grad():
         for parameter in server.net.head.parameters():
             parameter.zero_()  # no logit depends on z then
-    results = step_hosts(server, one, own_batch("i", one["i"]), 1.0)
+    results = step_hosts(server, one, own_batch("i", one["i"]), LOSSES)
     assert results is not None
     assert float(results["i"].gradient.abs().sum()) == 0
 
@@ -179,10 +181,10 @@ def test_second_views_change_sides_with_their_samples() -> None:
         "i": {"i": torch.tensor([0, 3]), "j": torch.tensor([1, 4, 2])},
         "j": {"j": torch.tensor([0, 3]), "i": torch.tensor([1, 2])},
     }
-    alone = step_hosts(state(), pair(), batches, 0.3)
+    alone = step_hosts(state(), pair(), batches, LOSSES)
     server = state()
     both = {client: paired(one, 5 + len(one.labels), 0.4) for client, one in pair().items()}
-    results = step_hosts(server, both, batches, 0.3)
+    results = step_hosts(server, both, batches, LOSSES)
     assert alone is not None
     assert results is not None
     for client, result in results.items():
@@ -197,7 +199,7 @@ def test_second_views_change_sides_with_their_samples() -> None:
             )
             for name in ("features", "view", "labels", "same")
         )
-        loss = evidential_losses(suffix(z), labels, 0.3).mean()
+        loss = LOSSES(suffix(z), labels).mean()
         total = loss + 0.4 * alignment_loss(neck(views), neck(z), same == 1, 20.0)
         for parameter, gradient, now in zip(
             suffix.parameters(),
@@ -215,10 +217,10 @@ def test_alignment_that_is_nothing_or_overflows(weight: float) -> None:
     server, plain = state(), state()
     one = paired(pair()["i"], 9, weight)
     one = replace(one, align=Alignment(weight, 1e30 if weight else 1.0))
-    got = step_hosts(server, {"i": one}, own_batch("i", one), 0.3)
+    got = step_hosts(server, {"i": one}, own_batch("i", one), LOSSES)
     assert (got is None) == bool(weight)
     if got is not None:
-        step_hosts(plain, {"i": pair()["i"]}, own_batch("i", pair()["i"]), 0.3)
+        step_hosts(plain, {"i": pair()["i"]}, own_batch("i", pair()["i"]), LOSSES)
     expected = plain.copies["i"].module if plain.copies else plain.net.suffix(2)
     now = read_weights(server.copies["i"].module)
     assert all(torch.equal(now[name], t) for name, t in read_weights(expected).items())

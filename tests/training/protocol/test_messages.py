@@ -19,6 +19,7 @@ from torch import Tensor
 
 from edge_sdk.errors import ConfigurationError, FrameError, FrameTooLargeError, InputError
 from edge_sdk.manifest import Codec
+from edge_sdk.training.formulas.evidential_loss import EvidentialLoss
 from edge_sdk.training.protocol import messages
 from edge_sdk.training.protocol.client_part import ClientPart, Distillation, Noise
 from edge_sdk.training.protocol.feature_codec import decode_batch, encode_batch
@@ -340,6 +341,24 @@ def test_a_plan_s_json_is_the_same_bytes_as_ever() -> None:
         '"norm":"group","momentum":0.8,"weight_decay":0.0001,"codec":"int8","update":'
         '{"codec":"top-k","share":0.1,"samples":2,"steps":60},"send_labels":false,"seed":5}'
     )
+
+
+def test_evidence_in_a_plan_of_the_release_before_is_softplus_with_all_of_the_divergence() -> None:
+    part = ClientPart(exit_head=True, distil=Distillation(anneal_rounds=7), evidence_rounds=4)
+    read = read_again(part)
+    assert read.exit_evidence == EvidentialLoss("softplus", 1.0, 4)
+    assert read.distil is not None
+    assert read.distil.loss == EvidentialLoss("softplus", 1.0, 7)
+    assert ClientPart(exit_head=True).exit_evidence is None
+    ours = ClientPart(exit_head=True, evidence=EvidentialLoss(kl_share=0.02))
+    assert read_again(ours).exit_evidence == EvidentialLoss("exp", 0.02, 10)
+
+
+def read_again(part: ClientPart) -> ClientPart:
+    """The client's half as a device reads it out of a plan."""
+    return Plan.from_dict(
+        orjson.loads(orjson.dumps(flat_plan(**{**PLAN, "part": part}).to_dict()))
+    ).part
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_a_simulation_leaves_the_mean_of_the_clients_last_layers(tmp_path: Path)
 def test_a_simulation_leaves_the_mean_of_the_auxiliary_models_of_a_depth(tmp_path: Path) -> None:
     run, rows = trained('method = "besplit"\n[parts.weigh]\nmethod = "splitfed-v1"\n')
     record = write_outcome(tmp_path, run, rows)
-    assert (record.auxiliary, record.gate, record.exits) == ("global", "vacuity", (1, 3))
+    assert (record.auxiliary, record.gate, record.exits) == ("global", "vacuity-exp", (1, 3))
     names = [name for name, plan in run.plans.items() if plan.depth == 3]
     key = "auxiliary.extractor.stage3.0.weight"
     samples = [run.clients[name].samples for name in names]

@@ -16,6 +16,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor, nn
 
+from edge_sdk.gate_form import Activation
 from edge_sdk.training.formulas.evidence import aleatoric, concentration, epistemic
 
 Missing = Literal["mean", "sum"]
@@ -25,13 +26,13 @@ FACTORS: Final[tuple[Factor, ...]] = ("evidence", "aleatoric", "epistemic")
 EPS: Final = 1e-8
 
 
-def record_of(logits: Tensor, labels: Tensor) -> Tensor:
+def record_of(logits: Tensor, labels: Tensor, activation: Activation = "exp") -> Tensor:
     """The record of one batch, to be added to its client's: (N, N + 3) float64.
 
     Args:
         logits: (B, N) finite. labels: (B,) int64, each in [0, N).
     """
-    alpha = concentration(logits.detach())
+    alpha = concentration(logits.detach(), activation)
     rows = torch.cat(
         [
             alpha - 1,
