@@ -30,12 +30,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_type_hints
 
-from edge_sdk.checks import check_fields, check_value
+from edge_sdk.checks import check_fields, check_value, need
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.gate_form import read_gate
 from edge_sdk.installation import names_function
 from edge_sdk.nets import TOKENS, use_network
-from edge_sdk.records import check_types, inline, read_record, table_of
+from edge_sdk.records import added, check_types, inline, read_record, table_of
 from edge_sdk.training.data.load import HELD_OUT_SHARE, PUBLISHED, data_word
 from edge_sdk.training.data.pictures import holds_pictures
 from edge_sdk.training.protocol.training import Training
@@ -200,13 +200,20 @@ class EvaluateSettings:
         every: rounds from one measurement of accuracy to the next; the last round is measured too.
         rho: test samples of classes that a client does not train on, as a share of those that it
             does: 0 to 1 (HARMONY tests up to 0.8). 0 tests clients on their own classes alone.
+        powers: P_C of the clients in turn, for the modelled latency (HARMONY, Eq. 12), in units in
+            which the server's is 100; None for 20 each, which fits the paper's figure of SplitFed.
     """
 
     every: int = 1
     rho: float = 0.0
+    powers: tuple[float, ...] | None = field(default=None, metadata=added())
 
     def __post_init__(self) -> None:
         check_fields(self, every=whole(1), rho=share)
+        if self.powers is not None:
+            need(bool(self.powers), "powers", "one or more", list(self.powers))
+            for power in self.powers:
+                check_value("powers", power, number(above=0))
 
 
 @dataclass(frozen=True, slots=True)

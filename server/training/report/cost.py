@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import cycle
 from typing import Any
 
 from torch import nn
 
 from profiles.energy import EnergyReading
-from server.training.report.metrics import ClientLoad, modelled_latency
+from server.training.report.metrics import CLIENT_POWER, ClientLoad, modelled_latency
 from server.training.run.run import Row, Run
 
 
@@ -37,17 +38,32 @@ def answer_latency(
         offload_rates: share of samples that went to the server by client: 1 without exits, 0 by
             exits alone. A client below 1 runs its exit head on every sample.
     """
-    loads = [_load(run, name, samples, offload_rates[name]) for name, samples in tested.items()]
+    powers = dict(
+        zip(run.plans, cycle(run.recipe.evaluate.powers or (CLIENT_POWER,)), strict=False)
+    )
+    loads = {
+        name: _load(run, name, samples, offload_rates[name], powers[name])
+        for name, samples in tested.items()
+    }
     return {
-        "modelled": modelled_latency(loads),
+        "modelled": modelled_latency(loads.values()),
         "unit": "relative, not seconds: HARMONY, Eq. 12; its tables print it / 10^8",
         "means": "parameters run and channels sent for all samples, over its powers and bandwidth",
         "samples": sum(tested.values()),
         "offload_rate": (
-            sum(load.samples * load.offload_rate for load in loads) / sum(tested.values())
+            sum(load.samples * load.offload_rate for load in loads.values()) / sum(tested.values())
             if any(tested.values())
             else None
         ),
+        "each": {
+            name: {
+                "power": load.power,
+                "samples": load.samples,
+                "offload_rate": load.offload_rate,
+                "modelled": modelled_latency([load]),
+            }
+            for name, load in loads.items()
+        },
     }
 
 
@@ -56,10 +72,10 @@ def energy_report(reading: EnergyReading, what: str, rounds: int) -> dict[str, A
     return asdict(reading) | {"of": what, "rounds": rounds}
 
 
-def _load(run: Run, name: str, samples: int, offload_rate: float) -> ClientLoad:
+def _load(run: Run, name: str, samples: int, offload_rate: float, power: float) -> ClientLoad:
     plan, net = run.plans[name], run.state.net
     if plan.part.whole:
-        return ClientLoad(samples, _size(net.segment(0, None)), 0, 0, 0, 0.0)
+        return ClientLoad(samples, _size(net.segment(0, None)), 0, 0, 0, 0.0, power)
     return ClientLoad(
         samples=samples,
         front=_size(net.prefix(plan.depth)),
@@ -67,6 +83,7 @@ def _load(run: Run, name: str, samples: int, offload_rate: float) -> ClientLoad:
         cut_channels=run.state.shape_at(plan.depth)[0],
         suffix=_size(run.state.trunk.suffix(plan.depth)),
         offload_rate=offload_rate,
+        power=power,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from edge_sdk.errors import ConfigurationError
 from profiles.energy import EnergyReading
 from server.training.recipe.recipe import Recipe, read_recipe
 from server.training.report.cost import answer_latency, training_cost
@@ -46,6 +47,36 @@ def test_latency_is_harmonys_model_of_the_parameters_on_each_side() -> None:
     assert found["samples"] == 150
     assert found["offload_rate"] == pytest.approx((100 + 12.5) / 150)
     assert answer_latency(simulation, {first: 0}, {first: 1.0})["offload_rate"] is None
+
+
+def test_each_client_has_a_power_of_its_own() -> None:
+    """P_C in turn, as the depths; Eq. 12 by hand for each client."""
+    text = recipe_of("splitfed-v1").to_dict() | {"evaluate": {"powers": [5.0, 40]}}
+    text["train"] |= {"depth": None, "depths": [1, 3]}
+    text["data"]["clients"] = 3
+    simulation = build_simulation(read_recipe(text))
+    found = answer_latency(
+        simulation, dict.fromkeys(simulation.plans, 10), dict.fromkeys(simulation.plans, 1.0)
+    )
+    # `tiny`: prefixes of 80 and 5,888 parameters, 8 and 32 channels (docs/methods.md)
+    shallow = 10 * (80 / 5 + 8 + (34_282 - 80) / 100)
+    deep = 10 * (5_888 / 40 + 32 + (34_282 - 5_888) / 100)
+    each = list(found["each"].values())
+    assert [one["power"] for one in each] == [5.0, 40, 5.0]
+    expected = [shallow, deep, shallow]
+    assert [one["modelled"] for one in each] == pytest.approx(expected)
+    assert found["modelled"] == pytest.approx(sum(expected))
+
+
+@pytest.mark.parametrize("powers", [[], [0.0], [1.0, -2.0], ["fast"], 20.0])
+def test_powers_that_cannot_be_are_refused(powers: Any) -> None:
+    text = recipe_of("splitfed-v1").to_dict() | {"evaluate": {"powers": powers}}
+    with pytest.raises(ConfigurationError, match="powers"):
+        read_recipe(text)
+
+
+def test_a_recipe_without_powers_is_written_as_before() -> None:
+    assert "powers" not in recipe_of("splitfed-v1").to_dict()["evaluate"]
 
 
 def test_client_with_the_whole_network_asks_nobody() -> None:
