@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
+import subprocess
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,15 +46,45 @@ def provenance() -> dict[str, Any]:
         "splitedge": __version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "machine": f"{platform.machine()}, {platform.system()}, {os.cpu_count()} cores",
+        "machine": f"{_processor()}, {platform.system()}, {os.cpu_count()} cores",
+        "commit": commit(),
     }
+
+
+@functools.cache
+def commit() -> str:
+    """Short commit of this checkout; `-dirty` where code differs from it, `unknown` without git."""
+    command = ["git", "-C", str(ROOT)]
+    try:
+        found = subprocess.run(
+            [*command, "rev-parse", "--short=9", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        code = [":(top)", ":(top,exclude)benchmarks/results", ":(top,exclude)docs"]
+        same = subprocess.run([*command, "diff", "--quiet", "HEAD", "--", *code], check=False)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip() + ("-dirty" if same.returncode else "")
+
+
+def _processor() -> str:
+    """Architecture and model of the processor, as far as the system names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
+    return ", ".join([platform.machine(), *sorted(models)])
 
 
 def made_by(about: Mapping[str, Any]) -> str:
     """The provenance as a line of a report's text."""
     return (
         f"`{about['command']}`; splitedge {about['splitedge']}, torch {about['torch']},"
-        f" {about['threads']} thread(s), {about['machine']}, {about['when']}."
+        f" {about['threads']} thread(s), {about['machine']}, commit {about['commit']},"
+        f" {about['when']}."
     )
 
 

@@ -1,35 +1,51 @@
-"""A paper's table, trained at a stated scale, with the paper's figures next to ours.
+"""The papers' tables, trained at a stated scale, with the papers' figures next to ours.
 
     python -m benchmarks.paper harmony --scale cpu --data DIR --seeds 3
+    python -m benchmarks.paper --all --scale full --data DIR --hours 8 --resume
+    python -m benchmarks.paper --all --scale full --data DIR --plan
 
-Writes NAME-SCALE.json and NAME-SCALE.md into benchmarks/results/paper/.
+Writes reports (JSON and markdown) and a page of what is done and left into
+benchmarks/results/paper/. Ctrl-C, SIGTERM and a kill lose at most a round and some seconds: with
+`--resume` the next call goes on. Several calls at a time share the rows among them.
 """
 
 from __future__ import annotations
 
 import shlex
-import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import torch
 import typer
 
-from benchmarks import compare
-from benchmarks.paper.measures import measured, shown
-from benchmarks.paper.recipes import recipe_of
-from benchmarks.paper.report import RESULTS, Trial, write_report
-from benchmarks.paper.tables import TABLES, Row, Scale, Table
-from benchmarks.reports import Data, Results, Seeds
+from benchmarks.jobs.clock import Clock, duration
+from benchmarks.jobs.job import Job
+from benchmarks.jobs.queue import Outcome
+from benchmarks.paper.plan import by_table, groups_of, jobs_of, needs_gpu
+from benchmarks.paper.progress import page_path
+from benchmarks.paper.report import RESULTS, report_path
+from benchmarks.paper.runner import Runner
+from benchmarks.paper.tables import TABLES, Scale
+from benchmarks.reports import ROOT, Data, Results, Seeds
+from edge_sdk.cli.times import plural
 from edge_sdk.errors import SplitedgeError
-from server.training.recipe.recipe import Recipe
+
+# git ignores it
+WORK: Final = ROOT / "splitedge-runs" / "paper"
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog="Example: python -m benchmarks.paper all --scale smoke")
+@app.command(epilog="Example: python -m benchmarks.paper --all --scale cpu --data DIR --resume")
 def paper(  # noqa: PLR0917 - a command's options
-    tables: Annotated[list[str], typer.Argument(help=f"`all`, or some of {', '.join(TABLES)}.")],
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"`all`, or some of {', '.join(TABLES)}.", show_default=False),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All tables that this device can train in days.")
+    ] = False,
     scale: Annotated[Scale, typer.Option(help="Amount of training.")] = "smoke",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seeds: Seeds = 3,
@@ -37,68 +53,126 @@ def paper(  # noqa: PLR0917 - a command's options
     rows: Annotated[
         list[str] | None, typer.Option("--row", help="Only this row; may be repeated.")
     ] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(min=0, help="Stop after so many hours.", show_default="no end"),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep earlier results; go on with unfinished rows.")
+    ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Train nothing: measure how long each row will take.")
+    ] = False,
     results: Results = RESULTS,
+    work: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR", help="Folder of unfinished rows.", show_default="splitedge-runs/paper"
+        ),
+    ] = WORK,
 ) -> None:
     """Train the tables of the five papers and write our figures next to theirs."""
-    unknown = sorted(set(tables) - {"all", *TABLES})
-    if unknown:
-        raise typer.BadParameter(f"expected all or some of {', '.join(TABLES)}, got {unknown}")
-    asked = {name: t for name, t in TABLES.items() if name in tables or "all" in tables}
-    known = [row.name for table in asked.values() for row in table.rows]
-    lacking = sorted(set(rows or []) - set(known))
-    if lacking:
-        raise typer.BadParameter(f"--row: expected some of {', '.join(known)}, got {lacking}")
+    names = _names(tables or [], rows or [], every=every)
+    # a table that is named is trained wherever the user wants it
+    waiting = [name for name in names if every and needs_gpu(name, scale, device)]
+    runner = Runner(
+        scale=scale,
+        device=device,
+        seeds=seeds,
+        results=results,
+        work=work,
+        resume=resume,
+        clock=Clock(hours),
+        command=_command(tables or [], rows or [], scale, device, seeds, hours, resume=resume),
+    )
     try:
-        for name, table in asked.items():
-            _report(name, table, rows, scale, device, seeds, data, results)
+        groups = list(groups_of([name for name in names if name not in waiting], scale))
+        jobs = jobs_of(groups, scale, seeds, rows or [], data)
+        if plan:
+            _tell_plan(runner, jobs)
+            return
+        with runner.clock.ended_by_signals():
+            outcome = runner.run(jobs)
     except SplitedgeError as err:
         typer.echo(f"error: {err}", err=True)
         raise typer.Exit(1) from None
+    _tell(runner, jobs, outcome)
+    for name in waiting:
+        typer.echo(f"{name}: left over, it needs a GPU (--device cuda)")
+    if outcome.failed:
+        raise typer.Exit(1)
 
 
-def _report(  # noqa: PLR0917 - the command's options
-    name: str,
-    table: Table,
-    rows: list[str] | None,
+def _names(tables: Sequence[str], rows: Sequence[str], *, every: bool) -> list[str]:
+    """Names of the tables asked for, in the order of `TABLES`."""
+    unknown = sorted(set(tables) - {"all", *TABLES})
+    if unknown or not (tables or every):
+        got = ", ".join(unknown) or "none"
+        raise typer.BadParameter(f"expected all or some of {', '.join(TABLES)}, got {got}")
+    asked = [name for name in TABLES if every or "all" in tables or name in tables]
+    known = [row.name for name in asked for row in TABLES[name].rows]
+    lacking = sorted(set(rows) - set(known))
+    if lacking:
+        raise typer.BadParameter(
+            f"--row: expected some of {', '.join(known)}, got {', '.join(lacking)}"
+        )
+    return asked
+
+
+def _command(  # noqa: PLR0917 - the command's options
+    tables: Sequence[str],
+    rows: Sequence[str],
     scale: Scale,
     device: str,
     seeds: int,
-    data: Path | None,
-    results: Path,
-) -> None:
-    """Train one table and write it."""
-    chosen = [row for row in table.rows if not rows or row.name in rows]
-    if not chosen:
-        return
-    trials = []
-    for seed in range(seeds):  # seed by seed, so that a busy spell touches all rows
-        for row in chosen:
-            trials.append(train(table, row, recipe_of(table, row, scale, seed, data), device))
-            typer.echo(_told(name, trials[-1]))
-    words = [name, "--scale", scale, "--seeds", str(seeds), "--device", device]
-    for only in rows or []:
-        words += ["--row", only]
-    how = {"scale": scale, "command": f"python -m benchmarks.paper {shlex.join(words)}"}
-    typer.echo(write_report(results / f"{name}-{scale}", table, chosen, trials, how))
+    hours: float | None,
+    *,
+    resume: bool,
+) -> str:
+    """The command as reports name it: without places of this machine."""
+    words = [*(tables or ["--all"]), "--scale", scale, "--seeds", str(seeds), "--device", device]
+    for row in rows:
+        words += ["--row", row]
+    if hours is not None:
+        words += ["--hours", f"{hours:g}"]
+    if resume:
+        words.append("--resume")
+    return f"python -m benchmarks.paper {shlex.join(words)}"
 
 
-def train(table: Table, row: Row, recipe: Recipe, device: str = "cpu") -> Trial:
-    """Train one row and measure the result."""
-    simulation, rows = compare.train(recipe, device)
-    return Trial(
-        row.name,
-        recipe.seed,
-        measured(simulation, rows, table.measures),
-        sum(each["seconds"] for each in rows),
-        sum(each["bytes_up"] + each["bytes_down"] for each in rows) / 1e6,
-        [None if r["accuracy"] is None else round(100 * r["accuracy"], 2) for r in rows],
-    )
+def _tell(runner: Runner, jobs: Sequence[Job], outcome: Outcome) -> None:
+    """Print the tables that this call trained rows of, and what is left."""
+    for name in by_table(jobs):
+        report = report_path(runner.results, name, runner.scale).with_suffix(".md")
+        if report.is_file():
+            typer.echo(f"\n{report.read_text()}")
+    for message in outcome.failed:
+        typer.echo(f"error: {message}", err=True)
+    left = [job for job in jobs if runner.trial_of(job) is None]
+    for job in left:
+        if job in outcome.elsewhere:
+            typer.echo(f"{job}: another process is at work on it")
+    page = page_path(runner.results, runner.scale)
+    typer.echo(f"{plural(outcome.done, 'row')} done, {len(left)} left; see {page}")
+    if outcome.stopped and left:
+        typer.echo("stopped in time; the same command with --resume goes on")
 
 
-def _told(name: str, trial: Trial) -> str:
-    figures = ", ".join(f"{shown(k)} {v:.2f}" for k, v in trial.measures.items())
-    now = time.strftime("%H:%M:%S")
-    return f"{now} {name}: {trial.row}, seed {trial.seed}: {figures} in {trial.seconds:.0f} s"
+def _tell_plan(runner: Runner, jobs: Sequence[Job]) -> None:
+    """Print the rows in their order with the time that each will take."""
+    left = [job for job in jobs if runner.trial_of(job) is None]
+    seconds = runner.estimate(left)
+    lines = ["| table | row | seeds left | a seed |", "| --- | --- | --- | --- |"]
+    total = 0.0
+    for name, rows in by_table(left).items():
+        for row, each in rows.items():
+            known = seconds.get(each[0].digest)
+            total += (known or 0.0) * len(each)
+            text = "not measured" if known is None else duration(known)
+            lines.append(f"| {name} | {row} | {len(each)} | {text} |")
+    typer.echo("\n".join(lines))
+    typer.echo(f"{plural(len(left), 'training')} left, about {duration(total)} on one core")
+    runner.write_progress()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from benchmarks.paper.__main__ import app
 from benchmarks.paper.local_only import local_only_scores
 from benchmarks.paper.measures import _LOCAL_ONLY, measured
-from benchmarks.paper.recipes import recipe_of
+from benchmarks.paper.recipes import job_of
 from benchmarks.paper.tables import TABLES, over
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import Evaluator
@@ -23,7 +23,8 @@ from server.training.simulation.run import run_rounds
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_runs_at_smoke_scale(name: str, tmp_path: Path) -> None:
-    ran = CliRunner().invoke(app, [name, "--seeds", "1", "--results", str(tmp_path)])
+    places = ["--results", str(tmp_path), "--work", str(tmp_path / "work")]
+    ran = CliRunner().invoke(app, [name, "--seeds", "1", *places])
     assert ran.exit_code == 0, ran.output
     report = orjson.loads((tmp_path / f"{name}-smoke.json").read_bytes())
     table = TABLES[name]
@@ -59,7 +60,7 @@ def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed()
     _LOCAL_ONLY.clear()
     alone: list[list[float]] = []
     for row in table.rows[:2]:
-        recipe = recipe_of(table, row, "smoke", 0, None)
+        recipe = job_of("splitlpf-udds", table, row, "smoke").recipe
         simulation, rows = build_simulation(recipe), list[Any]()
         for _ in run_rounds(simulation, rows):
             pass
@@ -83,8 +84,9 @@ def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed()
 def test_a_mistake_is_one_sentence_and_no_report_is_touched(
     words: list[str], expected: str, tmp_path: Path
 ) -> None:
-    ran = CliRunner().invoke(app, [*words, "--seeds", "1", "--results", str(tmp_path)])
+    places = ["--results", str(tmp_path / "results"), "--work", str(tmp_path / "work")]
+    ran = CliRunner().invoke(app, [*words, "--seeds", "1", *places])
     assert ran.exit_code in {1, 2}
     assert expected in " ".join(ran.output.replace("│", " ").split())
     assert not isinstance(ran.exception, AssertionError | KeyError)
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "results").exists()

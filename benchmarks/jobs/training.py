@@ -1,0 +1,136 @@
+"""The training of a job, which goes on from its last checkpoint after a stop or a kill.
+
+FOLDER/checkpoints/     as of every run (server.training.run.checkpoint)
+FOLDER/progress.json    seconds and commits so far
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from benchmarks.jobs.clock import Clock, OutOfTimeError
+from benchmarks.reports import commit
+from edge_sdk.durable import make_folder, write_atomic
+from edge_sdk.errors import ConfigurationError, FrameError, StorageError
+from server.training.recipe.recipe import Recipe
+from server.training.run.checkpoint import (
+    Checkpoint,
+    check_same_recipe,
+    continue_run,
+    discard,
+    latest_checkpoint,
+    save_checkpoint,
+)
+from server.training.run.run import Row, Simulation
+from server.training.simulation.build import build_simulation
+from server.training.simulation.run import run_rounds
+
+# A kill costs at most so many seconds and one round; a checkpoint after each round of a small
+# network would take longer than the round.
+SAVE_EVERY_S: Final = 20.0
+
+_PROGRESS: Final = "progress.json"
+
+
+@dataclass(slots=True)
+class Progress:
+    """Time and code of a job over all calls that worked on it.
+
+    Attributes:
+        seconds: of the clock, with evaluation. commits: of the code, in the order of use.
+    """
+
+    seconds: float = 0.0
+    commits: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> Progress:
+        """The progress in a job's folder; none where there is no file."""
+        try:
+            found = orjson.loads((folder / _PROGRESS).read_bytes())
+        except FileNotFoundError:
+            return cls()
+        return cls(found["seconds"], found["commits"])
+
+    def write(self, folder: Path) -> None:
+        """Write it into a job's folder.
+
+        Raises: StorageError.
+        """
+        raw = {"seconds": self.seconds, "commits": self.commits}
+        write_atomic(folder / _PROGRESS, orjson.dumps(raw))
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A finished training: `progress.seconds` were spent on it so far."""
+
+    simulation: Simulation
+    rows: list[Row]
+    progress: Progress
+
+
+def train_resumable(
+    recipe: Recipe,
+    folder: Path,
+    device: str,
+    clock: Clock,
+    on_round: Callable[[Row], None] = lambda _: None,
+) -> Trained:
+    """Train by a recipe to its last round, from the last checkpoint in `folder` if there is one.
+
+    The weights are, bit for bit, those of a training that was never stopped, on the same machine.
+
+    Args:
+        on_round: called with each round of this call.
+    Raises: OutOfTimeError once the time is over, behind a checkpoint; ConfigurationError.
+    """
+    make_folder(folder)
+    began = time.monotonic()
+    simulation = build_simulation(recipe, device, folder)
+    checkpoint = _checkpoint(folder, simulation)
+    progress = Progress() if checkpoint is None else Progress.read(folder)
+    if commit() not in progress.commits:
+        progress.commits.append(commit())
+    before = progress.seconds
+    rows = continue_run(folder, simulation, checkpoint)
+    saved = last = time.monotonic()
+    for row in run_rounds(simulation, rows):
+        on_round(row)
+        now = time.monotonic()
+        over = row["round"] < recipe.train.rounds and clock.is_over(now - last)
+        last = now
+        if over or now - saved >= SAVE_EVERY_S:
+            progress.seconds = before + now - began
+            with simulation.loop.paused():
+                save_checkpoint(folder, simulation, rows)
+            progress.write(folder)
+            saved = now
+        if over:
+            raise OutOfTimeError
+    progress.seconds = before + time.monotonic() - began
+    return Trained(simulation, rows, progress)
+
+
+def rounds_done(folder: Path) -> int:
+    """Rounds up to the newest checkpoint in a job's folder, by its name alone."""
+    names = (path.stem for path in (folder / "checkpoints").glob("round-*.safetensors"))
+    return max((int(name.removeprefix("round-")) for name in names), default=0)
+
+
+def _checkpoint(folder: Path, simulation: Simulation) -> Checkpoint | None:
+    """The checkpoint to go on from; those that are damaged or of another recipe are discarded."""
+    try:
+        found = latest_checkpoint(folder)
+        if found is not None:
+            check_same_recipe(found, simulation)
+    except (ConfigurationError, FrameError, StorageError):
+        discard(folder)
+        return None
+    return found

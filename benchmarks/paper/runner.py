@@ -1,0 +1,162 @@
+"""One call of the tables' command: the rows that are left, in their order, until its time is over.
+
+WORK/SCALE/TABLE/ROW-seed-N/    an unfinished row (benchmarks.jobs.training)
+WORK/SCALE/estimates.json       seconds of rows that none has finished yet, by recipe
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import orjson
+import typer
+
+from benchmarks.jobs.clock import Clock, duration
+from benchmarks.jobs.job import Job
+from benchmarks.jobs.queue import Outcome, run_queue
+from benchmarks.paper.measures import shown
+from benchmarks.paper.progress import write_progress
+from benchmarks.paper.report import Trial, add_trial, read_report, report_path
+from benchmarks.paper.tables import TABLES, Scale
+from benchmarks.paper.work import estimate_seconds, train_row
+from edge_sdk.durable import make_folder, write_atomic
+from server.training.run.checkpoint import discard
+from server.training.run.run import Row
+
+# A line of progress at most so often.
+TELL_EVERY_S: Final = 60.0
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """One call of the command.
+
+    Attributes:
+        seeds: as many are asked of every row.
+        work: holds unfinished rows.
+        resume: whether results of earlier calls count, and unfinished rows go on.
+        command: that the user gave, for the reports.
+        began: this call, as reports write dates.
+    """
+
+    scale: Scale
+    device: str
+    seeds: int
+    results: Path
+    work: Path
+    resume: bool
+    clock: Clock
+    command: str
+    began: str = field(default_factory=_now)
+
+    def run(self, jobs: Sequence[Job]) -> Outcome:
+        """Do the rows that are left, until they are done or the time is over.
+
+        Raises: SplitedgeError where the first of them cannot be done.
+        """
+        here: set[str] = set()
+
+        def is_finished(job: Job) -> bool:
+            found = self.trial_of(job)
+            new = str(job) in here or (found is not None and found.made["when"] > self.began)
+            return new or (found is not None and self.resume)
+
+        def finish(job: Job, folder: Path) -> None:
+            if not self.resume:
+                discard(folder)
+            trial = train_row(
+                job,
+                folder,
+                self.device,
+                self.clock,
+                command=self.command,
+                on_round=_Teller(job),
+            )
+            add_trial(self.results, TABLES[job.table], self.scale, job, trial)
+            here.add(str(job))
+            _say(f"{job}: {_figures(trial)} in {duration(trial.clock_seconds)}")
+            self.write_progress()
+
+        try:
+            return run_queue(
+                jobs,
+                self.work / self.scale,
+                is_finished=is_finished,
+                finish=finish,
+                clock=self.clock,
+            )
+        finally:
+            if here or self.clock.is_over():
+                self.write_progress()
+
+    def trial_of(self, job: Job) -> Trial | None:
+        """The row's result, by its recipe as it is now."""
+        report = read_report(report_path(self.results, job.table, self.scale))
+        return report.trial_of(job, TABLES[job.table].measures)
+
+    def write_progress(self) -> None:
+        """Write the page of what is done and what is left.
+
+        Raises: StorageError.
+        """
+        work = self.work / self.scale
+        write_progress(self.results, self.scale, self.seeds, work, self.estimates())
+
+    def estimates(self) -> Mapping[str, float]:
+        """Seconds by recipe, as far as they were estimated."""
+        try:
+            found: dict[str, float] = orjson.loads(self._estimates.read_bytes())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def estimate(self, jobs: Sequence[Job]) -> Mapping[str, float]:
+        """Seconds by recipe; those that no call has estimated are measured now, and kept.
+
+        Raises: SplitedgeError.
+        """
+        known = dict(self.estimates())
+        make_folder(self._estimates.parent)
+        for job in jobs:
+            if job.digest not in known and not self.clock.is_over():
+                known[job.digest] = estimate_seconds(job.recipe, self.device)
+                _say(f"{job.table}: {job.row}: about {duration(known[job.digest])} a seed")
+                write_atomic(self._estimates, orjson.dumps(known))
+        return known
+
+    @property
+    def _estimates(self) -> Path:
+        return self.work / self.scale / "estimates.json"
+
+
+class _Teller:
+    """Tells the rounds of a long row, one in a while."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._told = time.monotonic()
+
+    def __call__(self, row: Row) -> None:
+        now = time.monotonic()
+        if now - self._told >= TELL_EVERY_S:
+            self._told = now
+            accuracy = "" if row["accuracy"] is None else f", accuracy {row['accuracy']:.1%}"
+            rounds = self._job.recipe.train.rounds
+            _say(f"{self._job}: round {row['round']} of {rounds}{accuracy}")
+
+
+def _figures(trial: Trial) -> str:
+    return ", ".join(f"{shown(name)} {figure:.2f}" for name, figure in trial.measures.items())
+
+
+def _say(text: str) -> None:
+    typer.echo(f"{time.strftime('%H:%M:%S')} {text}")

@@ -1,0 +1,96 @@
+"""The work on one row of a table: its training, its measures, and how long it will take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import reports
+from benchmarks.jobs.clock import Clock
+from benchmarks.jobs.job import Job
+from benchmarks.jobs.training import train_resumable
+from benchmarks.paper.measures import measured
+from benchmarks.paper.report import Trial
+from benchmarks.paper.tables import TABLES
+from server.training.recipe.recipe import Recipe
+from server.training.report.evaluate import Evaluator
+from server.training.run.run import Row
+from server.training.simulation.build import build_simulation
+
+# Batches a round from which the time of a round is told, as a line through two points.
+_FEW: Final = 1
+_MORE: Final = 4
+
+
+def train_row(
+    job: Job,
+    folder: Path,
+    device: str,
+    clock: Clock,
+    *,
+    command: str,
+    on_round: Callable[[Row], None],
+) -> Trial:
+    """Train one row from its last checkpoint on, and measure the result.
+
+    Args:
+        folder: of the unfinished job.
+        command: that the user gave, for the report.
+    Raises: OutOfTimeError behind a checkpoint; SplitedgeError.
+    """
+    trained = train_resumable(job.recipe, folder, device, clock, on_round)
+    rows, progress = trained.rows, trained.progress
+    began = time.monotonic()
+    measures = measured(trained.simulation, rows, TABLES[job.table].measures)
+    made: dict[str, Any] = {"command": command, "device": device, **reports.provenance()}
+    made["commit"] = ", ".join(progress.commits)
+    return Trial(
+        row=job.row,
+        seed=job.seed,
+        measures=measures,
+        seconds=sum(row["seconds"] for row in rows),
+        megabytes=sum(row["bytes_up"] + row["bytes_down"] for row in rows) / 1e6,
+        curve=[None if r["accuracy"] is None else round(100 * r["accuracy"], 2) for r in rows],
+        clock_seconds=progress.seconds + time.monotonic() - began,
+        digest=job.digest,
+        made=made,
+    )
+
+
+def estimate_seconds(recipe: Recipe, device: str) -> float:
+    """Seconds that a training with its evaluations will take, from a few batches of each client.
+
+    The measures at its end are not counted.
+
+    Raises: ConfigurationError.
+    """
+    began = time.monotonic()
+    simulation = build_simulation(recipe, device)
+    training = recipe.train.training
+    sizes = [client.samples for client in simulation.clients.values()]
+    batches = training.iterations or training.epochs * sum(
+        -(-size // training.batch) for size in sizes
+    ) / len(sizes)
+    evaluator = Evaluator(simulation)
+    built = time.monotonic()
+    evaluator.accuracy(supervised=True)
+    evaluation = time.monotonic() - built
+    few, more = (_seconds_of_round(recipe, device, count) for count in (_FEW, _MORE))
+    each = max(0.0, (more - few) / (_MORE - _FEW))
+    rounds = recipe.train.rounds
+    measurements = rounds // recipe.evaluate.every + 1
+    return built - began + rounds * (few + each * (batches - _FEW)) + measurements * evaluation
+
+
+def _seconds_of_round(recipe: Recipe, device: str, batches: int) -> float:
+    """Seconds of a round with so many batches of each client, the second of two."""
+    training = replace(recipe.train.training, iterations=batches)
+    short = replace(recipe, train=replace(recipe.train, training=training))
+    simulation = build_simulation(short, device)
+    simulation.loop.run_round(1, recipe.seed)
+    began = time.monotonic()
+    simulation.loop.run_round(2, recipe.seed)
+    return time.monotonic() - began
