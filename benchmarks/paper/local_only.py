@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from edge_sdk.training.protocol.update_codec import UpdateCoding
 from server.training.recipe.recipe import Recipe
-from server.training.report.evaluate import ClientScore, Evaluator
+from server.training.report.client_scores import ClientScore
+from server.training.report.evaluate import Evaluator
 from server.training.rounds.loop import RoundLoop
 from server.training.simulation.build import build_simulation
 from server.training.simulation.transport import MemoryTrimmingTransport

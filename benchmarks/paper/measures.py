@@ -13,7 +13,8 @@ import orjson
 from benchmarks.compare import LAST_ROUNDS
 from benchmarks.paper.local_only import local_only_recipe, local_only_scores
 from edge_sdk.errors import ConfigurationError
-from server.training.report.evaluate import ClientScore, Evaluator
+from server.training.report.client_scores import ClientScore
+from server.training.report.evaluate import Evaluator
 from server.training.report.metrics import ClientSummary, summarise_clients
 from server.training.report.rows import ever_supervised
 from server.training.run.run import Row, Simulation

@@ -43,6 +43,7 @@ class Stream(Enum):
     EXCHANGE = ("round", "step", "client")
     # Before and after training
     PARTITION = (0x70617274,)
+    HELD_OUT = (0x68656C64,)
     LOCAL_SPLIT = (0x73706C69, "index")
     DRIFT = (0x73706C69, "index", 1)
     UNSEEN_CLASSES = (0x72686F, "index")

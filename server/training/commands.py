@@ -266,11 +266,8 @@ def _print_summary(console: Console, result: Mapping[str, Any], folder: Path) ->
         f"mean accuracy of clients on test samples: {_percent(final['accuracy_id'])} of classes"
         f" they have{unseen}; standard deviation {_percent(final['std'])}"
     )
-    if final["threshold_chosen_on"] == "test":
-        console.print(
-            "each client has the gate that is best for those very samples: an upper bound for"
-            " deployed gates"
-        )
+    if final["by_threshold"]:
+        _print_thresholds(console, final["by_threshold"])
     if final["exits"]:
         each = ", ".join(f"{depth}: {value:.1%}" for depth, value in final["exits"].items())
         console.print(f"accuracy of exits on the test part, by depth: {each}")
@@ -286,6 +283,22 @@ def _print_summary(console: Console, result: Mapping[str, Any], folder: Path) ->
             f"{escape(noise)}"
         )
     typer.echo(f"written to {folder}")
+
+
+def _print_thresholds(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print how the thresholds of clients' gates were chosen, and what other choices give."""
+    figures = {choice: _percent(each["accuracy_clients"]) for choice, each in found.items()}
+    if "held_out" not in found:
+        console.print(
+            "each client has the threshold that is best for those very samples, an upper bound for"
+            " deployed gates: nothing was held out to choose by ([data] held_out = 0)"
+        )
+        return
+    console.print(
+        f"accuracy of the gated clients: {figures['held_out']} with thresholds that were chosen on"
+        f" their held-out samples, {figures['fleet']} with one threshold for all,"
+        f" {figures['oracle']} with the best for the test samples, an upper bound"
+    )
 
 
 def _percent(value: float) -> str:

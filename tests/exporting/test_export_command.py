@@ -19,7 +19,7 @@ from edge_sdk.manifest import BundleManifest, ModelManifest
 from edge_sdk.nets import Supernet
 from edge_sdk.training.data.load import load_dataset
 from exporters.cli import app
-from server.training.report.best_gate import uncertainty_of
+from server.training.report.uncertainty import uncertainty_of
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -24,14 +24,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from edge_sdk.gate_form import read_gate
 from edge_sdk.training.client.auxiliary import Auxiliary, build_auxiliary
 from edge_sdk.training.client.fine_tuning import fine_tune
 from edge_sdk.training.client.personal_head import personal_classifier
 from edge_sdk.training.data.load import Array
 from edge_sdk.training.protocol.weights import load_weights, split_exit_head
 from server.training.recipe.partition import RhoTest, own_mix, rho_tests
-from server.training.report.best_gate import Right, best_gate
+from server.training.report.client_scores import ClientScore, GatedScore, by_choice, gated_client
 from server.training.report.metrics import Score, benign_rate, score
+from server.training.report.thresholds import (
+    PairAnswers,
+    Right,
+    chosen_thresholds,
+    threshold_grid,
+)
+from server.training.report.uncertainty import uncertainty_of
 from server.training.run.run import Simulation
 
 AnswerPath = Literal["full", "exits", "gated", "backs"]
@@ -39,40 +47,6 @@ AnswerPath = Literal["full", "exits", "gated", "backs"]
 BATCH: Final = 128  # 512 took 120 MiB more on cnn6 and was no faster
 # Drift, as a share of a client's own test samples.
 _DRIFT: Final = {"without_drift": 0.0, "with_drift": 1.0}
-
-
-@dataclass(frozen=True, slots=True)
-class ClientScore:
-    """One client on its test samples.
-
-    Attributes:
-        samples: number of its training samples.
-        inside, outside: on test samples in and out of its distribution.
-        threshold, exit_rate: of the gate on all its test samples, the threshold in the gate's unit
-            (nats for entropy); None without a gate.
-    """
-
-    client: str
-    depth: int
-    samples: int
-    inside: Score
-    outside: Score
-    threshold: float | None = None
-    exit_rate: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The score as a report has it."""
-        return {
-            "client": self.client,
-            "depth": self.depth,
-            "samples": self.samples,
-            "tested_id": self.inside.samples,
-            "tested_ood": self.outside.samples,
-            "accuracy_id": self.inside.accuracy,
-            "accuracy_ood": self.outside.accuracy,
-            "threshold": self.threshold,
-            "exit_rate": self.exit_rate,
-        }
 
 
 class Evaluator:
@@ -124,7 +98,7 @@ class Evaluator:
         """Scores of every client on its own test samples."""
         answers = self.answers(supervised=supervised)
         if answers == "gated":
-            return [self._gated_score(name) for name in self._tests]
+            return self._gated_scores()
         right = self._right(answers)
         return [self._score(name, right[name]) for name in self._tests]
 
@@ -133,8 +107,7 @@ class Evaluator:
 
         HARMONY, Table 5 (Out-of-Client). Without drift each client is tested on its own samples,
         with drift on these and as many of the other clients', drawn with replacement. Both are
-        means over clients, each with the gate that is best for its test samples, as the paper's
-        oracle chooses.
+        means over clients. A gate's threshold is the same on both sides, except the oracle's.
 
         Returns: None where all clients are tested on samples of one common test set, which has no
             data of other clients apart (`split = "local"` splits it by client).
@@ -143,15 +116,20 @@ class Evaluator:
         if not run.tests:
             return None
         found = {
-            side: {
-                client.client: (client.inside + client.outside).accuracy
-                for client in Evaluator(run, rho).clients(supervised=supervised)
-            }
-            for side, rho in _DRIFT.items()
+            side: Evaluator(run, rho).clients(supervised=supervised) for side, rho in _DRIFT.items()
         }
-        means = {side: statistics.fmean(each.values()) for side, each in found.items()}
-        each = {name: {side: found[side][name] for side in _DRIFT} for name in run.tests}
-        return means | {"each": each}
+        accuracies = {
+            side: {score.client: score.accuracy for score in scores}
+            for side, scores in found.items()
+        }
+        each = {name: {side: accuracies[side][name] for side in _DRIFT} for name in run.tests}
+        choices: dict[str, dict[str, float]] = {}
+        for side, scores in found.items():
+            for choice, chosen in by_choice(scores).items():
+                mean = statistics.fmean(score.accuracy for score in chosen)
+                choices.setdefault(choice, {})[side] = mean
+        means = {side: statistics.fmean(found.values()) for side, found in accuracies.items()}
+        return means | {"by_threshold": choices or None, "each": each}
 
     def auxiliary(self) -> dict[str, Any] | None:
         """Accuracy of clients' auxiliary models on the global test set, and their BMR if asked for.
@@ -283,30 +261,53 @@ class Evaluator:
             _counted(right[test.ood]),
         )
 
-    def _gated_score(self, name: str) -> ClientScore:
-        """The client's own pair: exit below the threshold that is best for it, else the server."""
-        run, test = self._run, self._tests[name]
-        rows = np.concatenate([test.id, test.ood])
-        prefix, head = self._personalised(name)
-        suffix = self._suffix(name)
-        exit_logits, server_labels = [], []
+    def _gated_scores(self) -> list[ClientScore]:
+        """Every client's own pair: exit below a threshold, else the server."""
+        run, held_out, tested = self._run, dict[str, PairAnswers](), dict[str, PairAnswers]()
+        for name, test in self._tests.items():
+            pair, suffix = self._personalised(name), self._suffix(name)
+            rows = np.concatenate([test.id, test.ood])
+            answers = self._pair_answers((*pair, suffix), (run.x_test, run.y_test), rows)
+            if test.weights is not None:
+                weights = np.concatenate([test.weights, np.ones(len(test.ood))])
+                answers = replace(answers, weights=weights)
+            tested[name] = answers
+            own = run.held_out.get(name, rows[:0])
+            data = (run.x_held_out, run.y_held_out)
+            held_out[name] = self._pair_answers((*pair, suffix), data, own)
+        grid = threshold_grid(run.method.gate, len(run.class_names))
+        chosen = chosen_thresholds(grid, held_out, tested)
+        scores = []
+        for name, answers in tested.items():
+            by_choice = {choice: each[name] for choice, each in chosen.items()}
+            gated = {
+                choice: _gated(answers, threshold, self._tests[name])
+                for choice, threshold in by_choice.items()
+            }
+            depth, samples = run.plans[name].depth, run.clients[name].samples
+            scores.append(gated_client(name, depth, samples, gated))
+        return scores
+
+    def _pair_answers(
+        self,
+        networks: tuple[nn.Module, nn.Module, nn.Module],
+        data: tuple[Array, NDArray[np.int64]],
+        rows: NDArray[np.int64],
+    ) -> PairAnswers:
+        """Answers of a prefix, its exit head and the network after it to those rows of the data."""
+        (prefix, head, suffix), (x, y), run = networks, data, self._run
+        exit_logits = [torch.zeros(0, len(run.class_names))]
+        server_labels = [torch.zeros(0, dtype=torch.int64)]
         with _evaluating(suffix), _evaluating(prefix), _evaluating(head):
-            for x in _batches(run.x_test, run.device, rows=rows):
-                z = prefix(x)
+            for some in _batches(x, run.device, rows=rows):
+                z = prefix(some)
                 exit_logits.append(head(z).cpu())
                 server_labels.append(suffix(z).argmax(1).cpu())
-        logits, labels = torch.cat(exit_logits), run.y_test[rows]
-        exit_right = logits.argmax(1).numpy() == labels
-        server_right = torch.cat(server_labels).numpy() == labels
-        gate = best_gate(run.method.gate, logits, exit_right, server_right)
-        return ClientScore(
-            name,
-            run.plans[name].depth,
-            run.clients[name].samples,
-            _counted(gate.right[: len(test.id)], test.weights),
-            _counted(gate.right[len(test.id) :]),
-            gate.threshold,
-            float(gate.exits.mean()),
+        logits, labels = torch.cat(exit_logits), y[rows]
+        return PairAnswers(
+            uncertainty_of(read_gate(run.method.gate), logits).numpy(),
+            logits.argmax(1).numpy() == labels,
+            torch.cat(server_labels).numpy() == labels,
         )
 
     def _suffix(self, name: str) -> nn.Module:
@@ -388,6 +389,17 @@ def _tests(run: Simulation, rho: float) -> dict[str, RhoTest]:
             found = replace(found, weights=own_mix(client.y, run.y_test[found.id]))
         tests[name] = found
     return tests
+
+
+def _gated(answers: PairAnswers, threshold: float, test: RhoTest) -> GatedScore:
+    """The pair with that threshold, on the test samples in and out of its distribution."""
+    right, inside = answers.right(threshold), len(test.id)
+    return GatedScore(
+        threshold,
+        answers.exit_rate(threshold),
+        _counted(right[:inside], test.weights),
+        _counted(right[inside:]),
+    )
 
 
 def _counted(right: Right, weights: NDArray[np.float64] | None = None) -> Score:

@@ -11,9 +11,14 @@ import torch
 
 from edge_sdk.durable import make_folder, write_atomic
 from server.training.recipe.privacy import privacy_of
+from server.training.report.client_scores import (
+    CHOSEN_ON,
+    ClientScore,
+    summary_of,
+    threshold_figures,
+)
 from server.training.report.cost import answer_latency, training_cost
-from server.training.report.evaluate import ClientScore, Evaluator
-from server.training.report.metrics import summarise_clients
+from server.training.report.evaluate import Evaluator
 from server.training.report.rows import ever_supervised
 from server.training.run.run import Row, Simulation
 
@@ -27,15 +32,18 @@ def report_of(simulation: Simulation, rows: list[Row]) -> Report:
 
     `final.accuracy` is on the test part, by the same path as the rounds'; the other figures are
     over clients, each tested on test samples of its own classes (ID) and, with `evaluate.rho`, of
-    others (OOD), and answered as `final.answers` says. A gate's threshold in `each_client` is the
-    best one for those very samples, an upper bound.
+    others (OOD), and answered as `final.answers` says. Those of gated pairs are by a threshold that
+    each client chooses on its held-out samples, or, in a run that holds none out, on its test
+    samples: `final.threshold_chosen_on` says so. `by_threshold` has them by each choice
+    (server.training.report.thresholds).
     """
     recipe, method = simulation.recipe, simulation.method
     evaluator = Evaluator(simulation)
     supervised = ever_supervised(rows)
     clients = evaluator.clients(supervised=supervised)
-    summary = summarise_clients([c.inside for c in clients], [c.outside for c in clients])
+    summary = summary_of(clients)
     answers = evaluator.answers(supervised=supervised)
+    choice = clients[0].choice
     return {
         "method": method.name,
         "dataset": simulation.dataset,
@@ -53,7 +61,8 @@ def report_of(simulation: Simulation, rows: list[Row]) -> Report:
             "path": evaluator.path(supervised=supervised),
             "answers": answers,
             "figures_of": "test",
-            "threshold_chosen_on": "test" if answers == "gated" else None,
+            "threshold_chosen_on": None if choice is None else CHOSEN_ON[choice],
+            "by_threshold": threshold_figures(clients),
             "exits": {str(depth): value for depth, value in evaluator.exits().items()},
             "auxiliary": evaluator.auxiliary(),
             "bmr": evaluator.benign_rate(),

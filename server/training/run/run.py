@@ -68,11 +68,17 @@ class Simulation(Run):
         clients: by name, in the order of `plans`.
         tests: test samples by client, where the recipe splits each client's data; else empty, and
             all clients are tested on samples of the global test set.
+        x_held_out, y_held_out: samples that nobody trains on, raw.
+        held_out: rows of them by client, of its own classes in its own shares: they choose its
+            threshold. Empty where the recipe holds none out.
         failures: why a client sent no reply, by client, since this was last cleared.
     """
 
     clients: dict[str, TrainingClient]
     tests: Mapping[str, RhoTest] = field(default_factory=dict)
+    x_held_out: Array
+    y_held_out: NDArray[np.int64]
+    held_out: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
     def personal(self) -> dict[str, Weights]:

@@ -20,7 +20,8 @@ from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.data.load import Dataset
 from edge_sdk.training.streams import Stream
-from server.training.recipe.partition import RhoTest, local_splits, partition
+from server.training.recipe.held_out import held_out_parts
+from server.training.recipe.partition import Parts, RhoTest, local_splits, partition
 from server.training.recipe.recipe import Recipe, TrainSettings
 from server.training.rounds.buffered import BufferedLoop
 from server.training.rounds.loop import RoundLoop
@@ -56,7 +57,7 @@ def build_simulation(
     method = recipe.built_method
     dataset = load_data(recipe, note)
     net = build_network(recipe, dataset)
-    dataset, parts, tests = _split_data(recipe, dataset)
+    dataset, parts, tests, held_out = _split_data(recipe, dataset)
     names = client_names(len(parts))
     depths = draw_depths(recipe.train, net, len(parts), recipe.seed)
     plans = {
@@ -92,6 +93,9 @@ def build_simulation(
         device=place,
         clients=clients,
         tests=dict(zip(names, tests, strict=True)) if tests else {},
+        x_held_out=dataset.x_held_out,
+        y_held_out=dataset.y_held_out,
+        held_out=dict(zip(names, held_out, strict=True)),
         failures=transport.failures,
     )
 
@@ -154,16 +158,15 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _split_data(
-    recipe: Recipe, dataset: Dataset
-) -> tuple[Dataset, list[NDArray[np.int64]], list[RhoTest]]:
+def _split_data(recipe: Recipe, dataset: Dataset) -> tuple[Dataset, Parts, list[RhoTest], Parts]:
     """Split the data among the clients.
 
     With `split = "local"` (HARMONY, Table 5) the test set is all clients' own tests, one after
-    another, and samples of the other clients are a client's drift.
+    another, the held-out part all clients' own validation samples, and samples of the other clients
+    are a client's drift.
 
     Returns: the data set; the rows that each client trains on; the rows that each is tested on,
-        empty where all clients share one test set.
+        empty where all clients share one test set; the rows of the held-out part of each.
     """
     local = recipe.data.split == "local"
     x, y, groups = (
@@ -178,14 +181,29 @@ def _split_data(
         **recipe.data.numbers,
     )
     if not local:
-        return dataset, parts, []
+        return dataset, parts, [], held_out_parts(y, parts, dataset.y_held_out, recipe.seed)
     splits = local_splits(parts, recipe.seed)
     tested = np.concatenate([split.test for split in splits])
-    row_of = np.zeros(len(y), np.int64)  # in the new test set, by row of the data
+    chosen = np.concatenate([split.validation for split in splits])
+    row_of = np.zeros(len(y), np.int64)  # in the new test or held-out part, by row of the data
     row_of[tested] = np.arange(len(tested))
-    dataset = replace(dataset, x_train=x, y_train=y, x_test=x[tested], y_test=y[tested])
+    row_of[chosen] = np.arange(len(chosen))
+    dataset = replace(
+        dataset,
+        x_train=x,
+        y_train=y,
+        x_held_out=x[chosen],
+        y_held_out=y[chosen],
+        x_test=x[tested],
+        y_test=y[tested],
+    )
     tests = [RhoTest(row_of[split.test], row_of[split.drift]) for split in splits]
-    return dataset, [split.train for split in splits], tests
+    return (
+        dataset,
+        [split.train for split in splits],
+        tests,
+        [row_of[split.validation] for split in splits],
+    )
 
 
 def _clients(

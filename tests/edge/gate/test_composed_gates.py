@@ -36,7 +36,7 @@ from edge_sdk.gate_form import GATE, GateForm, read_gate
 from edge_sdk.manifest import GateSpec
 from edge_sdk.settings_file.settings_file import SettingsFile
 from server.training.recipe.recipe import read_recipe
-from server.training.report.best_gate import uncertainty_of
+from server.training.report.uncertainty import uncertainty_of
 from tests.reader import Document
 
 if TYPE_CHECKING:

@@ -139,7 +139,7 @@ def test_the_combination_that_was_asked_for_trains_and_answers(adjust: str) -> N
     assert report["rounds"][-1]["participants"] == list(world.clients)
     assert not report["rounds"][-1]["missed_steps"]
     assert report["final"]["answers"] == "gated"
-    assert report["final"]["threshold_chosen_on"] == "test"
+    assert report["final"]["threshold_chosen_on"] == "held_out"
     assert all(0 < client["threshold"] <= 1 for client in report["each_client"])
     assert report["final"]["accuracy_id"] > 0
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from server.training.recipe.recipe import read_recipe
-from server.training.report.best_gate import THRESHOLDS
 from server.training.report.evaluate import Evaluator
 from server.training.report.report import report_of
+from server.training.report.thresholds import THRESHOLDS
 from server.training.run.run import Simulation
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds

@@ -1,0 +1,125 @@
+"""Thresholds of clients' gated pairs, chosen in three ways that reports name.
+
+    held_out    each client's own, best on samples of its own that nobody trained on: the headline
+    fleet       one for all clients, best on the held-out samples of all of them together
+    oracle      each client's own, best on the very test samples of the figure: the papers' choice,
+                and an upper bound of what a gate can reach
+
+Only the oracle reads labels of the test part (docs/decisions/0028-which-threshold.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.gate.gate import largest_uncertainty
+from edge_sdk.manifest import GatePolicy
+
+Right = NDArray[np.bool_]
+Choice = Literal["held_out", "fleet", "oracle"]
+
+CHOICES: Final[tuple[Choice, ...]] = get_args(Choice)
+# Entropy in nats, for 10 classes. For other numbers of classes and other gates the same shares of
+# the largest uncertainty.
+THRESHOLDS: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.3)
+
+
+@dataclass(frozen=True, slots=True)
+class PairAnswers:
+    """Answers of a client's exit head and of the server to the same n samples.
+
+    Attributes:
+        uncertainty: (n,) float64, of the exit head, in the gate's unit.
+        exit_right, server_right: (n,) whether the exit head and the server are right.
+        weights: (n,) of the samples, with mean 1; None where they count alike.
+    """
+
+    uncertainty: NDArray[np.float64]
+    exit_right: Right
+    server_right: Right
+    weights: NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.uncertainty)
+
+    def exits(self, threshold: float) -> Right:
+        """(n,) whether a sample is answered by the exit head."""
+        below: Right = self.uncertainty < threshold
+        return below
+
+    def right(self, threshold: float) -> Right:
+        """(n,) whether the pair's answer is right."""
+        right: Right = np.where(self.exits(threshold), self.exit_right, self.server_right)
+        return right
+
+    def count(self, threshold: float) -> float:
+        """Number of right answers, each by its weight."""
+        return self._weighted(self.right(threshold))
+
+    def exit_rate(self, threshold: float) -> float:
+        """Share of the samples that the exit head answers; NaN without samples."""
+        return self._weighted(self.exits(threshold)) / len(self) if len(self) else math.nan
+
+    def _weighted(self, which: Right) -> float:
+        return float(which.sum() if self.weights is None else which @ self.weights)
+
+
+def threshold_grid(policy: GatePolicy, classes: int) -> list[float]:
+    """THRESHOLDS in the unit of a gate, ascending.
+
+    Args:
+        policy: the gate as text (edge_sdk.gate_form).
+    """
+    largest = largest_uncertainty(policy, classes)
+    return [point * (largest / math.log(10)) for point in THRESHOLDS]
+
+
+def best_threshold(grid: Sequence[float], answers: Iterable[PairAnswers]) -> float | None:
+    """The threshold with most right answers to all these samples together, the loosest of equals.
+
+    Args:
+        grid: at least one threshold, ascending.
+    Returns: None without samples.
+    """
+    known = [each for each in answers if len(each)]
+    if not known:
+        return None
+    right = [sum(each.count(point) for each in known) for point in grid]
+    return max(zip(right, grid, strict=True))[1]
+
+
+def chosen_thresholds(
+    grid: Sequence[float],
+    held_out: Mapping[str, PairAnswers],
+    tested: Mapping[str, PairAnswers],
+) -> dict[Choice, dict[str, float]]:
+    """Each client's threshold by each choice, in the order of CHOICES.
+
+    A client without held-out samples takes the fleet's threshold. Without any in the whole fleet
+    the oracle alone is left.
+
+    Args:
+        grid: thresholds to choose from, ascending.
+        held_out: by client, on its held-out samples; none is the same as no samples.
+        tested: by client, on the test samples of the figure.
+    """
+    oracle = {name: _known(best_threshold(grid, [tested[name]]), grid) for name in tested}
+    fleet = best_threshold(grid, held_out.values())
+    if fleet is None:
+        return {"oracle": oracle}
+    own: dict[str, float] = {}
+    for name in tested:
+        mine = best_threshold(grid, [held_out[name]] if name in held_out else [])
+        own[name] = fleet if mine is None else mine
+    return {"held_out": own, "fleet": dict.fromkeys(tested, fleet), "oracle": oracle}
+
+
+def _known(threshold: float | None, grid: Sequence[float]) -> float:
+    """The threshold; the loosest where there are no samples to choose by."""
+    return grid[-1] if threshold is None else threshold
