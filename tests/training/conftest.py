@@ -403,13 +403,20 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
             run: str = "first",
             samples_max: int | None = None,
             lockstep: bool = True,
+            class_names: tuple[str, ...] = (),
         ) -> Trainer:
             operator = new_secret()
             mailbox = Mailbox(lockstep=lockstep, fetch_s=fetch_s, silence_s=silence_s)
             app = create_app(
                 mailbox,
                 Keys(registry, secret_sha256(operator)),
-                Welcome(training="test", run=run, no_reply_s=no_reply_s, alive_s=silence_s / 4),
+                Welcome(
+                    training="test",
+                    run=run,
+                    no_reply_s=no_reply_s,
+                    alive_s=silence_s / 4,
+                    class_names=class_names,
+                ),
                 input_shape,
                 reply_bytes_max=reply_bytes_max,
                 samples_max=samples_max,

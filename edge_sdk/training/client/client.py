@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from edge_sdk.installation import names_function
 from edge_sdk.training.client.client_round import ClientRound
 from edge_sdk.training.client.evaluate import evaluate_locally
 from edge_sdk.training.client.state import Array, ClientState
+from edge_sdk.training.data.class_numbers import class_numbers
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Evaluate,
@@ -43,6 +45,7 @@ class TrainingClient(ClientState):
         held_out: inputs and labels for scores, on which it never trains.
         backbone: the only network that it trains, `module:function` or a name; None for any that is
             known by name.
+        class_names: of `y`, in label order; empty where labels have no names.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class TrainingClient(ClientState):
         *,
         held_out: tuple[Array, NDArray[np.int64]] | None = None,
         backbone: str | None = None,
+        class_names: Sequence[str] = (),
     ) -> None:
         super().__init__(
             name,
@@ -68,6 +72,8 @@ class TrainingClient(ClientState):
         # starts of each round: a round that starts again must draw other noise
         self._begun: Counter[int] = Counter()
         self._backbone = backbone
+        self._class_names = tuple(class_names)
+        self._labels = self.y, None if held_out is None else held_out[1]
         self._guarded = False  # whether any plan put noise on its data
 
     def handle(self, message: Request | FinishAlone) -> Reply:
@@ -107,6 +113,21 @@ class TrainingClient(ClientState):
                 f" of this device has allowed {allowed}; a plan carries no code. To take part:"
                 f" `splitedge agent train --backbone {backbone}`"
             )
+
+    def number_classes(self, trained: Sequence[str]) -> None:
+        """Give labels the numbers that the training has for the classes of their names.
+
+        Args:
+            trained: names of the training's classes, in label order; may be called again.
+        Raises: ConfigurationError naming the classes that the training does not have.
+        """
+        if not self._class_names:
+            return
+        numbers = np.array(class_numbers(self._class_names, trained), np.int64)
+        y, held_out = self._labels
+        self.y = numbers[y]
+        if self.held_out is not None and held_out is not None:
+            self.held_out = self.held_out[0], numbers[held_out]
 
     def _begin(self, start: StartRound) -> ClientRound:
         begun = self._begun[start.round]

@@ -72,6 +72,7 @@ def participate(
         dataset.y_train,
         held_out=(dataset.x_test, dataset.y_test),
         backbone=backbone,
+        class_names=dataset.class_names,
     )
     with ExitStack() as stack:
         stack.enter_context(StateLock(state, "training"))

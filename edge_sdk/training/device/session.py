@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_FIRST_S: Final = 0.1
 RETRY_LAST_S: Final = 2.0
+# all that a trainer learns of the labels of a device that takes no part
+STRANGE_CLASSES: Final = "its data have classes that the training does not have; its log names them"
 
 
 class Trainer(Protocol):
@@ -137,7 +139,8 @@ class TrainingSession:
         """Train until the trainer says that it is over, or `stop`.
 
         Raises: RefusedReplyError if the trainer does not take this device or its data;
-            ConfigurationError if the training is of a network that this device does not train.
+            ConfigurationError if the training is of a network that this device does not train, or
+            does not have the classes of its data.
         """
         warm_up()
         with self._heartbeat, self._energy:
@@ -177,8 +180,7 @@ class TrainingSession:
     def _join(self) -> None:
         client = self._client
         welcome = self._trainer.join(client.samples, client.x.shape[1:])
-        if welcome.backbone:
-            self._check_backbone(welcome.backbone)
+        self._fit(welcome)
         self._no_reply_s = welcome.no_reply_s
         client.fine_tuning = welcome.fine_tuning
         self._heartbeat.pace(welcome.alive_s)
@@ -189,14 +191,24 @@ class TrainingSession:
             self._outbox = "", update
         self._joined = True
 
-    def _check_backbone(self, backbone: str) -> None:
-        """Refuse a network that is not allowed here, and tell the trainer why."""
+    def _fit(self, welcome: Welcome) -> None:
+        """Refuse a network that is not allowed here, and classes that the data do not fit."""
         try:
-            self._client.check_backbone(backbone)
+            if welcome.backbone:
+                self._client.check_backbone(welcome.backbone)
         except ConfigurationError as err:
-            with suppress(SplitedgeError):  # the trainer may be gone; the reason is raised anyway
-                self._trainer.decline("", str(err))
+            self._withdraw(str(err))
             raise
+        try:
+            self._client.number_classes(welcome.class_names)
+        except ConfigurationError:
+            self._withdraw(STRANGE_CLASSES)
+            raise
+
+    def _withdraw(self, why: str) -> None:
+        """Tell the trainer that this device takes no part."""
+        with suppress(SplitedgeError):  # the trainer may be gone; the reason is raised anyway
+            self._trainer.decline("", why)
 
     def _answer(self, identifier: str, message: Request) -> None:
         try:

@@ -66,6 +66,7 @@ class Welcome:
         alive_s: how often a device says that it is alive, whatever it does meanwhile.
         backbone: name of the network; empty from a trainer of an earlier release.
         fine_tuning: personalisation of the device when training ends; none from such a trainer.
+        class_names: in the order of the training's labels; none from such a trainer.
     """
 
     training: str
@@ -74,6 +75,7 @@ class Welcome:
     alive_s: float
     backbone: str = ""
     fine_tuning: FineTuning = field(default_factory=FineTuning)
+    class_names: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Welcome:
@@ -90,6 +92,7 @@ class Welcome:
                 alive_s=float(fields["alive_s"]),
                 backbone=str(fields.get("backbone", "")),
                 fine_tuning=how,
+                class_names=tuple(map(str, fields.get("class_names", ()))),
             )
         except (KeyError, TypeError, ValueError, ConfigurationError) as err:
             raise FrameError(f"expected a trainer's welcome, got another answer ({err!r})") from err

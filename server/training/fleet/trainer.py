@@ -220,6 +220,7 @@ class _Trainer:
                 alive_s=settings.silence_s / BEATS,
                 backbone=recipe.train.backbone,
                 fine_tuning=self._run.method.fine_tuning,
+                class_names=dataset.class_names,
             ),
             tuple(dataset.x_train.shape[1:]),
             reply_bytes_max=_size_bytes(self._run.state.net) + REPLY_SLACK_BYTES,

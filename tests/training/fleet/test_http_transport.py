@@ -23,7 +23,7 @@ from edge_sdk.errors import ConfigurationError, FrameError, LinkError
 from edge_sdk.identity import Identity
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.device.kept_weights import load_personal, save_personal
-from edge_sdk.training.device.session import TrainingSession
+from edge_sdk.training.device.session import STRANGE_CLASSES, TrainingSession
 from edge_sdk.training.device.trainer_address import resolve_trainer_url
 from edge_sdk.training.device.trainer_client import (
     NotJoinedError,
@@ -298,6 +298,36 @@ def test_device_with_other_data_is_told_so(trainer: Any) -> None:
         link.join(30, (3, 8, 8))
 
 
+def test_labels_are_numbered_by_the_names_that_the_training_has(
+    make_trainer: Callable[..., Any],
+) -> None:
+    trainer = make_trainer(SHAPE, class_names=("ant", "bee", "cow", "dog"))
+    x = np.zeros((6, *SHAPE), np.float32)
+    y = np.array([0, 1, 1, 0, 1, 0])
+    found = TrainingClient("pi", x, y, held_out=(x[:2], y[:2]), class_names=("bee", "dog"))
+    trainer.join({"pi": found})
+    wait_until(lambda: found.y.tolist() == [1, 3, 3, 1, 3, 1], lambda: found.y)
+    assert found.held_out is not None
+    assert found.held_out[1].tolist() == [1, 3]
+    # as after a restart of the trainer: the device's own labels count, not those made of them
+    found.number_classes(("dog", "bee"))
+    assert found.y.tolist() == [1, 0, 0, 1, 0, 1]
+
+
+def test_a_device_with_a_class_of_another_name_takes_no_part_and_tells_it_nobody(
+    make_trainer: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(SHAPE, class_names=("ant", "bee", "cow", "dog"))
+    x, y = np.zeros((4, *SHAPE), np.float32), np.arange(4) % 2
+    strange = TrainingClient("pi", x, y, class_names=("bee", "gnu"))
+    session = TrainingSession(strange, trainer.link(trainer.enrol("pi")))
+    with pytest.raises(ConfigurationError, match=r"the classes gnu, which .* ant, bee, cow, dog"):
+        session.run()
+    assert f"device=pi declines: {STRANGE_CLASSES}" in caplog.text
+    assert "gnu" not in caplog.text
+    assert trainer.mailbox.wait_for_devices(0, 0) == []
+
+
 def test_device_weighs_no_more_than_it_said_when_it_came(
     trainer: Any, pi: TrainerClient, make_trainer: Callable[..., Any]
 ) -> None:
@@ -343,7 +373,7 @@ def test_a_device_is_welcomed_in_the_words_of_the_protocol(trainer: Any) -> None
     )
     assert (answer.status, answer.data) == (
         200,
-        b'{"training":"test","run":"first","no_reply_s":10.0,"alive_s":3.75,"backbone":"","fine_tuning":{"steps":0,"rate":null}}',
+        b'{"training":"test","run":"first","no_reply_s":10.0,"alive_s":3.75,"backbone":"","fine_tuning":{"steps":0,"rate":null},"class_names":[]}',
     )
 
 
