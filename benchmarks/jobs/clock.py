@@ -55,10 +55,3 @@ class Clock:
             raise KeyboardInterrupt
         self._asked = True
         typer.echo("stopping after this round; again to stop at once", err=True)
-
-
-def duration(seconds: float) -> str:
-    """A length of time with its unit: `45 s`, `12 min`, `3.5 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -35,6 +35,8 @@ from server.training.simulation.run import run_rounds
 # network would take longer than the round.
 SAVE_EVERY_S: Final = 20.0
 
+Build = Callable[[Recipe, str, Path], Simulation]
+
 _PROGRESS: Final = "progress.json"
 
 
@@ -81,7 +83,9 @@ def train_resumable(
     folder: Path,
     device: str,
     clock: Clock,
+    *,
     on_round: Callable[[Row], None] = lambda _: None,
+    build: Build = build_simulation,
 ) -> Trained:
     """Train by a recipe to its last round, from the last checkpoint in `folder` if there is one.
 
@@ -89,11 +93,12 @@ def train_resumable(
 
     Args:
         on_round: called with each round of this call.
+        build: the simulation of a recipe on a device, with a folder for its files.
     Raises: OutOfTimeError once the time is over, behind a checkpoint; ConfigurationError.
     """
     make_folder(folder)
     began = time.monotonic()
-    simulation = build_simulation(recipe, device, folder)
+    simulation = build(recipe, device, folder)
     checkpoint = _checkpoint(folder, simulation)
     progress = Progress() if checkpoint is None else Progress.read(folder)
     if commit() not in progress.commits:

@@ -19,8 +19,9 @@ from typing import Annotated, Final
 import torch
 import typer
 
-from benchmarks.jobs.clock import Clock, duration
+from benchmarks.jobs.clock import Clock
 from benchmarks.jobs.job import Job
+from benchmarks.jobs.lines import duration
 from benchmarks.jobs.queue import Outcome
 from benchmarks.paper.plan import by_table, groups_of, jobs_of, needs_gpu
 from benchmarks.paper.progress import page_path

@@ -6,12 +6,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.jobs.clock import duration
 from benchmarks.jobs.job import Job
+from benchmarks.jobs.lines import duration
 from benchmarks.jobs.queue import folder_of
+from benchmarks.jobs.results import Trial, read_report
 from benchmarks.jobs.training import rounds_done
 from benchmarks.paper.plan import by_table, jobs_of, needs_gpu
-from benchmarks.paper.report import Trial, read_report, report_path
+from benchmarks.paper.report import report_path
 from benchmarks.paper.tables import TABLES, Scale
 from edge_sdk.durable import locked_folder, make_folder, write_atomic
 

@@ -1,7 +1,6 @@
 """The report of a paper's table: its trials as JSON, and our figures next to the paper's.
 
-Trials are added one by one, by any number of processes. A trial of a recipe that the table no
-longer has is dropped as the next one is added.
+A trial of a recipe that the table no longer has is dropped as the next one is added.
 """
 
 from __future__ import annotations
@@ -9,16 +8,14 @@ from __future__ import annotations
 import math
 import shlex
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
-
-import orjson
+from typing import Final
 
 from benchmarks import reports
 from benchmarks.intervals import mean_interval
 from benchmarks.jobs.job import Job
+from benchmarks.jobs.results import Report, Trial, read_report
 from benchmarks.paper.measures import shown
 from benchmarks.paper.recipes import job_of
 from benchmarks.paper.tables import Row, Scale, Table
@@ -27,67 +24,9 @@ from edge_sdk.durable import locked_folder, make_folder
 RESULTS: Final = reports.RESULTS / "paper"
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One row, trained with one seed.
-
-    Attributes:
-        measures: in %, by name; NaN where one is not defined.
-        seconds: of training, without evaluation. megabytes: up and down.
-        curve: accuracy by round, in %.
-        clock_seconds: of everything, with evaluation.
-        digest: of the recipe (benchmarks.jobs.job.Job.digest).
-        made: when, by which command, on which machine.
-    """
-
-    row: str
-    seed: int
-    measures: Mapping[str, float]
-    seconds: float
-    megabytes: float
-    curve: list[float | None]
-    clock_seconds: float
-    digest: str
-    made: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The trials of one table at one scale.
-
-    Attributes:
-        recipes: content of the jobs (benchmarks.jobs.job.Job.content), by digest.
-    """
-
-    trials: Sequence[Trial] = ()
-    recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    def trial_of(self, job: Job, measures: Iterable[str]) -> Trial | None:
-        """The job's trial by the recipe as it is now, with all those measures; None for none."""
-        for trial in self.trials:
-            if (
-                (trial.row, trial.seed) == (job.row, job.seed)
-                and set(measures) <= trial.measures.keys()
-                and job.is_of(self.recipes[trial.digest])
-            ):
-                return trial
-        return None
-
-
 def report_path(results: Path, name: str, scale: Scale) -> Path:
     """Place of a table's report, without the ending of the file."""
     return results / "full" / name if scale == "full" else results / f"{name}-{scale}"
-
-
-def read_report(path: Path) -> Report:
-    """The trials at that place. A report of an earlier version has none that tell their recipe."""
-    try:
-        found = orjson.loads(path.with_suffix(".json").read_bytes())
-    except FileNotFoundError:
-        return Report()
-    recipes = found.get("recipes", {})
-    runs = [run for run in found["runs"] if run.get("digest") in recipes]
-    return Report([_trial(run) for run in runs], recipes)
 
 
 def add_trial(results: Path, table: Table, scale: Scale, job: Job, trial: Trial) -> None:
@@ -98,26 +37,9 @@ def add_trial(results: Path, table: Table, scale: Scale, job: Job, trial: Trial)
     path = report_path(results, job.table, scale)
     make_folder(path.parent)
     with locked_folder(path.parent):  # another process may add a trial of this table
-        before = read_report(path)
-        jobs = {row.name: job_of(job.table, table, row, scale) for row in table.rows}
-        kept = [
-            other
-            for other in before.trials
-            if (other.row, other.seed) != (trial.row, trial.seed)
-            and other.row in jobs
-            and jobs[other.row].is_of(before.recipes[other.digest])
-        ]
-        order = [row.name for row in table.rows]
-        trials = sorted([*kept, trial], key=lambda each: (each.seed, order.index(each.row)))
-        recipes = {**before.recipes, trial.digest: job.content}
-        used = {each.digest for each in trials}
-        now = Report(trials, {k: v for k, v in recipes.items() if k in used})
-        _write(path, job.table, table, scale, now)
-
-
-def _trial(run: Mapping[str, Any]) -> Trial:
-    measures = {k: math.nan if v is None else v for k, v in run["measures"].items()}
-    return Trial(**{**run, "measures": measures})
+        rows = {row.name: job_of(job.table, table, row, scale) for row in table.rows}
+        found = read_report(path).added(trial, job, rows)
+        _write(path, job.table, table, scale, found)
 
 
 def _write(path: Path, name: str, table: Table, scale: Scale, found: Report) -> None:
@@ -134,8 +56,7 @@ def _write(path: Path, name: str, table: Table, scale: Scale, found: Report) -> 
         "seeds": seeds,
         "recipe": table.scales[scale],
         "rows": [{"name": row.name, "recipe": row.recipe, "paper": row.paper} for row in rows],
-        "runs": [asdict(trial) for trial in trials],
-        "recipes": found.recipes,
+        **found.to_dict(),
     }
     printed = any(row.paper for row in rows)
     data = f"the paper's figures are of {table.data}" if printed else table.data
@@ -143,7 +64,7 @@ def _write(path: Path, name: str, table: Table, scale: Scale, found: Report) -> 
         f"{table.source}; {data}. Ours: scale `{scale}`,"
         f" seeds {', '.join(map(str, seeds))}, mean ± half width of the 95 % interval, in %."
     )
-    made = f"`{command}`; {_made(trials)}"
+    made = f"`{command}`; {found.made()}"
     blocks = [f"# {table.title}", source, made, _markdown(table, rows, list(trials))]
     reports.write(path, report, blocks)
 
@@ -154,21 +75,6 @@ def _command(name: str, scale: Scale, seeds: Sequence[int], rows: Sequence[Row])
     for row in rows:
         words += ["--row", row.name]
     return f"python -m benchmarks.paper {shlex.join(words)}"
-
-
-def _made(trials: Sequence[Trial]) -> str:
-    """Versions, machines and dates of all trials as a line."""
-    made = [trial.made for trial in trials]
-
-    def each(name: str) -> str:
-        return " and ".join(sorted({str(one[name]) for one in made}))
-
-    when = sorted(str(one["when"]) for one in made)
-    dates = when[0] if len(when) == 1 else f"{when[0]} to {when[-1]}"
-    return (
-        f"splitedge {each('splitedge')}, torch {each('torch')}, {each('threads')} thread(s),"
-        f" {each('machine')}, device {each('device')}, commit {each('commit')}, {dates}."
-    )
 
 
 def _cell(values: list[float]) -> str:

@@ -6,30 +6,25 @@ WORK/SCALE/estimates.json       seconds of rows that none has finished yet, by r
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 import orjson
-import typer
 
-from benchmarks.jobs.clock import Clock, duration
+from benchmarks.jobs.clock import Clock
 from benchmarks.jobs.job import Job
+from benchmarks.jobs.lines import RoundTeller, duration, figures, say
 from benchmarks.jobs.queue import Outcome, run_queue
+from benchmarks.jobs.results import Trial, read_report
 from benchmarks.paper.measures import shown
 from benchmarks.paper.progress import write_progress
-from benchmarks.paper.report import Trial, add_trial, read_report, report_path
+from benchmarks.paper.report import add_trial, report_path
 from benchmarks.paper.tables import TABLES, Scale
 from benchmarks.paper.work import estimate_seconds, train_row
 from edge_sdk.durable import make_folder, write_atomic
 from server.training.run.checkpoint import discard
-from server.training.run.run import Row
-
-# A line of progress at most so often.
-TELL_EVERY_S: Final = 60.0
 
 
 def _now() -> str:
@@ -79,11 +74,12 @@ class Runner:
                 self.device,
                 self.clock,
                 command=self.command,
-                on_round=_Teller(job),
+                on_round=RoundTeller(job),
             )
             add_trial(self.results, TABLES[job.table], self.scale, job, trial)
             here.add(str(job))
-            _say(f"{job}: {_figures(trial)} in {duration(trial.clock_seconds)}")
+            found = figures({shown(name): each for name, each in trial.measures.items()})
+            say(f"{job}: {found} in {duration(trial.clock_seconds)}")
             self.write_progress()
 
         try:
@@ -129,34 +125,10 @@ class Runner:
         for job in jobs:
             if job.digest not in known and not self.clock.is_over():
                 known[job.digest] = estimate_seconds(job.recipe, self.device)
-                _say(f"{job.table}: {job.row}: about {duration(known[job.digest])} a seed")
+                say(f"{job.table}: {job.row}: about {duration(known[job.digest])} a seed")
                 write_atomic(self._estimates, orjson.dumps(known))
         return known
 
     @property
     def _estimates(self) -> Path:
         return self.work / self.scale / "estimates.json"
-
-
-class _Teller:
-    """Tells the rounds of a long row, one in a while."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._told = time.monotonic()
-
-    def __call__(self, row: Row) -> None:
-        now = time.monotonic()
-        if now - self._told >= TELL_EVERY_S:
-            self._told = now
-            accuracy = "" if row["accuracy"] is None else f", accuracy {row['accuracy']:.1%}"
-            rounds = self._job.recipe.train.rounds
-            _say(f"{self._job}: round {row['round']} of {rounds}{accuracy}")
-
-
-def _figures(trial: Trial) -> str:
-    return ", ".join(f"{shown(name)} {figure:.2f}" for name, figure in trial.measures.items())
-
-
-def _say(text: str) -> None:
-    typer.echo(f"{time.strftime('%H:%M:%S')} {text}")

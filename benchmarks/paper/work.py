@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from benchmarks import reports
 from benchmarks.jobs.clock import Clock
 from benchmarks.jobs.job import Job
+from benchmarks.jobs.results import Trial, trial_of
 from benchmarks.jobs.training import train_resumable
 from benchmarks.paper.measures import measured
-from benchmarks.paper.report import Trial
 from benchmarks.paper.tables import TABLES
 from server.training.recipe.recipe import Recipe
 from server.training.report.evaluate import Evaluator
@@ -41,23 +40,10 @@ def train_row(
         command: that the user gave, for the report.
     Raises: OutOfTimeError behind a checkpoint; SplitedgeError.
     """
-    trained = train_resumable(job.recipe, folder, device, clock, on_round)
-    rows, progress = trained.rows, trained.progress
+    trained = train_resumable(job.recipe, folder, device, clock, on_round=on_round)
     began = time.monotonic()
-    measures = measured(trained.simulation, rows, TABLES[job.table].measures)
-    made: dict[str, Any] = {"command": command, "device": device, **reports.provenance()}
-    made["commit"] = ", ".join(progress.commits)
-    return Trial(
-        row=job.row,
-        seed=job.seed,
-        measures=measures,
-        seconds=sum(row["seconds"] for row in rows),
-        megabytes=sum(row["bytes_up"] + row["bytes_down"] for row in rows) / 1e6,
-        curve=[None if r["accuracy"] is None else round(100 * r["accuracy"], 2) for r in rows],
-        clock_seconds=progress.seconds + time.monotonic() - began,
-        digest=job.digest,
-        made=made,
-    )
+    measures = measured(trained.simulation, trained.rows, TABLES[job.table].measures)
+    return trial_of(job, trained, measures, command, time.monotonic() - began)
 
 
 def estimate_seconds(recipe: Recipe, device: str) -> float:

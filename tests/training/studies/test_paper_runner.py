@@ -14,14 +14,16 @@ import orjson
 import pytest
 import torch
 
-from benchmarks.jobs.clock import Clock, OutOfTimeError, duration
+from benchmarks.jobs.clock import Clock, OutOfTimeError
 from benchmarks.jobs.job import Job
+from benchmarks.jobs.lines import duration
 from benchmarks.jobs.queue import folder_of, run_queue
+from benchmarks.jobs.results import Trial, read_report
 from benchmarks.jobs.training import Trained, rounds_done, train_resumable
 from benchmarks.paper.plan import FULL, jobs_of
 from benchmarks.paper.progress import write_progress
 from benchmarks.paper.recipes import job_of
-from benchmarks.paper.report import Trial, add_trial, read_report, report_path
+from benchmarks.paper.report import add_trial, report_path
 from benchmarks.paper.tables import TABLES, over
 from benchmarks.reports import child_environment, provenance
 from edge_sdk.errors import ConfigurationError, SplitedgeError
@@ -83,14 +85,14 @@ def on_round(row):
     if row["round"] == 4:
         signal.raise_signal(signal.SIGKILL)
 recipe = read_recipe(orjson.loads((folder / "recipe.json").read_bytes()))
-training.train_resumable(recipe, folder, "cpu", Clock(), on_round)
+training.train_resumable(recipe, folder, "cpu", Clock(), on_round=on_round)
 """
     killed = subprocess.run([sys.executable, "-c", program], env=child_environment(), check=False)
     assert killed.returncode == -signal.SIGKILL
     assert rounds_done(tmp_path) == 3
     rounds: list[int] = []
     trained = train_resumable(
-        job.recipe, tmp_path, "cpu", Clock(), lambda row: rounds.append(row["round"])
+        job.recipe, tmp_path, "cpu", Clock(), on_round=lambda row: rounds.append(row["round"])
     )
     assert rounds == [4, 5, 6]
     assert weights_of(trained) == weights_of(whole)
@@ -101,7 +103,9 @@ def test_a_row_whose_recipe_changed_starts_again(job: Job, tmp_path: Path) -> No
         train_resumable(job.recipe, tmp_path, "cpu", Clock(hours=0))
     other = Job("none", "a row", over(job.given, {"train": {"learning_rate": 0.04}}))
     rounds: list[int] = []
-    train_resumable(other.recipe, tmp_path, "cpu", Clock(), lambda row: rounds.append(row["round"]))
+    train_resumable(
+        other.recipe, tmp_path, "cpu", Clock(), on_round=lambda row: rounds.append(row["round"])
+    )
     assert rounds == list(range(1, ROUNDS + 1))
 
 

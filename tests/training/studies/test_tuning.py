@@ -1,0 +1,134 @@
+"""The sweep is the same for every method, and what it chooses depends on held-out samples only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.jobs.job import Job
+from benchmarks.jobs.results import Report, Trial
+from benchmarks.paper.measures import measured
+from benchmarks.paper.tables import over
+from benchmarks.reports import provenance
+from benchmarks.tuning.__main__ import app
+from benchmarks.tuning.held_out import build_on_held_out
+from benchmarks.tuning.report import changes_of, chosen
+from benchmarks.tuning.sweep import SAMPLES, SEED, SWEEP, DataName, method_of, trials_of
+from server.training.recipe.recipe import METHODS
+from server.training.report.evaluate import Evaluator
+from server.training.run.build import load_data
+
+
+@pytest.mark.parametrize("data", get_args(DataName))
+def test_every_method_has_eight_trials_on_as_many_samples(data: DataName) -> None:
+    assert set(METHODS) <= set(SWEEP)
+    for method in SWEEP:
+        jobs = trials_of(method, data)
+        assert len({job.row for job in jobs}) == len({job.slug for job in jobs}) == 8
+        assert {job.seed for job in jobs} == {SEED}
+        assert {method_of(job.row) for job in jobs} == {method}
+        for job in jobs:
+            train = job.recipe.train
+            numbers = train.training
+            if numbers.iterations is None:
+                assert numbers.epochs == (2 if data == "digits" else 1)
+            else:  # SCALA counts its rounds in joint batches
+                samples = numbers.iterations * numbers.batch
+                assert samples == pytest.approx(SAMPLES[data], rel=0.05)
+    worlds = {
+        str((job.recipe.data, job.recipe.train.rounds, job.recipe.train.depth))
+        for method in SWEEP
+        if method != "default"
+        for job in trials_of(method, data)
+    }
+    assert len(worlds) == 1
+
+
+def test_trials_of_the_digits_train_on_as_many_samples_as_is_said() -> None:
+    data = load_data(trials_of("fedavg", "digits")[0].recipe)
+    assert 2 * len(data.y_train) == SAMPLES["digits"]
+
+
+def test_a_trial_sets_what_its_name_says() -> None:
+    job = trials_of("splitgp", "digits")[1]
+    assert job.row == "splitgp: rate 0.2, momentum 0, personal_share 0.9"
+    assert changes_of(job) == {
+        "train": {"learning_rate": 0.2, "momentum": 0.0},
+        "method_numbers": {"personal_share": 0.9},
+    }
+    part = changes_of(trials_of("default", "digits")[1])["parts"]
+    assert part == {"server": {"numbers": {"strength": 0.25}}}
+    assert changes_of(trials_of("fedavg", "digits")[7])["train"]["momentum"] == 0.9
+
+
+def test_a_trial_is_judged_without_the_test_part(tmp_path: Path) -> None:
+    job = trials_of("fedavg", "digits")[0]
+    recipe = job.recipe
+    data, run = load_data(recipe), build_on_held_out(recipe, "cpu", tmp_path)
+    assert len(run.y_test) == len(data.y_held_out) > 400
+    assert np.array_equal(run.x_test, data.x_held_out)
+    tested = {row.tobytes() for row in data.x_test}
+    assert not tested & {row.tobytes() for row in run.x_test}
+    # evaluation is of these samples: with wrong labels for them, no answer is right
+    wrong = replace(run, y_test=(Evaluator(run).labels(run.state.net) + 1) % 10)
+    assert measured(wrong, [{"accuracy": 0.0}], ["accuracy"])["accuracy"] == 0
+    assert Evaluator(wrong).accuracy(supervised=True) == 0
+
+
+def a_report(figures: dict[str, float]) -> Report:
+    """The trials of two methods; those that are not named have 50 %."""
+    jobs = [job for method in ("fedavg", "splitgp") for job in trials_of(method, "digits")]
+    made = {"command": "none", "device": "cpu", **provenance()}
+    trials = [
+        Trial(j.row, SEED, {"m": figures.get(j.row, 50.0)}, 1, 1, [], 1, j.digest, made)
+        for j in jobs
+    ]
+    return Report(trials, {job.digest: job.content for job in jobs})
+
+
+def test_the_best_trial_is_chosen_and_only_once_all_are_done() -> None:
+    best = "splitgp: rate 0.02, momentum 0.9, personal_share 0.2"
+    report = a_report({best: 71.0, "fedavg: rate 0.2, momentum 0": float("nan")})
+    found = chosen(report, "digits")
+    assert found["splitgp"].row == best
+    assert found["fedavg"].row == "fedavg: rate 0.02, momentum 0.9"  # the first of equals
+    assert set(found) == {"fedavg", "splitgp"}
+    assert "splitgp" not in chosen(Report(report.trials[:-1], report.recipes), "digits")
+
+
+def test_a_sweep_is_a_report_and_a_finished_one_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trials_of
+
+    def short(method: str, data: DataName) -> list[Job]:
+        small: dict[str, Any] = {"data": {"train_max": 200}, "train": {"rounds": 1}}
+        return [Job(job.table, job.row, over(job.given, small)) for job in whole(method, data)]
+
+    for module in ("__main__", "report"):
+        monkeypatch.setattr(f"benchmarks.tuning.{module}.trials_of", short)
+    words = ["digits", "--method", "scala"]
+    places = ["--results", str(tmp_path / "results"), "--work", str(tmp_path / "work")]
+    ran = CliRunner().invoke(app, [*words, *places])
+    assert ran.exit_code == 0, ran.output
+    assert "8 trials done, 0 left" in ran.output
+    report = orjson.loads((tmp_path / "results" / "tuning-digits.json").read_bytes())
+    assert set(report["chosen"]) == {"scala"}
+    assert report["chosen"]["scala"]["method_numbers"]["strength"] in {1.0, 0.5}
+    text = (tmp_path / "results" / "tuning-digits.md").read_text()
+    for job in trials_of("scala", "digits"):
+        assert f"| {job.row} | " in text
+    ran = CliRunner().invoke(app, [*words, *places])
+    assert "0 trials done, 0 left" in ran.output
+
+
+def test_an_unknown_method_is_told_which_there_are() -> None:
+    ran = CliRunner().invoke(app, ["digits", "--method", "nosuch"])
+    assert ran.exit_code == 2
+    assert "minibatch-sfl" in ran.output
