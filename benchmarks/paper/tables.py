@@ -164,6 +164,10 @@ _BESPLIT: Final = Table(
             {"accuracy": 73.04},
         ),
         Row(
+            "weights by samples",
+            {"method": "besplit", **_number(ablation="no_ea", no_ea="samples")},
+        ),
+        Row(
             "no evidence",
             {"method": "besplit", **_number(ablation="no_evidence")},
             {"accuracy": 73.47},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -145,6 +146,21 @@ class ServerState:
             self._suffixes[depth] = Suffix(module, list(module.parameters()), self._optimiser)
         suffix = self._suffixes[depth]
         return replace(suffix, optimiser=None) if self._frozen else suffix
+
+    def rest_logits(self, depth: int, z: Tensor) -> Tensor | None:
+        """Logits of the server's own stages at rest, (B, N); no client's copy, nothing learns.
+
+        Where each client's batches step a copy of its own, these stages are those of the round's
+        start. BatchNorm uses its running statistics.
+
+        Returns: None where they are not finite.
+        """
+        module = self.suffix(depth).module
+        module.eval()
+        with torch.no_grad():
+            logits: Tensor = module(z)
+        module.train()
+        return logits if math.isfinite(float(logits.sum())) else None
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

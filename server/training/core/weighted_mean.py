@@ -81,6 +81,11 @@ def by_samples(contributions: Contributions, _now: RoundView) -> dict[str, float
     return {client: c.update.samples / total for client, c in contributions.items()}
 
 
+def equal(contributions: Contributions, _now: RoundView) -> dict[str, float]:
+    """The same weight for each: 1 / n."""
+    return {client: 1 / len(contributions) for client in contributions}
+
+
 def by_depth_and_loss(contributions: Contributions, _now: RoundView) -> dict[str, float]:
     """Weights by depth and loss.
 
@@ -101,12 +106,16 @@ def normalised(rule: WeightRule) -> WeightRule:
     """The rule with its weights scaled to sum 1."""
 
     @wraps(rule)
-    def scaled(contributions: Contributions, now: RoundView) -> dict[str, float]:
-        weights = rule(contributions, now)
-        total = sum(weights.values())
-        return {client: weight / total for client, weight in weights.items()}
+    def rescaled(contributions: Contributions, now: RoundView) -> dict[str, float]:
+        return scaled(rule(contributions, now))
 
-    return scaled
+    return rescaled
+
+
+def scaled(weights: Mapping[str, float]) -> dict[str, float]:
+    """The weights, scaled to sum 1."""
+    total = sum(weights.values())
+    return {client: weight / total for client, weight in weights.items()}
 
 
 def merge(

@@ -7,6 +7,7 @@ teachers. docs/methods.md, BESplit.
        exchange          over-represented samples change sides                (Eq. 12-14, 29-32)
        step              W_Sk on its batch, evidential loss with lam_t                   (Eq. 5)
        record            evidence and uncertainties by true class, each one's own      (Eq. 3-4)
+       teach             logits of W_g, the server's stages of the round's start        (Eq. 15)
     client, backward     W_C -= lr * J^T dL/dz
                          W_A: L_evid + lam_C * KD_C + lam_G * KD_G                   (Eq. 15-18)
     aggregate            records fade by staleness; W_C and W_S by evidence          (Eq. 6-10)
@@ -34,11 +35,12 @@ from edge_sdk.training.formulas.evidential_loss import EvidentialLoss
 from edge_sdk.training.protocol.client_part import AuxiliaryHead, ClientPart, Distillation
 from edge_sdk.training.protocol.messages import Feedback
 from edge_sdk.training.streams import Stream
-from profiles.checks import one_of, share, whole
+from profiles.checks import number, one_of, optional, share, whole
 from server.training.core.memory import MemoryPart
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState
-from server.training.core.weighted_mean import Contributions, by_samples
+from server.training.core.trimmed_mean import cap_weights
+from server.training.core.weighted_mean import Contributions, by_samples, equal, scaled
 from server.training.methods.formulas.client_records import (
     FACTORS,
     Factor,
@@ -58,8 +60,9 @@ from server.training.methods.smashed_exchange import (
     own_batch,
     step_hosts,
 )
-from server.training.methods.steps import ClientBatches
+from server.training.methods.steps import ClientBatch, ClientBatches
 
+NoEa = Literal["equal", "samples"]
 Ablation = Literal[
     "none", "no_ea", "no_evidence", "no_aleatoric", "no_epistemic", "no_bcc", "no_dtd"
 ]
@@ -78,7 +81,10 @@ _COUNTED: Final[Mapping[str, Collection[Factor]]] = {
 def besplit(
     *,
     ablation: Ablation = "none",
-    missing: Missing = "mean",
+    no_ea: NoEa = "equal",
+    missing: Missing = "full",
+    weight_power: float = 1.0,
+    weight_cap: float | None = None,
     beta: float = 0.9,
     ttl: int = 100,
     evidence: Activation = _EVIDENCE.activation,
@@ -92,10 +98,13 @@ def besplit(
     """The method, or one of the ablations of its Table 4 by `ablation`.
 
     Args:
-        ablation: `no_ea` weighs by n_k; the next three leave a factor out of the weights; `no_bcc`
-            exchanges no samples; `no_dtd` has no auxiliary model.
+        ablation: `no_ea` weighs without evidence; the next three leave a factor out of the weights;
+            `no_bcc` exchanges no samples; `no_dtd` has no auxiliary model.
+        no_ea: the weights of that ablation: the same for all, a simple average, or n_k.
         missing: how average uncertainties are joined over classes
             (server.training.methods.formulas.client_records).
+        weight_power: of the weights; 1 is the paper's, 0 gives the same to all.
+        weight_cap: largest weight as a multiple of the median; None for no limit.
         beta: share of the old record that is kept from one round to the next.
         ttl: rounds for which a client that takes no part is remembered.
         evidence, kl_share, anneal_rounds: the activation, and lam_t of the loss
@@ -104,7 +113,10 @@ def besplit(
             (edge_sdk.training.protocol.client_part.Distillation).
     """
     check_value("ablation", ablation, one_of(get_args(Ablation)))
+    check_value("no_ea", no_ea, one_of(get_args(NoEa)))
     check_value("missing", missing, one_of(get_args(Missing)))
+    check_value("weight_power", weight_power, number(least=0))
+    check_value("weight_cap", weight_cap, optional(number(least=1)))
     check_value("beta", beta, share)
     check_value("ttl", ttl, whole(1))
     loss = EvidentialLoss(evidence, kl_share, anneal_rounds)
@@ -121,23 +133,30 @@ def besplit(
         for client, result in results.items():
             memory.record(client, result, evidence)
         return {
-            client: _feedback(results[client], outputs=ablation != "no_dtd")
+            client: Feedback(
+                results[client].gradient, results[client].loss, teach(state, batches[client])
+            )
             for client in batches
             if client in results
         }
+
+    def teach(state: ServerState, batch: ClientBatch) -> Tensor | None:
+        features = batch.features.features
+        return None if ablation == "no_dtd" else state.rest_logits(batch.depth, features)
 
     def weigh(contributions: Contributions, now: RoundView) -> dict[str, float]:
         memory = RecordMemory(now.memory)
         memory.close(now.round, contributions, beta, ttl)
         if ablation == "no_ea":
-            weights = by_samples(contributions, now)
+            weights = (equal if no_ea == "equal" else by_samples)(contributions, now)
         else:
             counted = _COUNTED.get(ablation, FACTORS)
             records = _on_cpu(memory.records)
             known = {client: records[client] for client in contributions if client in records}
-            weights = _for_all(
-                evidential_weights(known, missing=missing, factors=counted), contributions, now
-            )
+            earned = evidential_weights(known, missing=missing, factors=counted, power=weight_power)
+            weights = _for_all(earned, contributions, now)
+            if weight_cap is not None:
+                weights = scaled(cap_weights(weights, weight_cap))
         for client, weight in weights.items():
             memory.weights[client] = torch.tensor(weight, dtype=torch.float64)
         return weights
@@ -258,10 +277,6 @@ def _learn(
     return results
 
 
-def _feedback(result: BatchResult, *, outputs: bool) -> Feedback:
-    return Feedback(result.gradient, result.loss, result.outputs if outputs else None)
-
-
 def _for_all(
     known: Mapping[str, float], contributions: Contributions, now: RoundView
 ) -> dict[str, float]:
@@ -272,9 +287,7 @@ def _for_all(
     if not known:
         return by_samples(contributions, now)
     mean = sum(known.values()) / len(known)
-    weights = {client: known.get(client, mean) for client in contributions}
-    total = sum(weights.values())
-    return {client: weight / total for client, weight in weights.items()}
+    return scaled({client: known.get(client, mean) for client in contributions})
 
 
 def _on_cpu(part: MemoryPart) -> dict[str, Tensor]:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets import build
+from edge_sdk.training.formulas.distillation import kd_global
 from edge_sdk.training.formulas.evidence import evidential_losses
 from edge_sdk.training.protocol.messages import Features, Feedback, Update
 from edge_sdk.training.protocol.plan import Plan
@@ -21,6 +22,7 @@ from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState
 from server.training.core.weighted_mean import Contribution
 from server.training.methods.besplit import besplit
+from server.training.methods.fedavg import fedavg
 from server.training.methods.formulas.client_records import evidential_weights, record_of, updated
 from server.training.methods.steps import ClientBatch
 
@@ -103,7 +105,6 @@ def test_without_records_each_batch_steps_its_own_copy_on_the_evidential_loss() 
         assert z.grad is not None
         torch.testing.assert_close(got[client].gradient, z.grad, rtol=1e-6, atol=1e-8)
         assert got[client].loss == pytest.approx(float(loss.detach()), rel=1e-6)
-        torch.testing.assert_close(got[client].outputs, logits.detach())
         for after, before in zip(
             server.copies[client].module.parameters(), suffix.parameters(), strict=True
         ):
@@ -166,7 +167,8 @@ def test_partners_have_the_same_cut() -> None:
 def labels_moved(now: RoundView) -> dict[str, list[int]]:
     """Labels of the samples that went through another's copy than their own client's.
 
-    No layer of tiny mixes samples, so once copies differ an output names the copy it came from.
+    No layer of tiny mixes samples, so once copies differ the direction of a sample's gradient names
+    the copy that it came from.
     """
     server, everyone = state(), arrivals_of("a", "b", "c")
     taught(server, everyone, view())
@@ -174,14 +176,24 @@ def labels_moved(now: RoundView) -> dict[str, list[int]]:
     got = taught(server, everyone, now)
     moved: dict[str, list[int]] = {}
     for client, one in everyone.items():
-        own, outputs = before[client](one.features.features), got[client].outputs
-        assert outputs is not None
-        away = ~torch.isclose(own, outputs, rtol=1e-4, atol=1e-5).all(1)
+        found = directions(got[client].gradient)
+        own = directions(gradient_through(before[client], one, now.round))
+        away = (found * own).sum(1) < 1 - 1e-5
         partner = {"a": "b", "b": "a"}.get(client, client)
-        theirs = before[partner](one.features.features)
-        torch.testing.assert_close(outputs[away], theirs[away])
+        theirs = directions(gradient_through(before[partner], one, now.round))
+        torch.testing.assert_close(found[away], theirs[away], rtol=1e-3, atol=1e-5)
         moved[client] = sorted(one.labels[away].tolist())
     return moved
+
+
+def gradient_through(suffix: nn.Module, one: ClientBatch, number: int) -> Tensor:
+    z = one.features.features.clone().requires_grad_()
+    losses = evidential_losses(suffix(z), one.labels, 0.01 * min(1, number / 10))
+    return torch.autograd.grad(losses.sum(), z)[0]
+
+
+def directions(gradient: Tensor) -> Tensor:
+    return nn.functional.normalize(gradient.flatten(1))
 
 
 def test_what_moves_is_drawn_by_seed_round_and_step() -> None:
@@ -231,19 +243,16 @@ def test_evidence_is_recorded_for_the_client_a_sample_is_of() -> None:
     memory = skewed()
     now = view(memory)
     server, everyone = state(), arrivals_of("a", "b", "c")
+    alone, expected = everyone["c"], torch.zeros(CLASSES, CLASSES + 3, dtype=torch.float64)
     for step in range(2):
         now.step = step
-        got = taught(server, everyone, now)
+        copy = deepcopy(server.copy_for("c", 2).module)  # c has no partner
+        expected += record_of(copy(alone.features.features), alone.labels)
+        taught(server, everyone, now)
+    torch.testing.assert_close(memory["new/c"], expected)
     for client, one in everyone.items():
-        new = memory[f"new/{client}"]
         counts = torch.bincount(one.labels, minlength=CLASSES)
-        assert torch.equal(new[:, CLASSES], 2.0 * counts)
-        outputs = got[client].outputs
-        assert outputs is not None
-        # the second of two steps
-        rest = new - record_of(outputs, one.labels)
-        assert torch.equal(rest[:, CLASSES], counts.double())
-        assert bool((rest >= -1e-12).all())
+        assert torch.equal(memory[f"new/{client}"][:, CLASSES], 2.0 * counts)
 
 
 def test_records_fade_and_weights_come_from_them() -> None:
@@ -331,7 +340,8 @@ def test_ablations_leave_out_what_they_name() -> None:
         "a": record_of(torch.eye(3) * 6, torch.arange(3)),
         "b": record_of(torch.eye(3) + 1, torch.arange(3)),
     }
-    assert weights(ablation="no_ea") == {"a": 0.25, "b": 0.75}
+    assert weights(ablation="no_ea") == {"a": 0.5, "b": 0.5}
+    assert weights(ablation="no_ea", no_ea="samples") == {"a": 0.25, "b": 0.75}
     full = evidential_weights(records)
     for ablation in ("none", "no_bcc", "no_dtd"):
         assert weights(ablation=ablation) == pytest.approx(full)
@@ -340,6 +350,72 @@ def test_ablations_leave_out_what_they_name() -> None:
         expected = evidential_weights(records, factors=left)  # type: ignore[arg-type]  # words
         assert weights(ablation=f"no_{word}") == pytest.approx(expected)
         assert expected != pytest.approx(full)
+
+
+def test_equal_weights_are_fedavg_s_of_equal_sizes() -> None:
+    three = {client: contribution(samples) for client, samples in (("a", 3), ("b", 3), ("c", 3))}
+    uneven = {client: contribution(samples) for client, samples in (("a", 3), ("b", 9), ("c", 1))}
+    fedavg_weights = fedavg().weigh(three, view())
+    for given in (three, uneven):
+        assert besplit(ablation="no_ea").weigh(given, view()) == pytest.approx(fedavg_weights)
+
+
+def test_weights_can_be_evened_out_and_capped() -> None:
+    # one client is sure and right, two are not
+    logits = {"a": torch.eye(3) * 6, "b": torch.eye(3), "c": torch.eye(3)}
+    records = {c: record_of(logits[c], torch.arange(3)) for c in "abc"}
+
+    def weights(**numbers: Any) -> dict[str, float]:
+        memory = {f"new/{client}": record for client, record in records.items()}
+        return besplit(**numbers).weigh(dict.fromkeys("abc", contribution()), view(memory))
+
+    full = evidential_weights(records)
+    assert weights() == pytest.approx(full)
+    ratio = full["a"] / full["b"]
+    assert ratio > 4
+    root = weights(weight_power=0.5)
+    assert root["a"] / root["b"] == pytest.approx(ratio**0.5)
+    assert weights(weight_power=0.0) == pytest.approx(dict.fromkeys("abc", 1 / 3))
+    # twice the median of the three is 2 : 1 : 1
+    assert weights(weight_cap=2.0) == pytest.approx({"a": 0.5, "b": 0.25, "c": 0.25})
+    with pytest.raises(ConfigurationError, match=r"weight_cap: expected .* of at least 1"):
+        besplit(weight_cap=0.5)
+
+
+def test_the_teacher_is_the_server_s_half_as_the_round_began() -> None:
+    """KD_G's gradient of W_A's last layer, by hand: tau / B * (p_a - p_g)^T h, with h its input."""
+    server, one = state("resnet18", momentum=0.9), {"a": batch_of([0, 1, 2, 0], 3, (64, 4, 4))}
+    now = view(number=12)
+    began = server.net.suffix(2)
+    z = one["a"].features.features
+    shape = server.shape_at(2)
+    assert z.shape[1:] == shape
+    with torch.no_grad():
+        teacher = deepcopy(began).eval()(z)
+    statistics = {name: tensor.clone() for name, tensor in began.named_buffers()}
+    taught(server, one, now)
+    outputs = taught(server, one, now)["a"].outputs  # after a step of the client's own copy
+    assert outputs is not None
+    assert torch.equal(outputs, teacher)
+    with torch.no_grad():
+        copy = server.copies["a"].module.eval()(z)
+    assert not torch.allclose(copy, teacher, atol=1e-3)
+    assert began.training
+    for name, tensor in began.named_buffers():
+        assert torch.equal(tensor, statistics[name]), name
+
+    tau, hidden = 5.0, torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    last = nn.Linear(6, CLASSES, bias=False)
+    logits = last(hidden)
+    (got,) = torch.autograd.grad(kd_global(logits, outputs, tau), [last.weight])
+    apart = torch.softmax(logits / tau, 1) - torch.softmax(teacher / tau, 1)
+    torch.testing.assert_close(got, tau / 4 * apart.T @ hidden, rtol=1e-4, atol=1e-6)
+
+
+def test_a_teacher_that_is_not_finite_does_not_travel() -> None:
+    server = state()
+    server.net.head.load_state_dict({n: t * 1e3 for n, t in server.net.head.state_dict().items()})
+    assert server.rest_logits(2, torch.full((3, 16, 4, 4), 3e38)) is None
 
 
 def test_without_distillation_no_outputs_travel() -> None:
@@ -353,7 +429,7 @@ def test_without_distillation_no_outputs_travel() -> None:
     ("numbers", "expected"),
     [
         ({"ablation": "no_luck"}, "ablation: expected one of none, no_ea"),
-        ({"missing": "zero"}, "missing: expected one of mean, sum, got 'zero'"),
+        ({"missing": "zero"}, "missing: expected one of full, mean, sum, got 'zero'"),
         ({"beta": 1.5}, "beta: expected a finite number from 0 to 1, got 1.5"),
         ({"ttl": 0}, "ttl: expected a whole number of at least 1, got 0"),
         ({"anneal_rounds": 0}, "anneal_rounds"),

@@ -59,10 +59,15 @@ def test_weights_by_hand() -> None:
     ada = record([[6, 1, 1], [0, 0, 0], [0, 0, 0]], [4, 0, 0], ale=0.5, epi=0.25)
     bob = record([[2, 1, 1], [0, 0, 0], [2, 1, 1]], [2, 0, 1], ale=0.5, epi=0.5)
     q_ada, q_bob = 0.75 / 3, (0.5 + 0.25) / 3
-    mean = evidential_weights({"ada": ada, "bob": bob})
+    mean = evidential_weights({"ada": ada, "bob": bob}, missing="mean")
     s_ada, s_bob = q_ada / (0.5 * 0.25), q_bob / (0.5 * 0.5)
     assert mean["ada"] == pytest.approx(s_ada / (s_ada + s_bob), rel=1e-6)
     assert sum(mean.values()) == pytest.approx(1)
+    # without evidence in three classes U_ale = digamma(4) - digamma(2) = 1/2 + 1/3, and U_epi = 1
+    full = evidential_weights({"ada": ada, "bob": bob})
+    f_ada = q_ada / ((0.5 + 5 / 3) / 3 * (0.25 + 2) / 3)
+    f_bob = q_bob / ((2 * 0.5 + 5 / 6) / 3 * (2 * 0.5 + 1) / 3)
+    assert full["ada"] == pytest.approx(f_ada / (f_ada + f_bob), rel=1e-6)
     literal = evidential_weights({"ada": ada, "bob": bob}, missing="sum")
     s_bob = q_bob / (1.0 * 1.0)  # two classes: twice each sum
     assert literal["ada"] == pytest.approx(s_ada / (s_ada + s_bob), rel=1e-6)
@@ -74,10 +79,12 @@ def test_the_literal_sum_pays_a_client_for_the_classes_it_lacks() -> None:
     full = record(eye, [1.0] * classes, 0.5, 0.5)
     one = record([eye[0], *[[0.0] * classes] * 9], [1.0] + [0.0] * 9, 0.5, 0.5)
     literal = evidential_weights({"one": one, "full": full}, missing="sum")
-    mean = evidential_weights({"one": one, "full": full})
+    mean = evidential_weights({"one": one, "full": full}, missing="mean")
+    held = evidential_weights({"one": one, "full": full})
     # Q is ten times smaller; each of the two sums ten times smaller too
     assert literal["one"] / literal["full"] == pytest.approx(10, rel=1e-6)
     assert mean["one"] / mean["full"] == pytest.approx(0.1, rel=1e-6)
+    assert held["one"] < mean["one"]
 
 
 def test_a_surer_client_earns_more_at_equal_evidence_and_aleatoric_uncertainty() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from edge_sdk.gate_form import Activation
 from edge_sdk.training.formulas.evidence import aleatoric, concentration, epistemic
 
-Missing = Literal["mean", "sum"]
+Missing = Literal["full", "mean", "sum"]
 Factor = Literal["evidence", "aleatoric", "epistemic"]
 
 FACTORS: Final[tuple[Factor, ...]] = ("evidence", "aleatoric", "epistemic")
@@ -65,26 +65,32 @@ def updated(old: Tensor | None, new: Tensor, rounds: int, beta: float) -> Tensor
 def evidential_weights(
     records: Mapping[str, Tensor],
     *,
-    missing: Missing = "mean",
+    missing: Missing = "full",
     factors: Collection[Factor] = FACTORS,
+    power: float = 1.0,
 ) -> dict[str, float]:
     """Weights by evidence and uncertainty.
 
-    w_k ~ Q_k / (U_ale,k * U_epi,k), scaled to sum 1.    Eq. 8-10
+    w_k ~ (Q_k / (U_ale,k * U_epi,k))^power, scaled to sum 1.    Eq. 8-10
 
     Q_k is the mean over all N classes of q_i = E_ii / (sum_j E_ij + eps), 0 for a class without
     samples. The ratios of Eq. 9 have one numerator for all clients, which drops out of Eq. 10.
 
     Differs: Eq. 9 sums average uncertainties over classes, so a client that holds fewer classes has
-    the smaller sum and earns more, ten times as much for one class of ten. The default takes their
-    mean over the classes a client holds; `missing = "sum"` is literal. U_epi: see `epistemic`.
+    the smaller sum and earns more, ten times as much for one class of ten. That is `missing =
+    "sum"`. Their mean over the classes a client holds, `"mean"`, pays it too: a client of few
+    classes is sure of them. With `"full"` a class without samples counts with the uncertainties of
+    no evidence, as Q counts it 0. The paper has power 1. U_epi: see `epistemic`.
 
     Args:
         records: of the round's participants.
         factors: those that count; leaving one out is an ablation of the paper's Table 4.
+        power: below 1 it moves the weights towards equal ones, which are those of power 0.
     Returns: by client; the same for all where no client has evidence for a right answer.
     """
-    scores = {client: _score(record, missing, factors) for client, record in records.items()}
+    scores = {
+        client: _score(record, missing, factors) ** power for client, record in records.items()
+    }
     total = sum(scores.values())
     if not total > 0:
         return dict.fromkeys(scores, 1 / len(scores)) if scores else {}
@@ -126,9 +132,15 @@ def _score(record: Tensor, missing: Missing, factors: Collection[Factor]) -> flo
         mean = evidence[held] / counts[held, None]
         right = mean[torch.arange(len(mean)), held.nonzero().squeeze(1)]
         score *= float((right / (mean.sum(1) + EPS)).sum()) / classes
-    for factor, column in (("aleatoric", classes + 1), ("epistemic", classes + 2)):
+    none = torch.ones(1, classes, dtype=torch.float64)
+    for factor, column, most in (
+        ("aleatoric", classes + 1, aleatoric(none)),
+        ("epistemic", classes + 2, epistemic(none)),
+    ):
         if factor in factors:
             means = record[held, column] / counts[held]
+            if missing == "full":
+                means = torch.cat([means, most.expand(classes - len(means))])
             uncertainty = means.sum() if missing == "sum" else means.mean()
             score /= float(uncertainty) + EPS
     return score
