@@ -13,16 +13,24 @@ import orjson
 from benchmarks.compare import LAST_ROUNDS
 from benchmarks.paper.local_only import local_only_recipe, local_only_scores
 from edge_sdk.errors import ConfigurationError
-from server.training.report.client_scores import ClientScore
+from server.training.report.client_scores import ClientScore, by_choice, summary_of
 from server.training.report.evaluate import Evaluator
-from server.training.report.metrics import ClientSummary, summarise_clients
 from server.training.report.rows import ever_supervised
+from server.training.report.thresholds import Choice
 from server.training.run.run import Row, Simulation
 
 # Accuracy of each client alone, by recipe: one training for all rows with the same budget.
 _LOCAL_ONLY: Final[dict[bytes, list[float]]] = {}
 
 Measure = Callable[[Simulation, list[Row]], float]
+ClientMeasure = Callable[[Simulation, Sequence[ClientScore]], float]
+
+# Choices of a gated pair's threshold, as columns name them.
+CHOICE_NAMES: Final[Mapping[Choice, str]] = {
+    "held_out": "held-out",
+    "fleet": "fleet",
+    "oracle": "oracle",
+}
 
 
 def measured(run: Simulation, rows: list[Row], names: Iterable[str]) -> dict[str, float]:
@@ -30,8 +38,50 @@ def measured(run: Simulation, rows: list[Row], names: Iterable[str]) -> dict[str
 
     `rho X` is the clients' mean at that share of OOD samples; `MB to X` counts the bytes up to the
     first round with X % accuracy on the global test set, NaN where no round reached it.
+
+    A measure of clients with gated pairs comes four times: by its name and as `NAME held-out`,
+    which are the same, and as `NAME fleet` and `NAME oracle` (server.training.report.thresholds). A
+    run that holds nothing out has the last alone, also by its name.
     """
-    return {name: _measured(run, rows, name) for name in names}
+    found: dict[str, float] = {}
+    tested: dict[float | None, list[ClientScore]] = {}  # by rho
+    for name in names:
+        if not of_clients(name):
+            found[name] = _measured(run, rows, name)
+            continue
+        rho = float(name.removeprefix(_RHO)) if name.startswith(_RHO) else None
+        if rho not in tested:
+            tested[rho] = Evaluator(run, rho).clients(supervised=ever_supervised(rows))
+        measure = CLIENT_MEASURES["clients" if rho is not None else name]
+        found[name] = measure(run, tested[rho])
+        for choice, scores in by_choice(tested[rho]).items():
+            found[by_threshold(name, choice)] = measure(run, scores)
+    return found
+
+
+def of_clients(name: str) -> bool:
+    """Whether a measure is of clients on test samples of their own, where a gate may answer."""
+    return name.startswith(_RHO) or name in CLIENT_MEASURES
+
+
+def is_accuracy_of_clients(name: str) -> bool:
+    """Whether a measure of clients is an accuracy; the others are of their spread."""
+    return name.startswith(_RHO) or name in {"clients", "ood"}
+
+
+def headlines(measures: Mapping[str, float]) -> dict[str, float]:
+    """The measures that are not of a choice of thresholds, by the heads of their columns."""
+    return {shown(name): each for name, each in measures.items() if not is_by_threshold(name)}
+
+
+def is_by_threshold(name: str) -> bool:
+    """Whether a measure's name says how thresholds were chosen."""
+    return name.endswith(tuple(f" {choice}" for choice in CHOICE_NAMES.values()))
+
+
+def by_threshold(name: str, choice: Choice) -> str:
+    """Name of a measure with that choice of gated pairs' thresholds."""
+    return f"{name} {CHOICE_NAMES[choice]}"
 
 
 def pearson(alone: Sequence[float], together: Sequence[float]) -> float:
@@ -50,8 +100,6 @@ def pearson(alone: Sequence[float], together: Sequence[float]) -> float:
 
 
 def _measured(run: Simulation, rows: list[Row], name: str) -> float:
-    if name.startswith("rho "):
-        return 100 * _summary(run, rows, float(name.removeprefix("rho "))).accuracy
     if name.startswith("MB to "):
         return _megabytes_to(rows, float(name.removeprefix("MB to ")) / 100)
     return MEASURES[name](run, rows)
@@ -79,13 +127,13 @@ def _exits(run: Simulation, _rows: list[Row]) -> float:
     return 100 * Evaluator(run).exit_accuracy()
 
 
-def _clients(run: Simulation, rows: list[Row]) -> float:
-    return 100 * _summary(run, rows).accuracy
+def _clients(_run: Simulation, scores: Sequence[ClientScore]) -> float:
+    return 100 * summary_of(scores).accuracy
 
 
-def _ood(run: Simulation, rows: list[Row]) -> float:
+def _ood(_run: Simulation, scores: Sequence[ClientScore]) -> float:
     """Accuracy on test samples of classes that a client has never seen, mean over clients."""
-    return 100 * _summary(run, rows).accuracy_ood
+    return 100 * summary_of(scores).accuracy_ood
 
 
 def _auxiliary(run: Simulation, _rows: list[Row]) -> float:
@@ -94,40 +142,36 @@ def _auxiliary(run: Simulation, _rows: list[Row]) -> float:
     return math.nan if found is None else 100 * float(found["accuracy"])
 
 
-def _jain(run: Simulation, rows: list[Row]) -> float:
-    return _summary(run, rows).jain
+def _jain(_run: Simulation, scores: Sequence[ClientScore]) -> float:
+    return summary_of(scores).jain
 
 
-def _std(run: Simulation, rows: list[Row]) -> float:
-    return 100 * _summary(run, rows).std
+def _std(_run: Simulation, scores: Sequence[ClientScore]) -> float:
+    return 100 * summary_of(scores).std
 
 
-def _pearson(run: Simulation, rows: list[Row]) -> float:
+def _pearson(run: Simulation, scores: Sequence[ClientScore]) -> float:
     """PC of SplitLPF: clients trained together against each alone with the same budget."""
     recipe = local_only_recipe(run.recipe).to_dict() | {"device": run.device.type}
     key = orjson.dumps(recipe, option=orjson.OPT_SORT_KEYS)
     if key not in _LOCAL_ONLY:
         _LOCAL_ONLY[key] = _each(local_only_scores(run.recipe, run.device.type))
-    together = Evaluator(run).clients(supervised=ever_supervised(rows))
-    return pearson(_LOCAL_ONLY[key], _each(together))
+    return pearson(_LOCAL_ONLY[key], _each(scores))
 
 
 def _each(scores: Sequence[ClientScore]) -> list[float]:
-    return [(score.inside + score.outside).accuracy for score in scores]
+    return [score.accuracy for score in scores]
 
 
-def _summary(run: Simulation, rows: list[Row], rho: float | None = None) -> ClientSummary:
-    """Over all clients, each on test samples of its own classes and some of others."""
-    scores = Evaluator(run, rho).clients(supervised=ever_supervised(rows))
-    return summarise_clients([s.inside for s in scores], [s.outside for s in scores])
-
-
+_RHO: Final = "rho "
 MEASURES: Final[Mapping[str, Measure]] = {
     "accuracy": _accuracy,
     "exits": _exits,
+    "auxiliary": _auxiliary,
+}
+CLIENT_MEASURES: Final[Mapping[str, ClientMeasure]] = {
     "clients": _clients,
     "ood": _ood,
-    "auxiliary": _auxiliary,
     "jain": _jain,
     "std": _std,
     "pearson": _pearson,
@@ -146,4 +190,7 @@ def shown(name: str) -> str:
         "std": "Std",
         "pearson": "PC",
     }
+    for choice in CHOICE_NAMES.values():
+        if name.endswith(f" {choice}"):
+            return f"{shown(name.removesuffix(f' {choice}'))} {choice}"
     return str(heads.get(name, name))

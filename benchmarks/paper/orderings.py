@@ -17,8 +17,8 @@ import orjson
 import typer
 
 from benchmarks.intervals import Interval, mean_interval
-from benchmarks.paper.measures import shown
-from benchmarks.paper.report import RESULTS
+from benchmarks.paper.measures import by_threshold, of_clients, shown
+from benchmarks.paper.report import NO_GATE, RESULTS, report_path
 from benchmarks.paper.tables import TABLES, Scale
 from benchmarks.reports import Results
 from edge_sdk.durable import write_atomic
@@ -81,7 +81,9 @@ def orderings(
     about = (
         f"Scale `{scale}`. Difference: the first row less the second, in points, mean ± half width"
         " of the 95 % interval over seeds, each seed compared with itself. An ordering is shown"
-        " where the interval lies above 0, reversed where below, and open where 0 is in it."
+        " where the interval lies above 0, reversed where below, and open where 0 is in it. Gated"
+        " pairs are compared by thresholds that were chosen on held-out samples; rows without a"
+        " gate beside them say so."
     )
     head = (
         "| table | measure | above | below | difference | seeds above | |\n"
@@ -89,7 +91,7 @@ def orderings(
     )
     rows = []
     for claim in CLAIMS:
-        path = results / f"{claim.table}-{scale}.json"
+        path = report_path(results, claim.table, scale).with_suffix(".json")
         if not path.is_file():
             typer.echo(f"{path.name} does not exist: left out", err=True)
             continue
@@ -117,12 +119,32 @@ def verdict(found: Interval) -> str:
 
 def _line(claim: Claim, report: Mapping[str, Any], below: str) -> str:
     apart = differences(report, claim.measure, claim.above, below)
-    head = f"| {claim.table} | {shown(claim.measure)} | {claim.above} | {below} |"
+    gated = {row: _has_gate(report, row, claim.measure) for row in (claim.above, below)}
+    named = {
+        row: f"{row} ({NO_GATE})" if any(gated.values()) and not has_gate else row
+        for row, has_gate in gated.items()
+    }
+    measure = shown(_headline(report, claim.measure, any(gated.values())))
+    head = f"| {claim.table} | {measure} | {named[claim.above]} | {named[below]} |"
     if not apart:
         return f"{head} - | - | not run |"
     found = mean_interval(apart)
     above = sum(each > 0 for each in apart)
     return f"{head} {found} | {above} of {len(apart)} | {verdict(found)} |"
+
+
+def _has_gate(report: Mapping[str, Any], row: str, measure: str) -> bool:
+    key = by_threshold(measure, "oracle")
+    return any(run["row"] == row and key in run["measures"] for run in report["runs"])
+
+
+def _headline(report: Mapping[str, Any], measure: str, gated: bool) -> str:
+    """Name of a measure, with the choice of thresholds that its figures are by."""
+    if gated:
+        return by_threshold(measure, "held_out")
+    if of_clients(measure) and "recipes" not in report:
+        return f"{shown(measure)} (earlier version: gated rows by the oracle)"
+    return measure
 
 
 if __name__ == "__main__":

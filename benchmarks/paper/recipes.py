@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.jobs.job import Job
+from benchmarks.paper.measures import of_clients
 from benchmarks.paper.tables import Row, Scale, Table, over
+from edge_sdk.training.data.load import HELD_OUT_SHARE
+from server.training.recipe.recipe import read_recipe
 
 
 def job_of(  # noqa: PLR0917 - a row of a table, with one seed
@@ -24,8 +27,22 @@ def job_of(  # noqa: PLR0917 - a row of a table, with one seed
         recipe = over(recipe, {"train": {"batch": _share_of_batch(recipe)}})
     if data is not None and recipe["data"]["name"] != "digits":
         recipe = over(recipe, {"data": {"folder": str(data)}})
-    # as in the papers: nothing is chosen after training, so clients train on all training samples
-    return Job(name, row.name, over(recipe, {"data": {"held_out": 0}}))
+    return Job(name, row.name, over(recipe, {"data": {"held_out": _held_out(table, scale)}}))
+
+
+def _held_out(table: Table, scale: Scale) -> float:
+    """Share of the samples that no row of the table trains on.
+
+    Thresholds of gated pairs are chosen on it, in tables that have any; the other rows hold it out
+    too, so that all train on the same samples. Where nothing is chosen after training, clients
+    train on all samples, as in the papers.
+    """
+    if not any(map(of_clients, table.measures)):
+        return 0.0
+    recipes = [read_recipe(over(table.scales[scale], row.recipe)) for row in table.rows]
+    # with a local split each client has validation samples of its own
+    chosen = any(r.built_method.share_exits and r.data.split != "local" for r in recipes)
+    return HELD_OUT_SHARE if chosen else 0.0
 
 
 def _share_of_batch(recipe: Mapping[str, Any]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +16,20 @@ from benchmarks import reports
 from benchmarks.intervals import mean_interval
 from benchmarks.jobs.job import Job
 from benchmarks.jobs.results import Report, Trial, read_report
-from benchmarks.paper.measures import shown
+from benchmarks.paper.measures import by_threshold, is_accuracy_of_clients, of_clients, shown
 from benchmarks.paper.recipes import job_of
 from benchmarks.paper.tables import Row, Scale, Table
 from edge_sdk.durable import locked_folder, make_folder
+from server.training.report.thresholds import CHOICES
 
 RESULTS: Final = reports.RESULTS / "paper"
+NO_GATE: Final = "no gate"
+_ABOUT_THRESHOLDS: Final = (
+    "Gated rows by the choice of the threshold: `held-out`, each client's own, chosen on held-out"
+    " samples of its own classes; `fleet`, one for all clients, chosen on the same samples;"
+    " `oracle`, each client's best for its test samples, an upper bound and the papers' choice. No"
+    " row trains on the held-out samples. Rows without a gate have one figure."
+)
 
 
 def report_path(results: Path, name: str, scale: Scale) -> Path:
@@ -66,6 +74,7 @@ def _write(path: Path, name: str, table: Table, scale: Scale, found: Report) -> 
     )
     made = f"`{command}`; {found.made()}"
     blocks = [f"# {table.title}", source, made, _markdown(table, rows, list(trials))]
+    blocks += _thresholds(table, rows, list(trials))
     reports.write(path, report, blocks)
 
 
@@ -88,15 +97,20 @@ def _cell(values: list[float]) -> str:
 
 
 def _markdown(table: Table, rows: list[Row], trials: list[Trial]) -> str:
+    """The table of the headline figures."""
     printed = {name for row in rows for name in row.paper}
-    heads = [h for m in table.measures for h in (shown(m), "paper")[: 1 + (m in printed)]]
+    gated = _gated(table, trials)
+    names = {name: _headline(name, trials) for name in table.measures}
+    heads = [h for m in table.measures for h in (shown(names[m]), "paper")[: 1 + (m in printed)]]
+    if gated:
+        heads = ["gate", *heads]
     lines = [
         f"| | {' | '.join(heads)} | seconds | MB |",
         f"| --- |{' --- |' * (len(heads) + 2)}",
     ]
     for row in rows:
         own = [trial for trial in trials if trial.row == row.name]
-        cells = []
+        cells = [("gated" if row.name in gated else NO_GATE)] if gated else []
         for name in table.measures:
             cells.append(_cell([trial.measures[name] for trial in own]))
             if name in printed:
@@ -105,3 +119,47 @@ def _markdown(table: Table, rows: list[Row], trials: list[Trial]) -> str:
         megabytes = statistics.median(trial.megabytes for trial in own)
         lines.append(f"| {row.name} | {' | '.join(cells)} | {seconds:.0f} | {megabytes:.0f} |")
     return "\n".join(lines)
+
+
+def _thresholds(table: Table, rows: list[Row], trials: list[Trial]) -> list[str]:
+    """The table of gated rows by each choice of the threshold; nothing without a gated row.
+
+    It has the first and the last of the clients' accuracies; the report's JSON has all measures.
+    """
+    gated = _gated(table, trials)
+    if not gated:
+        return []
+    accuracies = [name for name in table.measures if is_accuracy_of_clients(name)]
+    names = list(dict.fromkeys([*accuracies[:1], *accuracies[-1:]]))
+    heads = [shown(by_threshold(name, choice)) for name in names for choice in CHOICES]
+    lines = [f"| | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
+    for row in rows:
+        own = [trial for trial in trials if trial.row == row.name]
+        cells = []
+        for name in names:
+            if row.name not in gated:
+                cells += [_cell([trial.measures[name] for trial in own]), NO_GATE, NO_GATE]
+                continue
+            for choice in CHOICES:
+                key = by_threshold(name, choice)
+                cells.append(_cell([trial.measures.get(key, math.nan) for trial in own]))
+        lines.append(f"| {row.name} | {' | '.join(cells)} |")
+    return [_ABOUT_THRESHOLDS, "\n".join(lines)]
+
+
+def _gated(table: Table, trials: Iterable[Trial]) -> set[str]:
+    """Rows whose clients are answered by gated pairs."""
+    return {
+        trial.row
+        for trial in trials
+        for name in table.measures
+        if of_clients(name) and by_threshold(name, "oracle") in trial.measures
+    }
+
+
+def _headline(name: str, trials: Iterable[Trial]) -> str:
+    """Name of a measure's column: with the choice of thresholds where any row has gated pairs."""
+    for choice in CHOICES:
+        if any(by_threshold(name, choice) in trial.measures for trial in trials):
+            return by_threshold(name, choice)
+    return name

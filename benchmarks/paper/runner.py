@@ -18,7 +18,7 @@ from benchmarks.jobs.job import Job
 from benchmarks.jobs.lines import RoundTeller, duration, figures, say
 from benchmarks.jobs.queue import Outcome, run_queue
 from benchmarks.jobs.results import Trial, read_report
-from benchmarks.paper.measures import shown
+from benchmarks.paper.measures import headlines
 from benchmarks.paper.progress import write_progress
 from benchmarks.paper.report import add_trial, report_path
 from benchmarks.paper.tables import TABLES, Scale
@@ -78,7 +78,7 @@ class Runner:
             )
             add_trial(self.results, TABLES[job.table], self.scale, job, trial)
             here.add(str(job))
-            found = figures({shown(name): each for name, each in trial.measures.items()})
+            found = figures(headlines(trial.measures))
             say(f"{job}: {found} in {duration(trial.clock_seconds)}")
             self.write_progress()
 

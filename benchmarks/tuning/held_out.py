@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.training.streams import Stream
+from server.training.recipe.partition import RhoTest
 from server.training.recipe.recipe import Recipe
 from server.training.run.build import load_data
 from server.training.run.run import Simulation
@@ -14,8 +19,24 @@ from server.training.simulation.build import build_simulation
 def build_on_held_out(recipe: Recipe, device: str, folder: Path) -> Simulation:
     """A recipe's simulation, with its held-out samples in the place of the test samples.
 
+    A client is not tested on those by which its gate's threshold is chosen.
+
     Raises: SplitedgeError saying what does not go together.
     """
     data = load_data(recipe)
     simulation = build_simulation(recipe, device, folder)
-    return replace(simulation, x_test=data.x_held_out, y_test=data.y_held_out)
+    y = data.y_held_out
+    return replace(simulation, x_test=data.x_held_out, y_test=y, tests=_tests(simulation, y))
+
+
+def _tests(simulation: Simulation, y: NDArray[np.int64]) -> dict[str, RhoTest]:
+    """Samples of each client's classes, without its own held-out ones, and samples of others."""
+    tests = {}
+    for number, (name, client) in enumerate(simulation.clients.items()):
+        known = np.isin(y, np.unique(client.y))
+        draw = Stream.UNSEEN_CLASSES.generator(simulation.recipe.seed, index=number)
+        tests[name] = RhoTest(
+            np.setdiff1d(np.flatnonzero(known), simulation.held_out[name]),
+            draw.permutation(np.flatnonzero(~known)),
+        )
+    return tests

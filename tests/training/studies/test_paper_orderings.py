@@ -55,6 +55,32 @@ def test_claims_are_of_rows_and_measures_that_tables_have() -> None:
         assert claim.measure in table.measures
 
 
+def test_gated_rows_are_compared_by_held_out_thresholds_and_others_say_so(tmp_path: Path) -> None:
+    rows = {"HARMONY": ABOVE, "SplitGP, lambda 0.2": BELOW, "SplitFed": BELOW}
+    report = report_of(rows, "rho 0")
+    report["recipes"] = {}
+    for run in report["runs"]:  # type: ignore[attr-defined]  # a list
+        if run["row"] != "SplitFed":
+            # by the oracle the order is the other way round
+            run["measures"] |= {"rho 0 held-out": run["measures"]["rho 0"]}
+            run["measures"]["rho 0 oracle"] = 99.0 if run["row"] != "HARMONY" else 90.0
+    (tmp_path / "harmony-cpu.json").write_bytes(orjson.dumps(report))
+    ran = CliRunner().invoke(app, ["--results", str(tmp_path)])
+    assert ran.exit_code == 0, ran.output
+    text = (tmp_path / "orderings-cpu.md").read_text()
+    difference = "2.167 ± 1.9 | 3 of 3 | shown |"
+    assert f"| rho 0 held-out | HARMONY | SplitGP, lambda 0.2 | {difference}" in text
+    assert f"| rho 0 held-out | HARMONY | SplitFed (no gate) | {difference}" in text
+
+
+def test_report_of_an_earlier_version_says_whose_thresholds_it_has(tmp_path: Path) -> None:
+    report = report_of({"HARMONY": ABOVE, "SplitFed": BELOW}, "rho 0")
+    (tmp_path / "harmony-cpu.json").write_bytes(orjson.dumps(report))
+    CliRunner().invoke(app, ["--results", str(tmp_path)])
+    text = (tmp_path / "orderings-cpu.md").read_text()
+    assert "| rho 0 (earlier version: gated rows by the oracle) | HARMONY | SplitFed |" in text
+
+
 def test_report_says_what_is_shown_and_what_was_not_run(tmp_path: Path) -> None:
     report = report_of({"SCALA": ABOVE, "Minibatch-SFL": BELOW}, "accuracy")
     (tmp_path / "scala-cpu.json").write_bytes(orjson.dumps(report))

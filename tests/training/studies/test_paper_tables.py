@@ -12,7 +12,13 @@ from typer.testing import CliRunner
 
 from benchmarks.paper.__main__ import app
 from benchmarks.paper.local_only import local_only_scores
-from benchmarks.paper.measures import _LOCAL_ONLY, measured
+from benchmarks.paper.measures import (
+    _LOCAL_ONLY,
+    by_threshold,
+    is_by_threshold,
+    measured,
+    of_clients,
+)
 from benchmarks.paper.recipes import job_of
 from benchmarks.paper.tables import TABLES, over
 from server.training.recipe.recipe import read_recipe
@@ -30,7 +36,8 @@ def test_a_table_runs_at_smoke_scale(name: str, tmp_path: Path) -> None:
     table = TABLES[name]
     assert [run["row"] for run in report["runs"]] == [row.name for row in table.rows]
     for run in report["runs"]:
-        assert run["measures"].keys() == set(table.measures)
+        measures = {name for name in run["measures"] if not is_by_threshold(name)}
+        assert measures == set(table.measures)
         assert run["seconds"] > 0
         assert run["megabytes"] > 0
     assert report["command"].startswith(f"python -m benchmarks.paper {name} ")
@@ -39,6 +46,44 @@ def test_a_table_runs_at_smoke_scale(name: str, tmp_path: Path) -> None:
         assert f"| {row.name} |" in text
         for figure in row.paper.values():
             assert f"{figure:.2f}" in text
+    _check_thresholds(name, report, text)
+
+
+def _check_thresholds(table: str, report: dict[str, Any], text: str) -> None:
+    """Gated rows have each client measure by three choices; others beside them say "no gate"."""
+    tested = [name for name in TABLES[table].measures if of_clients(name)]
+    built = {
+        row.name: job_of(table, TABLES[table], row, "smoke").recipe.built_method
+        for row in TABLES[table].rows
+    }
+    gated = {run["row"] for run in report["runs"] if any(map(is_by_threshold, run["measures"]))}
+    for run in report["runs"]:
+        found = run["measures"]
+        assert (run["row"] in gated) == (built[run["row"]].share_exits and bool(tested))
+        for name in tested if run["row"] in gated else ():
+            own = [found[by_threshold(name, choice)] for choice in ("held_out", "fleet", "oracle")]
+            assert own[0] == found[name]
+            if name.startswith("rho ") or name == "clients":
+                assert max(own) == own[2]
+    for line in text.splitlines():
+        row = line.split("|")[1].strip() if line.startswith("| ") else None
+        if gated and row in {run["row"] for run in report["runs"]}:
+            assert ("no gate" in line) == (row not in gated)
+    assert (" held-out |" in text) == bool(gated)
+
+
+def test_all_rows_of_a_table_with_a_gated_row_train_on_the_same_samples() -> None:
+    for name, table in TABLES.items():
+        jobs = [job_of(name, table, row, "cpu") for row in table.rows]
+        (share,) = {job.recipe.data.held_out for job in jobs}
+        gated = any(job.recipe.built_method.share_exits for job in jobs)
+        local = any(job.recipe.data.split == "local" for job in jobs)
+        chosen = gated and not local and any(map(of_clients, table.measures))
+        assert share == (0.1 if chosen else 0)
+    harmony = TABLES["harmony"]
+    assert job_of("harmony", harmony, harmony.rows[0], "cpu").recipe.data.held_out == 0.1
+    besplit = TABLES["besplit"]
+    assert job_of("besplit", besplit, besplit.rows[0], "cpu").recipe.data.held_out == 0
 
 
 @pytest.mark.parametrize("scale", ["smoke", "cpu", "full"])

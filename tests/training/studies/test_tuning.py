@@ -81,13 +81,26 @@ def test_a_trial_is_judged_without_the_test_part(tmp_path: Path) -> None:
     assert Evaluator(wrong).accuracy(supervised=True) == 0
 
 
+def test_a_client_is_not_judged_by_what_its_threshold_is_chosen_on(tmp_path: Path) -> None:
+    run = build_on_held_out(trials_of("splitgp", "digits")[0].recipe, "cpu", tmp_path)
+    for name, client in run.clients.items():
+        test, own = run.tests[name], set(run.held_out[name].tolist())
+        assert own
+        judged = set(test.id.tolist())
+        assert not own & judged
+        # all others of its classes judge it, and none of them counts as unseen
+        assert judged | own == set(np.flatnonzero(np.isin(run.y_test, client.y)).tolist())
+        assert not np.isin(run.y_test[test.ood], client.y).any()
+
+
 def a_report(figures: dict[str, float]) -> Report:
     """The trials of two methods; those that are not named have 50 %."""
     jobs = [job for method in ("fedavg", "splitgp") for job in trials_of(method, "digits")]
     made = {"command": "none", "device": "cpu", **provenance()}
     trials = [
-        Trial(j.row, SEED, {"m": figures.get(j.row, 50.0)}, 1, 1, [], 1, j.digest, made)
+        Trial(j.row, SEED, {measure: figures.get(j.row, 50.0)}, 1, 1, [], 1, j.digest, made)
         for j in jobs
+        for measure in [SWEEP[method_of(j.row)].measure]
     ]
     return Report(trials, {job.digest: job.content for job in jobs})
 
