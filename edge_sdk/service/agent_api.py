@@ -21,6 +21,7 @@ from edge_sdk.errors import (
     FrameError,
     FrameTooLargeError,
     InputError,
+    OutOfMemoryError,
     SplitedgeError,
 )
 from edge_sdk.installation import installed_version
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 # a client that finds all places taken comes again after this time
 RETRY_S: Final = 1
+# by then the agent may have a smaller bundle, or another program may have freed memory
+RETRY_MEMORY_S: Final = 5
 STARTING: Final = "the agent is starting: its bundle is not loaded yet"
 
 UNTRUSTED: Final = "ask over the socket in the state folder, or run the agent with a serve secret"
@@ -71,14 +74,8 @@ class AgentApi:
         """
         try:
             return self._route(request, local, trusted)
-        except RequestError as err:
-            return error_response(err)
-        except FrameTooLargeError as err:
-            return error_response(RequestError(413, str(err)))
-        except (FrameError, InputError, ConfigurationError) as err:
-            return error_response(RequestError(400, str(err)))
         except SplitedgeError as err:
-            return error_response(RequestError(502, str(err)))
+            return error_response(_as_request_error(err))
         except Exception:  # outermost catch: the log gets the traceback, the peer a fixed text
             logger.exception("%s %s failed", request.method, request.path)
             text = "the agent failed on this request; its log says why"
@@ -216,6 +213,22 @@ class AgentApi:
     def _acknowledge(self, request: Request) -> Response:
         identifier = _object(request, "id")["id"]
         return json_response({"acknowledged": self._opened().acknowledge(identifier)})
+
+
+def _as_request_error(error: SplitedgeError) -> RequestError:
+    """The status of a fault of the request, or of the agent."""
+    text = str(error)
+    match error:
+        case RequestError():
+            return error
+        case OutOfMemoryError():
+            text += f"; ask again in {RETRY_MEMORY_S} s"
+            return RequestError(503, text, retry_after_s=RETRY_MEMORY_S)
+        case FrameTooLargeError():
+            return RequestError(413, text)
+        case FrameError() | InputError() | ConfigurationError():
+            return RequestError(400, text)
+    return RequestError(502, text)
 
 
 def _object(request: Request, *keys: str) -> dict[str, Any]:

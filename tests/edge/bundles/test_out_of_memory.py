@@ -14,11 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
 import orjson
 import pytest
-from onnx import helper, numpy_helper
 
 from edge_sdk import AgentSettings, api
 from edge_sdk.bundles.lifecycle import BundleLifecycle
@@ -32,6 +30,7 @@ from server.bench.models import export_random
 from server.processes import ServerProcess
 from server.registry.database import Registry
 from server.tokens import create_token
+from tests.edge.hungry import hungry
 
 if TYPE_CHECKING:
     from tests.edge.bundles.depot import Depot, Export
@@ -89,33 +88,6 @@ def run_agent(state: Path, spare_mb: int, when: str, deadline_s: float) -> tuple
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
-
-
-NODES: tuple[tuple[str, list[str], str, dict[str, Any]], ...] = (
-    ("ReduceMax", ["x"], "largest", {"keepdims": 0}),
-    ("Greater", ["largest", "limit"], "above", {}),
-    ("Where", ["above", "much", "little"], "count", {}),
-    ("Reshape", ["count", "one"], "shape", {}),
-    ("ConstantOfShape", ["shape"], "zeros", {}),
-    ("ReduceSum", ["zeros"], "sum", {"keepdims": 0}),
-    ("Mul", ["sum", "nothing"], "none", {}),
-    ("Add", ["plain", "none"], "logits", {}),
-)
-
-
-def hungry(model: onnx.ModelProto) -> bytes:
-    """The same logits, and 2 GB of zeros on the way to them if a value is above a million."""
-    (last,) = (node for node in model.graph.node if "logits" in node.output)
-    last.output[list(last.output).index("logits")] = "plain"
-    constants = {
-        "limit": np.float32(1e6), "much": np.int64(500_000_000), "little": np.int64(1),
-        "one": np.array([1], np.int64), "nothing": np.float32(0),
-    }  # fmt: skip
-    for name, value in constants.items():
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
-    for kind, inputs, output, more in NODES:
-        model.graph.node.append(helper.make_node(kind, inputs, [output], **more))
-    return bytes(model.SerializeToString())
 
 
 def test_a_prediction_goes_on_with_the_smaller_bundle_at_hand(

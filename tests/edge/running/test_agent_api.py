@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import orjson
 import pytest
 import tritonclient.http as triton
@@ -20,6 +22,7 @@ from edge_sdk.service.client import RunningAgent
 from edge_sdk.service.messages import Request
 from edge_sdk.service.service import AgentService
 from edge_sdk.settings_file.serve_table import ServeTable
+from tests.edge.hungry import hungry
 from tests.edge.running.conftest import INFER, SAMPLES, Site, described
 
 DOORS = ["http", "local"]
@@ -289,6 +292,24 @@ def test_more_requests_than_places_are_told_to_come_again(bundle: Path) -> None:
     thread.join(10)
     assert first == [200]
     assert api.answer(request, local=False, trusted=False).status == 200
+
+
+def test_a_device_without_memory_for_its_bundle_tells_when_to_ask_again(
+    bundle: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(bundle, tmp_path / "d2")
+    path = folder / "exit.onnx"
+    path.write_bytes(hungry(onnx.load(path), values=10**15))  # more than any machine has
+    api = AgentApi(in_flight=1)
+    with EdgeAgent.from_bundle(folder) as agent:
+        api.agent = agent
+        for sample, status in ((np.full_like(SAMPLES[:1], 2e6), 503), (SAMPLES[:1], 200)):
+            for path_, body in ((INFER, described(sample)), ("/agent/predict", described(sample))):
+                answer = api.answer(Request("POST", path_, body=body), local=True, trusted=True)
+                assert answer.status == status, answer.body
+                if status == 503:
+                    assert answer.headers["Retry-After"] == "5"
+                    assert b"ask again in 5 s" in answer.body
 
 
 @pytest.mark.parametrize("door", DOORS)
