@@ -62,13 +62,17 @@ class BrokerAddress:
 
         Raises: ConfigurationError saying which part is wrong.
         """
+        expected = ConfigurationError(
+            "broker URL: expected mqtt://HOST:PORT or mqtts://HOST:PORT, got"
+            f" {shown_broker(url)}; the signs / @ : of a password are written %2F %40 %3A"
+        )
         try:
             parts = urlsplit(url)
             port = parts.port
-        except ValueError as err:
-            raise ConfigurationError(f"broker URL {url!r}: {err}") from err
+        except ValueError:  # its text may quote a part of the password
+            raise expected from None
         if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
-            raise ConfigurationError(f"broker URL: expected mqtt://HOST:PORT, got {url!r}")
+            raise expected
         return cls(
             host=parts.hostname,
             port=DEFAULT_PORTS[parts.scheme] if port is None else port,
@@ -82,6 +86,15 @@ class BrokerAddress:
         """The address without its login."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
+
+
+def shown_broker(url: str) -> str:
+    """A broker's URL as an error quotes it, without the login that it may hold."""
+    login, at, place = url.rpartition("@")
+    if not at:
+        return repr(url)
+    scheme, slashes, _ = login.partition("//")
+    return repr(f"{scheme}{slashes}...@{place}" if slashes else f"...@{place}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Final
 
 from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.mqtt import BrokerAddress
+from edge_sdk.mqtt import BrokerAddress, shown_broker
 from edge_sdk.wire.address import Address
 from edge_sdk.wire.frames import MQTT_LIMITS
 from profiles.checks import one_of, whole
@@ -116,7 +116,8 @@ def parse_broker(text: str) -> Address | BrokerAddress:
     if "://" in text:
         return BrokerAddress.parse(text)
     raise ConfigurationError(
-        f"--mqtt: expected embedded, embedded:HOST:PORT or mqtt://HOST:PORT, got {text!r}"
+        "--mqtt: expected embedded, embedded:HOST:PORT or mqtt://HOST:PORT, got"
+        f" {shown_broker(text)}"
     )
 
 

@@ -18,6 +18,7 @@ from edge_sdk.errors import ConfigurationError, FrameTooLargeError, LinkError
 from edge_sdk.mqtt import BrokerAddress, Message, MqttLink, Rpc, Will, loopback, with_login
 from server.broker.child import BrokerChild
 from server.broker.policy import Principal, credential_sha256
+from server.settings import parse_broker
 from tests.edge.brokers import Inbox, Mosquitto
 from tests.waiting import wait_until
 
@@ -320,6 +321,26 @@ def test_a_login_is_added_to_an_address() -> None:
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="broker URL"):
         BrokerAddress.parse(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://u:secret@h",
+        "mqtt://u:secret@h:x",
+        "mqtt://u:secret@",
+        "mqtt://u:sec/secret@h",
+        "mqtt://u:se@cret:secret@h:99999",
+        "u:secret@h:1883",
+        "mqtt://u:[secret@h",
+    ],
+)
+def test_a_refused_url_does_not_show_its_login(url: str) -> None:
+    for parse in (BrokerAddress.parse, parse_broker):
+        with pytest.raises(ConfigurationError) as refused:
+            parse(url)
+        assert "cret" not in str(refused.value)
+        assert refused.value.__cause__ is None
 
 
 def test_loopback_is_told_by_the_address() -> None:
