@@ -224,6 +224,9 @@ class CsvSource:
 class SerialSource:
     """Windows of the lines that come in at a serial port.
 
+    A line without a number is a header if the first row behind it has as many cells. Other text,
+    such as a greeting of the device, is none.
+
     Args:
         open_port: opens it; the port has `read(size)`, `in_waiting` and `close()`.
     """
@@ -238,15 +241,18 @@ class SerialSource:
         """One item for each window, numbered."""
         cutter = RowCutter(self._keys, feed)
         begun = False
+        before: list[str] = []
         number = 0
         for text in self._lines(feed, cutter):
             cells = [cell for cell in _BETWEEN.split(text.strip()) if cell]
             if not cells:
                 continue
             if not begun:
-                begun = True
-                if cutter.begin(cells):
+                if Columns(cells).header:
+                    before = cells
                     continue
+                begun = True
+                cutter.begin(before if len(before) == len(cells) else cells)
             sample = cutter.take(cells, f"{feed.name}: the line {text.strip()[:60]}")
             if sample is not None:
                 number += 1

@@ -308,6 +308,37 @@ def test_windows_of_a_serial_port_that_is_unplugged_and_plugged_in(
     assert got.items[2].name == f"{port.name} window 3"
 
 
+@pytest.mark.parametrize(
+    ("text", "columns", "seen"),
+    [
+        ("sensor ready\n", "", [[1, 2]]),  # two words are no header of three columns
+        ("sensor ready now\nax ay az\n", "ay", [[4, 5]]),
+        ("ax ay az\nstarted\n", "2", [[4, 5]]),
+        ("", "3", [[7, 8]]),  # attached while the device was sending
+    ],
+)
+def test_text_before_the_rows_of_a_serial_port_is_a_header_if_it_fits_them(
+    port: Port, text: str, columns: str, seen: list[list[float]]
+) -> None:
+    opened = threading.Event()
+
+    def open_port() -> Any:
+        opened_port = serial_port(str(port.name), 115_200)
+        opened.set()
+        return opened_port
+
+    port.plug_in()
+    channels = 1 if columns else 3
+    keys = RowKeys(window=2, step=2, columns=(columns,) if columns else ())
+    spec = TensorSpec("float32", (channels, 2))
+    with reading(SerialSource(open_port, keys), spec, str(port.name)) as got:
+        assert opened.wait(10)
+        port.write(f"the first line may be half of one\n{text}1 4 7\n2 5 8\n")
+        got.wait(1)
+    assert first_channel(got) == seen
+    assert got.feed.counts.holes == 0
+
+
 @pytest.mark.parametrize("line", ["1,2\r3,4", "9" * 200_000])
 def test_a_line_that_is_no_row_of_a_table_is_a_hole(tmp_path: Path, line: str) -> None:
     path = tmp_path / "motion.csv"
