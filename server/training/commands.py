@@ -131,6 +131,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue after the last saved round.")
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a finished training of the recipe's name.")
+    ] = False,
     min_devices: Annotated[
         int | None,
         typer.Option(
@@ -187,6 +190,7 @@ def train(
         join_s=60 * join_minutes,
         silence_s=silence,
         resume=resume,
+        force=force,
         server=None if known is None else f"{scheme}://{known.http}",
         tls_cert=tls_cert,
         tls_key=tls_key,

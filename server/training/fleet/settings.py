@@ -24,6 +24,8 @@ class TrainerSettings:
             `data.clients` where None.
         join_s: seconds to wait for them, and later for devices that a quorum lacks.
         silence_s: seconds without a heartbeat after which a device counts as away.
+        resume: continue after the last saved round.
+        force: replace a finished training of that name.
         server: URL of the running server, which invites the devices; None invites none.
         tls_cert, tls_key: PEM files, the server's own.
         insecure: listen without TLS on an address other than loopback.
@@ -36,6 +38,7 @@ class TrainerSettings:
     join_s: float = 600.0
     silence_s: float = SILENCE_S
     resume: bool = False
+    force: bool = False
     server: str | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None

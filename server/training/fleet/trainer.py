@@ -130,7 +130,12 @@ def train(
         registry = open_registry(settings.state)
         stack.callback(registry.close)
         secret = load_operator_secret(settings.state)
-        checkpoint = find_checkpoint(folder, resume=settings.resume, otherwise="remove the folder")
+        checkpoint = find_checkpoint(
+            folder,
+            resume=settings.resume,
+            force=settings.force,
+            otherwise="give the recipe's file another name",
+        )
         dataset = load_data(recipe, note)
         first = settings.min_devices or recipe.data.clients
         late = LateUpdates(folder)

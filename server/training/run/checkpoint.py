@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from edge_sdk.cli.times import plural
 from edge_sdk.durable import make_folder, sync_folder, write_atomic
 from edge_sdk.errors import ConfigurationError, FrameError, StorageError
 from server.training.run.run import Row, Run
@@ -87,13 +88,16 @@ class Checkpoint:
         return dict(sorted(found.items()))
 
 
-def find_checkpoint(folder: Path, *, resume: bool, otherwise: str) -> Checkpoint | None:
+def find_checkpoint(
+    folder: Path, *, resume: bool, force: bool, otherwise: str
+) -> Checkpoint | None:
     """The checkpoint that a run in `folder` continues from; None for a run that starts.
 
     Args:
+        force: replace a finished run.
         otherwise: what to do instead of resuming, for the message.
-    Raises: ConfigurationError where a new run would overwrite an unfinished one; StorageError if
-        there are checkpoints and all are damaged.
+    Raises: ConfigurationError where a new run would overwrite an unfinished one, or a finished one
+        without `force`; StorageError if there are checkpoints and all are damaged.
     """
     checkpoint = latest_checkpoint(folder)
     if checkpoint is None or resume:
@@ -103,6 +107,11 @@ def find_checkpoint(folder: Path, *, resume: bool, otherwise: str) -> Checkpoint
         raise ConfigurationError(
             f"{folder}: holds a run that stopped after round {checkpoint.round} of {rounds}; add"
             f" --resume to continue, or {otherwise}"
+        )
+    if not force:
+        raise ConfigurationError(
+            f"{folder}: holds a finished run of {plural(checkpoint.round, 'round')}; {otherwise},"
+            " add --resume to go on with more rounds, or --force to replace it"
         )
     return None
 

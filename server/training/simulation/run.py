@@ -12,8 +12,6 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from edge_sdk.cli.times import plural
-from edge_sdk.errors import ConfigurationError
 from edge_sdk.records import table_of
 from edge_sdk.state import StateLock
 from exporters.run.record import WEIGHTS
@@ -25,7 +23,7 @@ from server.training.report.outcome import write_outcome
 from server.training.report.plots import plot_rounds
 from server.training.report.report import REPORT, Report, report_of, write_report
 from server.training.report.rows import ever_supervised, is_supervised, row_of
-from server.training.run.checkpoint import continue_run, find_checkpoint, latest_checkpoint
+from server.training.run.checkpoint import continue_run, find_checkpoint
 from server.training.run.record import OnRound, record_rounds
 from server.training.run.run import Row, Simulation
 from server.training.simulation.build import build_simulation
@@ -57,9 +55,9 @@ def simulate(
         another process runs there; StorageError.
     """
     with StateLock(out, "simulation"):
-        checkpoint = find_checkpoint(out, resume=resume, otherwise="choose another --out")
-        if checkpoint is None and not force:
-            _check_unused(out)
+        checkpoint = find_checkpoint(
+            out, resume=resume, force=force, otherwise="choose another --out"
+        )
         if resume and checkpoint is None:
             logger.warning("%s: no round to continue from; starting with round 1", out)
         simulation = build_simulation(recipe, device, out, note)
@@ -91,15 +89,6 @@ def run_rounds(simulation: Simulation, rows: list[Row]) -> Iterator[Row]:
         path = evaluator.path(supervised=supervised)
         rows.append(row_of(result, accuracy, path, simulation.failures))
         yield rows[-1]
-
-
-def _check_unused(out: Path) -> None:
-    last = latest_checkpoint(out)
-    if last is not None:
-        raise ConfigurationError(
-            f"{out}: holds a finished run of {plural(last.round, 'round')}; choose another --out,"
-            " add --resume to go on with more rounds, or --force to replace it"
-        )
 
 
 def _ignore(_row: Row) -> None:

@@ -145,6 +145,18 @@ def test_resumed_training_ends_in_the_weights_of_an_undisturbed_one(
     assert report["final"]["accuracy"] == report["rounds"][-1]["accuracy"]
     assert len((tmp_path / "training" / "run" / "log.jsonl").read_bytes().splitlines()) == 3
 
+    # it makes way for a new training only where that is asked for
+    with pytest.raises(
+        ConfigurationError, match=r"finished run of 3 rounds; .*another name.*--force"
+    ):
+        run(resume=False, on_round=print)
+    assert load_file(report["weights"]).keys() == got.keys()
+    settings = TrainerSettings(
+        tmp_path, "run", Address("127.0.0.1", free_port), join_s=0.1, force=True
+    )
+    with pytest.raises(LinkError, match="got 0"):  # it waits for devices again
+        train(recipe, settings, say=print, on_round=print)
+
 
 def test_weights_have_the_exit_heads_that_were_trained_and_shared(
     tmp_path: Path, free_port: int
