@@ -30,6 +30,7 @@ from server.training.core.weighted_mean import Contributions, WeightRule
 from server.training.methods.ask_clients import ask_clients
 from server.training.methods.formulas.contribution import (
     ALPHA,
+    DEAD_ZONE,
     contribution_weights,
     cosine,
     global_gradient,
@@ -42,9 +43,10 @@ PREVIOUS: Final = "previous gradient"
 _BACK: Final = PersonalBack()  # the source of the defaults
 
 
-def splitlpf(
+def splitlpf(  # noqa: PLR0917 - the numbers of a recipe
     alpha: float = ALPHA,
     signed: bool = True,
+    dead_zone: float = DEAD_ZONE,
     dropout: float = _BACK.dropout,
     back_rate: float | None = _BACK.learning_rate,
     follow_accuracy: bool = _BACK.follow_accuracy,
@@ -54,6 +56,7 @@ def splitlpf(
     Args:
         alpha: 1 weighs clients by their samples alone, 0 by their direction alone.
         signed: keep the sign of Eq. 8's cosine; False is Eq. 9 as printed.
+        dead_zone: a smaller cosine, of either sign, counts as 0.
         dropout: before the personal layer.
         back_rate: the personal layer's learning rate; None for `train.learning_rate`.
         follow_accuracy: lower that rate as a client's accuracy grows.
@@ -64,17 +67,20 @@ def splitlpf(
         labels="derivable",
         client=ClientPart(back=back),
         server_step=ask_clients(),
-        weigh=by_contribution(alpha, signed=signed),
+        weigh=by_contribution(alpha, signed=signed, dead_zone=dead_zone),
         asks=("embeddings",),
     )
 
 
-def by_contribution(alpha: float = ALPHA, *, signed: bool = True) -> WeightRule:
+def by_contribution(
+    alpha: float = ALPHA, *, signed: bool = True, dead_zone: float = DEAD_ZONE
+) -> WeightRule:
     """Weights p_k by data size and by the direction of the front    Eq. 8-11
 
     The direction is compared with that of the last round.
     """
     check_value("alpha", alpha, share)
+    check_value("dead_zone", dead_zone, share)
 
     def weigh(contributions: Contributions, now: RoundView) -> dict[str, float]:
         def gradients() -> Iterator[tuple[str, Weights]]:
@@ -89,6 +95,7 @@ def by_contribution(alpha: float = ALPHA, *, signed: bool = True) -> WeightRule:
             {client: cosine(gradient, remembered) for client, gradient in gradients()},
             alpha,
             signed=signed,
+            dead_zone=dead_zone,
         )
         average = global_gradient(gradients(), weights)
         previous.update(average)

@@ -66,6 +66,28 @@ def test_all_against_the_last_gradient_fall_back_to_samples() -> None:
     assert contribution_weights({"a": 1, "b": 3}, {"a": -0.5, "b": -0.5}) == {"a": 0.0, "b": 1.0}
 
 
+def test_a_cosine_within_the_dead_zone_says_nothing() -> None:
+    samples = {"a": 100, "b": 200, "c": 100, "d": 100}
+    cosines = {"a": -0.09, "b": 0.6, "c": 0.2, "d": 0.1}
+    # d lies on the edge and counts; |c| sums to .9 without a
+    weights = contribution_weights(samples, cosines, 0.5, dead_zone=0.1)
+    assert weights == {
+        "a": pytest.approx(0.1 / (0.5 + 0.5)),
+        "b": pytest.approx(0.2 + 3 / 9),
+        "c": pytest.approx(0.1 + 1 / 9),
+        "d": pytest.approx(0.1 + 1 / 18),
+    }
+    # noise alone: by samples, where the sign of the noise would leave c without a vote
+    noise = {"a": 0.01, "b": 0.02, "c": -0.05, "d": 0.01}
+    assert contribution_weights(samples, noise, 0.5)["c"] == 0
+    assert contribution_weights(samples, noise, 0.5, dead_zone=0.1) == {
+        "a": 0.2,
+        "b": 0.4,
+        "c": 0.2,
+        "d": 0.2,
+    }
+
+
 def test_one_client_has_all_the_weight_whatever_its_direction() -> None:
     for value in (1.0, 0.0, -1.0):
         assert contribution_weights({"a": 5}, {"a": value}) == {"a": 1.0}

@@ -326,6 +326,11 @@ def test_back_goes_with_no_other_end(other: dict[str, bool]) -> None:
         ClientPart(back=PersonalBack(), **other)  # type: ignore[arg-type]  # wrong on purpose
 
 
+def test_dead_zone_is_a_cosine() -> None:
+    with pytest.raises(ConfigurationError, match=r"dead_zone: expected a finite number from 0 to"):
+        splitlpf(dead_zone=1.5)
+
+
 def test_alpha_is_a_share() -> None:
     with pytest.raises(ConfigurationError, match="alpha"):
         splitlpf(alpha=1.5)

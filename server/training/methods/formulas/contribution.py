@@ -17,6 +17,7 @@ from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.weights import is_statistic
 
 ALPHA: Final = 0.5
+DEAD_ZONE: Final = 0.0
 
 
 def gradient_of(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> Weights:
@@ -47,6 +48,7 @@ def contribution_weights(
     alpha: float = ALPHA,
     *,
     signed: bool = True,
+    dead_zone: float = DEAD_ZONE,
 ) -> dict[str, float]:
     """Weights p_k of the clients in the average; they sum to 1.
 
@@ -57,11 +59,14 @@ def contribution_weights(
     weight would be zero.
 
     Differs: Eq. 9 has |c_k| above the line too, under which no p_k is ever below zero and a client
-    that pulls backwards is paid for it. We keep the sign; `signed = False` is literal.
+    that pulls backwards is paid for it. We keep the sign; `signed = False` is literal. A cosine
+    within the dead zone counts as 0, which says nothing about a direction.
 
     Args:
         samples: n_k. cosines: c_k, of the same clients.
+        dead_zone: least |c_k| that counts; 0 counts all, as the paper does.
     """
+    cosines = {client: c if abs(c) >= dead_zone else 0.0 for client, c in cosines.items()}
     total = sum(samples.values())
     spread = sum(abs(c) for c in cosines.values())
     if not spread:
