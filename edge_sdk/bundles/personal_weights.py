@@ -10,8 +10,9 @@ this device writes into the graph as it loads it):
     back.…                  the last layer            back.…             (SplitLPF)
     prefix.…, head.…        stages and exit head      answers{depth}.…   (HARMONY, SplitGP)
 
-A device that adapted to its data when training ended, or that has an auxiliary model, keeps under
-`answers{depth}.…` what it answered with then, in the form of the graph. That comes first.
+A device that adapted to its data when training ended (a refit of the last layer, `back.…`, is such
+an adaptation), or that has an auxiliary model, keeps under `answers{depth}.…` what it answered with
+then, in the form of the graph. That comes first.
 
 The file and the bundle both name the run of the training that they come from. They must agree: an
 exit head from one run on the stages of another gives wrong answers. Needs no torch.
@@ -30,7 +31,7 @@ import numpy as np
 import orjson
 
 from edge_sdk.bundles.initialisers import with_values
-from edge_sdk.bundles.namespaces import AUXILIARY, answers, exit_head
+from edge_sdk.bundles.namespaces import AUXILIARY, BACK, answers, exit_head
 from edge_sdk.errors import BundleError, ConfigurationError
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.session import Array
@@ -110,7 +111,11 @@ class PersonalWeights:
         """
         own, exit_graph = answers(manifest.depth), manifest.graphs["exit"]
         adapted = own.select(self.tensors)
-        stages = {n: v for n, v in adapted.items() if n not in exit_graph.overridable}
+        stages = {
+            name: value
+            for name, value in adapted.items()
+            if name not in exit_graph.overridable and not BACK.holds(name)
+        }
         if not stages:
             return FittedWeights(self.overrides(manifest))
         self._check_run(manifest)
@@ -157,7 +162,9 @@ class PersonalWeights:
         """The key under which this device keeps each of a graph's weights."""
         own = answers(manifest.depth)
         keys = {name: own.key(name) for name in names}
-        adapted = {key for key in self.tensors if own.holds(key)}
+        if graph == BACK.name and self.tensors.keys() & set(keys.values()):
+            return keys
+        adapted = {own.key(name) for name in own.select(self.tensors) if not BACK.holds(name)}
         # a head that adapted together with stages answers on these alone
         if graph == "exit" and adapted and (whole or adapted <= set(keys.values())):
             return keys

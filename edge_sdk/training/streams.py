@@ -49,6 +49,7 @@ class Stream(Enum):
     UNSEEN_CLASSES = (0x72686F, "index")
     FLEET = (0x70726F66,)
     FINE_TUNING = (0x66696E65, "client")
+    REFIT = (0x72656669, "client")
 
     def generator(self, first: int, **words: int | str) -> np.random.Generator:
         """A new generator at the start of the stream.

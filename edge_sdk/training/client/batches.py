@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,10 +46,10 @@ class RoundBatches:
         self._client = client
         self._batch = plan.training.batch
         self._endless = EndlessSampler(generator, samples) if plan.training.iterations else None
-        self._epochs: list[Rows] = []
+        self._epochs: Sequence[Rows] = ()
         if self._endless is None:
-            for _ in range(plan.training.epochs):
-                self._epochs += _split(generator.permutation(samples), plan.training.batch)
+            numbers = plan.training
+            self._epochs = list(passes(generator, samples, numbers.batch, numbers.epochs))
         self.steps = plan.training.iterations or len(self._epochs)
 
     def rows(self, step: int, size: int | None) -> Rows:
@@ -66,6 +68,12 @@ class RoundBatches:
                 f"client {self._client}: a batch of {size}: expected a plan with iterations"
             )
         return self._epochs[step]
+
+
+def passes(generator: np.random.Generator, samples: int, batch: int, epochs: int) -> Iterator[Rows]:
+    """Row indices of the batches of passes over all samples, each pass in an order of its own."""
+    for _ in range(epochs):
+        yield from _split(generator.permutation(samples), batch)
 
 
 def _split(order: Rows, batch: int) -> list[Rows]:

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge_sdk.bundles.namespaces import answers
+from edge_sdk.bundles.namespaces import BACK, answers
 from edge_sdk.errors import FrameError
 from edge_sdk.nets.folding import fold_norms
 from edge_sdk.training.client.auxiliary import build_auxiliary
-from edge_sdk.training.client.fine_tuning import fine_tune
+from edge_sdk.training.client.fine_tuning import fine_tune, refitted_back
 from edge_sdk.training.client.personal_head import personal_classifier
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.protocol.messages import Evaluate, Scores, Weights
 from edge_sdk.training.protocol.plan import Plan, network_of
-from edge_sdk.training.protocol.weights import load_weights, split_exit_head
+from edge_sdk.training.protocol.weights import load_weights, read_weights, split_exit_head
 
 BATCH: Final = 128
 
@@ -77,7 +77,8 @@ def _models(client: ClientState, message: Evaluate) -> tuple[nn.Module, nn.Modul
     prefix = net.prefix(plan.depth)
     suffix: nn.Module = net.suffix(plan.depth)
     if part.own_back:
-        suffix = nn.Sequential(net.suffix(plan.depth).neck, personal_classifier(plan, personal))
+        neck = net.suffix(plan.depth).neck
+        suffix = nn.Sequential(neck, _own_back(client, message, nn.Sequential(prefix, neck)))
     whole = nn.Sequential(prefix, suffix)
     if part.distil is not None:
         auxiliary = build_auxiliary(plan)
@@ -92,10 +93,25 @@ def _models(client: ClientState, message: Evaluate) -> tuple[nn.Module, nn.Modul
     return whole, nn.Sequential(OrderedDict(prefix=prefix, head=exit_head))
 
 
+def _own_back(client: ClientState, message: Evaluate, base: nn.Module) -> nn.Linear:
+    """The client's own last layer, refitted behind `base` and kept where it is asked to.
+
+    The layer of the last round stays too, because the next one starts from it.
+    """
+    plan, epochs = message.plan, client.fine_tuning.refit_epochs
+    if plan.part.back is None or not epochs:
+        return personal_classifier(plan, client.personal)
+    base.to(client.device)
+    back = refitted_back(client, plan, base, epochs)
+    client.keep(answers(plan.depth).prefixed(BACK.prefixed(read_weights(back))), message.round)
+    return back
+
+
 def _own(client: ClientState, plan: Plan) -> bool:
-    """Whether the client answers with more of its own than the exit head of its last round."""
-    part = plan.part
-    return bool(part.personal_share or client.fine_tuning.steps or part.distil is not None)
+    """Whether the client answers with more of its own than the weights of its last round."""
+    part, how = plan.part, client.fine_tuning
+    refits = part.back is not None and how.refit_epochs
+    return bool(part.personal_share or how.steps or part.distil is not None or refits)
 
 
 def _answering(plan: Plan, alone: nn.Module) -> Weights:

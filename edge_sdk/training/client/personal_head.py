@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edge_sdk.bundles.namespaces import BACK
@@ -41,6 +42,30 @@ def personal_rate(rate: float, accuracy: float) -> float:
         accuracy: share of right answers on own samples in the last round; 0 before the first.
     """
     return rate * min(1.0, max(LEAST_RATE, 1 - accuracy))
+
+
+def back_rate(plan: Plan, personal: Weights) -> float:
+    """The learning rate of a client's last layer in its next steps.
+
+    Args:
+        personal: the client's personal weights, its last accuracy among them.
+    """
+    part = plan.part.back
+    assert part is not None, "the plan asks for a personal head"
+    rate = plan.training.learning_rate if part.learning_rate is None else part.learning_rate
+    if not part.follow_accuracy:
+        return rate
+    return personal_rate(rate, float(personal.get(BACK.key(ACCURACY), 0.0)))
+
+
+def dropped(embeddings: Tensor, drawn: NDArray[np.float32], share: float) -> Tensor:
+    """Embeddings in training: those drawn below `share` left out, the others scaled up.
+
+    Args:
+        drawn: of the embeddings' shape, uniform in [0, 1).
+    """
+    kept: Tensor = torch.from_numpy(drawn >= share).to(embeddings.device, torch.float32)
+    return embeddings * (kept / (1 - share))
 
 
 def personal_classifier(plan: Plan, personal: Weights) -> nn.Linear:
@@ -69,11 +94,8 @@ class PersonalHead(Companion):
             Stream.DROPOUT.generator, plan.seed, round=number, client=state.name
         )
         self._classifier = personal_classifier(plan, state.personal).to(state.device)
-        rate = plan.training.learning_rate if part.learning_rate is None else part.learning_rate
-        if part.follow_accuracy:
-            accuracy = state.personal.get(BACK.key(ACCURACY), 0.0)
-            rate = personal_rate(rate, float(accuracy))
         self._parameters = list(self._classifier.parameters())
+        rate = back_rate(plan, state.personal)
         self.optimiser = optimiser_of(plan, self._parameters, rate)
         self._right = self._seen = 0
 
@@ -88,7 +110,7 @@ class PersonalHead(Companion):
             batch.logits = self._classifier(outputs)
             self._right += int((batch.logits.argmax(1) == batch.y).sum())
         self._seen += len(batch.y)
-        logits = self._classifier(outputs * self._mask(step, outputs))
+        logits = self._classifier(self._masked(step, outputs))
         loss = nn.functional.cross_entropy(logits, batch.y)
         gradient, *own = torch.autograd.grad(loss, [outputs, *self._parameters])
         self.optimiser.step(own)
@@ -102,10 +124,9 @@ class PersonalHead(Companion):
             kept[ACCURACY] = torch.tensor(self._right / self._seen)
         return BACK.prefixed(kept)
 
-    def _mask(self, step: int, outputs: Tensor) -> Tensor:
-        """Dropout's factors, drawn from a key so that every transport draws the same."""
+    def _masked(self, step: int, outputs: Tensor) -> Tensor:
+        """After dropout, which is drawn from a key so that every transport draws the same."""
         if not self._dropout:
-            return torch.ones((), device=outputs.device)
+            return outputs
         drawn = self._dropout_at(step=step).random(outputs.shape, np.float32)
-        mask: Tensor = torch.from_numpy(drawn >= self._dropout).to(outputs.device, torch.float32)
-        return mask / (1 - self._dropout)
+        return dropped(outputs, drawn, self._dropout)

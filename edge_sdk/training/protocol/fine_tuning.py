@@ -1,4 +1,4 @@
-"""Personalisation after training, as data: HARMONY, Eq. 5, and SplitGP with fine-tuning."""
+"""Personalisation after training, as data: HARMONY, Eq. 5, SplitGP with fine-tuning, SplitLPF."""
 
 from __future__ import annotations
 
@@ -10,18 +10,29 @@ from profiles.checks import number, optional, whole
 
 # More would be another training; a trainer must not keep a device busy for ever.
 STEPS_MAX: Final = 100_000
+EPOCHS_MAX: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class FineTuning:
-    """Steps of plain SGD on mini-batches of a client's own data.
+    """Training of a client on its own data, once the weights of all are averaged.
 
     Attributes:
-        steps: M; 0 for none. rate: learning rate; None for the plan's.
+        steps: M, steps of plain SGD on mini-batches, of prefix and exit head; 0 for none.
+        rate: their learning rate; None for the plan's.
+        refit_epochs: passes over the client's samples that train its own last layer
+            (edge_sdk.training.client.fine_tuning); 0 for none, as from an older trainer.
     """
 
     steps: int = 0
     rate: float | None = None
+    refit_epochs: int = 0
 
     def __post_init__(self) -> None:
-        check_fields(self, "fine-tuning", steps=whole(0, STEPS_MAX), rate=optional(number(above=0)))
+        check_fields(
+            self,
+            "fine-tuning",
+            steps=whole(0, STEPS_MAX),
+            rate=optional(number(above=0)),
+            refit_epochs=whole(0, EPOCHS_MAX),
+        )

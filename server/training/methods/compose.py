@@ -29,7 +29,10 @@ from server.training.methods.method import Method
 from server.training.methods.steps import needs_labels
 
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "client": ("client", "labels", "share_exits", "finetune_steps", "finetune_rate"),
+    "client": (
+        *("client", "labels", "share_exits"),
+        *("finetune_steps", "finetune_rate", "refit_epochs"),
+    ),
     "gate": ("evidence",),
     "server": ("server_step", "trunk", "batch_share", "gives_outputs", "keeps_records", "asks"),
     "align": ("align",),

@@ -14,7 +14,7 @@ from edge_sdk.gate_form import VACUITY, check_evidence, read_gate
 from edge_sdk.manifest import GatePolicy
 from edge_sdk.training.formulas.evidential_loss import EvidentialLoss
 from edge_sdk.training.protocol.client_part import ClientPart, OutputKind
-from edge_sdk.training.protocol.fine_tuning import FineTuning
+from edge_sdk.training.protocol.fine_tuning import EPOCHS_MAX, FineTuning
 from profiles.checks import number, optional, whole
 from server.training.core.server_state import Trunk
 from server.training.core.weighted_mean import WeightRule, by_samples
@@ -52,6 +52,8 @@ class Method:
         asks: the outputs that the server step can have its clients score.
         finetune_steps: SGD steps of each client on its own data after training.
         finetune_rate: learning rate of these steps; None for the client's own.
+        refit_epochs: passes of each client over its own data after training, which fit its own last
+            layer to the averaged network.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Method:
     share_exits: bool = False
     finetune_steps: int = 0
     finetune_rate: float | None = None
+    refit_epochs: int = 0
     gives_outputs: bool = False
     keeps_records: bool = False
     reads_records: bool = False
@@ -76,7 +79,7 @@ class Method:
     @property
     def fine_tuning(self) -> FineTuning:
         """Personalisation of each client after training."""
-        return FineTuning(self.finetune_steps, self.finetune_rate)
+        return FineTuning(self.finetune_steps, self.finetune_rate, self.refit_epochs)
 
     @property
     def gate(self) -> GatePolicy:
@@ -99,4 +102,5 @@ class Method:
             server_weight=number(least=0),
             finetune_steps=whole(0),
             finetune_rate=optional(number(above=0)),
+            refit_epochs=whole(0, EPOCHS_MAX),
         )

@@ -50,6 +50,7 @@ def splitlpf(  # noqa: PLR0917 - the numbers of a recipe
     dropout: float = _BACK.dropout,
     back_rate: float | None = _BACK.learning_rate,
     follow_accuracy: bool = _BACK.follow_accuracy,
+    refit_epochs: int = 0,
 ) -> Method:
     """The method.
 
@@ -60,6 +61,8 @@ def splitlpf(  # noqa: PLR0917 - the numbers of a recipe
         dropout: before the personal layer.
         back_rate: the personal layer's learning rate; None for `train.learning_rate`.
         follow_accuracy: lower that rate as a client's accuracy grows.
+        refit_epochs: passes over a client's samples that train the personal layer behind the
+            averaged network, before it answers; a test trains a copy.
     """
     back = PersonalBack(dropout, back_rate, follow_accuracy)
     return Method(
@@ -69,6 +72,7 @@ def splitlpf(  # noqa: PLR0917 - the numbers of a recipe
         server_step=ask_clients(),
         weigh=by_contribution(alpha, signed=signed, dead_zone=dead_zone),
         asks=("embeddings",),
+        refit_epochs=refit_epochs,
     )
 
 

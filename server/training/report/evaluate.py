@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from edge_sdk.gate_form import read_gate
 from edge_sdk.training.client.auxiliary import Auxiliary, build_auxiliary
 from edge_sdk.training.client.fine_tuning import fine_tune
-from edge_sdk.training.client.personal_head import personal_classifier
 from edge_sdk.training.data.load import Array
 from edge_sdk.training.protocol.weights import load_weights, split_exit_head
 from server.training.recipe.partition import RhoTest, own_mix, rho_tests
 from server.training.report.client_scores import ClientScore, GatedScore, by_choice, gated_client
 from server.training.report.metrics import Score, benign_rate, score
+from server.training.report.own_backs import base_of, own_back
 from server.training.report.thresholds import (
     PairAnswers,
     Right,
@@ -211,18 +211,13 @@ class Evaluator:
         run, right = self._run, {}
         for depth in sorted({plan.depth for plan in run.plans.values()}):
             backs: dict[str, nn.Module] = {
-                name: personal_classifier(plan, run.clients[name].personal).to(run.device)
-                for name, plan in run.plans.items()
-                if plan.depth == depth
+                name: own_back(run, name) for name, plan in run.plans.items() if plan.depth == depth
             }
-            front, middle = (
-                run.state.net.prefix(depth),
-                run.state.trunk.suffix(depth).neck,
-            )
+            base = base_of(run, depth)
             answers: dict[str, list[Tensor]] = {name: [] for name in backs}
-            with _evaluating(front), _evaluating(middle):
+            with _evaluating(base):
                 for x in _batches(self._run.x_test, self._run.device):
-                    embeddings = middle(front(x))
+                    embeddings = base(x)
                     for name, back in backs.items():
                         answers[name].append(back(embeddings).argmax(1).cpu())
             for name, each in answers.items():
@@ -316,8 +311,7 @@ class Evaluator:
         suffix = run.state.trunk.suffix(plan.depth)
         if not run.method.client.own_back:
             return suffix
-        back = personal_classifier(plan, run.clients[name].personal).to(run.device)
-        return nn.Sequential(suffix.neck, back)
+        return nn.Sequential(suffix.neck, own_back(run, name))
 
     def _personalised(self, name: str) -> tuple[nn.Module, nn.Module]:
         """A client's prefix and exit head, fine-tuned on its own data for the method's steps."""

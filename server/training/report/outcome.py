@@ -22,7 +22,6 @@ from torch import nn
 from edge_sdk.bundles.namespaces import AUXILIARY, BACK
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.client.auxiliary import Auxiliary, auxiliary_of
-from edge_sdk.training.client.personal_head import personal_classifier
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.weights import load_weights, read_weights
 from exporters.composition import Composition
@@ -37,6 +36,7 @@ from exporters.run.record import (
 from server.training.core.weighted_mean import weighted_mean
 from server.training.report.evaluate import predicted_labels
 from server.training.report.metrics import score
+from server.training.report.own_backs import own_back
 from server.training.run.run import Row, Run, Simulation
 
 BATCH: Final = 512
@@ -154,7 +154,7 @@ def _set_mean_back(run: Run, server: Supernet) -> bool:
     if not isinstance(run, Simulation):
         return False
     own = {
-        name: read_weights(personal_classifier(run.plans[name], client.personal))
+        name: read_weights(own_back(run, name))
         for name, client in run.clients.items()
         if BACK.select(client.personal)
     }

@@ -154,9 +154,18 @@ def test_a_last_layer_is_the_devices_own(digits: Digits, device: Path, tmp_path:
     kept = {"back.weight": np.zeros(shapes["back.weight"], np.float32), "back.bias": bias}
     keep(device, kept | {"back.accuracy": np.array(0.5, np.float32)})
     features = np.ones((1, shapes["back.weight"][1]), np.float32)
-    label, probabilities = loaded(folder, device).read(Reply("1" * 16, {"features": features}))
+    reply = Reply("1" * 16, {"features": features})
+    label, probabilities = loaded(folder, device).read(reply)
     assert label == 0
     np.testing.assert_allclose(probabilities, softmax(bias), atol=TOLERANCE)
+    # a layer that was refitted when training ended comes first; another depth's does not count
+    refitted = {f"answers2.{name}": value for name, value in kept.items()}
+    refitted["answers2.back.bias"] = bias[::-1].copy()
+    elsewhere = {"answers4.back.bias": np.zeros(10, np.float32)}
+    keep(device, kept | refitted | elsewhere)
+    label, probabilities = loaded(folder, device).read(reply)
+    assert label == 9
+    np.testing.assert_allclose(probabilities, softmax(bias[::-1]), atol=TOLERANCE)
 
 
 def spoilt(kept: dict[str, Array], how: str) -> dict[str, Array]:

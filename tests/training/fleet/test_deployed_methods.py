@@ -95,7 +95,9 @@ CASES: Final = {
     "supersfl": Case('method = "supersfl"', trained=True, personal=EXIT),
     "harmony": Case('method = "harmony"', (1, 4), personal=WHOLE | EXIT),
     "besplit": Case('method = "besplit"', trained=True, personal=EXIT),
-    "splitlpf": Case('method = "splitlpf"', trained=True, personal=WHOLE),
+    "splitlpf": Case(
+        'method = "splitlpf"\nmethod_numbers = { refit_epochs = 1 }', trained=True, personal=WHOLE
+    ),
     "combined": Case(
         'method = "supersfl"\nmethod_numbers = { share_exits = true }\n[parts]\n'
         'gate = "besplit"\nserver = "splitfed-v2"\nalign = "harmony"',

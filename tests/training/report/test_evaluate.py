@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from torch import nn
 
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import Evaluator
+from server.training.report.outcome import trained_run
+from server.training.report.own_backs import own_back
 from server.training.report.report import report_of
 from server.training.report.thresholds import THRESHOLDS
 from server.training.run.run import Simulation
@@ -261,6 +264,35 @@ def test_backs_are_each_client_s_own_on_the_shared_network() -> None:
         known = np.unique(simulation.clients[score.client].y)
         expected = int((simulation.y_test == sure_of).sum())
         assert right == expected if sure_of in known else right <= expected
+
+
+def test_a_refit_fits_each_back_to_the_average_of_all() -> None:
+    """Tests, the exported mean and the devices (client.fine_tuning) have the same layers."""
+    simulation = simulation_of(
+        "splitlpf",
+        rounds=3,
+        data={"partition": "udd", "numbers": {}},
+        train={"learning_rate": 0.1, "momentum": 0.9, "epochs": 4, "batch": 16},
+    )
+    for _ in run_rounds(simulation, []):
+        pass
+    kept = {name: dict(client.personal) for name, client in simulation.clients.items()}
+
+    def accuracy(epochs: int) -> float:
+        method = replace(simulation.method, refit_epochs=epochs)
+        scores = Evaluator(replace(simulation, method=method)).clients(supervised=True)
+        return float(np.mean([score.inside.accuracy for score in scores]))
+
+    assert accuracy(3) > accuracy(0) + 0.05
+    for name, client in simulation.clients.items():
+        assert all(torch.equal(kept[name][key], client.personal[key]) for key in kept[name])
+    method = replace(simulation.method, refit_epochs=2)
+    run = replace(simulation, method=method)
+    backs = {name: own_back(run, name).weight for name in run.clients}
+    samples = {name: client.samples for name, client in run.clients.items()}
+    mean = sum(samples[name] * back for name, back in backs.items()) / sum(samples.values())
+    exported = trained_run(run, [{"participants": list(backs)}]).halves.server
+    torch.testing.assert_close(exported.suffix(2).classifier.weight, mean)
 
 
 def test_before_its_first_round_a_client_s_back_is_that_of_the_seed() -> None:
