@@ -62,9 +62,9 @@ class BrokerAddress:
 
         Raises: ConfigurationError saying which part is wrong.
         """
+        hint = "; the signs / @ : of a password are written %2F %40 %3A" if "@" in url else ""
         expected = ConfigurationError(
-            "broker URL: expected mqtt://HOST:PORT or mqtts://HOST:PORT, got"
-            f" {shown_broker(url)}; the signs / @ : of a password are written %2F %40 %3A"
+            f"broker URL: expected mqtt://HOST:PORT, got {shown_broker(url)}{hint}"
         )
         try:
             parts = urlsplit(url)
