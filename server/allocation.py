@@ -7,7 +7,7 @@ to leave, for want of memory or speed, is left out for a while.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
@@ -62,6 +62,7 @@ def choose_bundle(
     which no prefix fits gets the shallowest one.
 
     Args:
+        fleet: the other devices, which are read only if the rule compares them.
         capability: what the device measured and reported, and the operator's pin of a depth.
         now: UTC seconds since 1970.
     """
@@ -223,6 +224,8 @@ def _faster(device: Device, variants: list[str], taken: Mapping[str, Taken]) -> 
     return fastest if gained else present
 
 
-def _profiles(fleet: Iterable[Device]) -> list[DeviceProfile]:
-    profiles = [DeviceProfile.from_dict(device.profile) for device in fleet]
-    return [profile for profile in profiles if profile.link is not None]
+def _profiles(fleet: Iterable[Device]) -> Iterator[DeviceProfile]:
+    for device in fleet:
+        profile = DeviceProfile.from_dict(device.profile)
+        if profile.link is not None:
+            yield profile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from server.allocation import Choice, choose_bundle, depth_of, published_depths
 from server.backend.models import ServedModel
@@ -52,13 +52,15 @@ class Assigner:
         model = self._wanted(device.fleet)
         if model is None:
             return None
-        fleet = [
-            other
-            for other in self._registry.devices(device.fleet)
-            if other.id != device.id and other.revoked_at is None
-        ]
+        others = self._others(device)
         now = time.time()
-        return choose_bundle(device, model, fleet, self._rule, capability=capability, now=now)
+        return choose_bundle(device, model, others, self._rule, capability=capability, now=now)
+
+    def _others(self, device: Device) -> Iterator[Device]:
+        """The rest of its fleet, read when the first one is asked for: few rules need them."""
+        for other in self._registry.devices(device.fleet):
+            if other.id != device.id and other.revoked_at is None:
+                yield other
 
     def check_pin(self, device: Device, depth: int | None, bundle: str | None) -> None:
         """Check that the device could be pinned so.

@@ -6,6 +6,7 @@ device; the numbers of these tests come from measurements alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -63,6 +64,19 @@ def test_a_depth_that_is_too_slow_there_is_left(model: ServedModel) -> None:
     assert choose(model, pi(2, "digits/2/d2"), measurements=fast).depth == 2
     faster = (measured("digits/2/d4-int8", 39.9), measured("digits/2/d2", 30.0))
     assert choose(model, pi(2, "digits/2/d2"), measurements=faster).depth == 4
+
+
+def test_other_devices_are_read_only_by_a_rule_that_compares_them(model: ServedModel) -> None:
+    read: list[str] = []
+
+    def others() -> Iterator[Device]:
+        read.append("the fleet")
+        yield replace(pi(), id="pi-2", profile=load_reference("jetson-orin-nano").to_dict())
+
+    choose_bundle(pi(), model, others(), "budget")
+    assert read == []
+    choose_bundle(pi(), model, others(), "supersfl")
+    assert read == ["the fleet"]
 
 
 def test_a_depth_of_another_model_holds_nothing_back(model: ServedModel) -> None:
