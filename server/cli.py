@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edge_sdk.mqtt import BrokerAddress
     from edge_sdk.wire.address import Address
     from server.deployment.overview import DeviceState
+    from server.registry.records import FleetModel
 
 app = typer.Typer(
     help="Run and manage the server: API, models, broker, devices.",
@@ -220,8 +221,11 @@ def pin(
     from server.state import existing_registry
 
     with existing_registry(state) as registry:
-        wanted = f"d{depth}" if bundle is None else bundle
-        _check_published(state, wanted)
+        if bundle is None:
+            model = registry.catalogue.wanted(registry.device(device).fleet)
+            _check_depth(state, depth, model)
+        else:
+            _check_published(state, bundle)
         pinned = registry.capabilities.pin(device, depth=depth, bundle=bundle)
     typer.echo(f"{device} is pinned to {pinned}")
 
@@ -290,18 +294,37 @@ def _wanted(state: DeviceState) -> str:
     return f"{state.wants or 'no model yet'}{pinned}"
 
 
-def _check_published(state: Path, bundle: str) -> None:
-    """Check that a model of the server has the bundle, or any bundle of a variant `d{depth}`.
+def _published(state: Path) -> list[str]:
+    """The bundles `MODEL/VERSION/VARIANT` in a server's state folder."""
+    manifests = sorted((state / "models").glob("*/*/bundles/*/manifest.json"))
+    return ["/".join(path.parts[i] for i in (-5, -4, -2)) for path in manifests]
 
-    Raises: ConfigurationError naming those that there are.
+
+def _check_published(state: Path, bundle: str) -> None:
+    """Raises: ConfigurationError naming the bundles that there are."""
+    from edge_sdk.errors import ConfigurationError
+
+    there = _published(state)
+    if bundle not in there:
+        raise ConfigurationError(
+            f"{bundle}: no model of this server has it; there are {', '.join(there) or 'none'}"
+        )
+
+
+def _check_depth(state: Path, depth: int, model: FleetModel) -> None:
+    """Check that the model of a device's fleet has a bundle of the depth.
+
+    Raises: ConfigurationError naming the bundles that it has.
     """
     from edge_sdk.errors import ConfigurationError
 
-    manifests = sorted((state / "models").glob("*/*/bundles/*/manifest.json"))
-    there = ["/".join(path.parts[i] for i in (-5, -4, -2)) for path in manifests]
-    if bundle not in there and bundle not in {name.rpartition("/")[2] for name in there}:
+    version = f"{model.model}/{model.version}"
+    there = [each for each in _published(state) if each.rpartition("/")[0] == version]
+    if f"{version}/d{depth}" not in there:
         raise ConfigurationError(
-            f"{bundle}: no model of this server has it; there are {', '.join(there) or 'none'}"
+            f"--depth {depth}: the fleet {model.fleet} runs"
+            f" {version if model.model else 'no model yet'}, which has no bundle of that depth;"
+            f" there are {', '.join(there) or 'none'}"
         )
 
 

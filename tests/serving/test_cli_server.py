@@ -207,6 +207,37 @@ def test_token_for_a_server_that_never_ran_says_that_it_makes_one(
     assert len(first.out.splitlines()) == len(second.out.splitlines()) == 1
 
 
+def test_a_device_is_pinned_to_a_depth_of_its_own_fleet_s_model(
+    tmp_path: Path, splitedge: Splitedge
+) -> None:
+    state = tmp_path / "server"
+    create_token(state)
+    registry = open_registry(state)
+    for fleet, model, depths in (("shed", "digits", (1, 2)), ("barn", "letters", (1, 4))):
+        registry.redeem_token(registry.create_token(fleet), f"pi-{fleet}", {})
+        for depth in depths:
+            bundle = state / "models" / model / "1" / "bundles" / f"d{depth}"
+            bundle.mkdir(parents=True)
+            (bundle / "manifest.json").touch()
+        registry.catalogue.publish(model, 1)
+        registry.catalogue.assign(fleet, model)
+    registry.redeem_token(registry.create_token("loft"), "pi-loft", {})
+    registry.close()
+
+    def pin(device: str, *words: str) -> Called:
+        return splitedge("server", "pin", device, *words, "--state", state)
+
+    assert pin("pi-barn", "--depth", "4").out == "pi-barn is pinned to depth 4\n"
+    refused = pin("pi-shed", "--depth", "4").refusal
+    assert "--depth 4: the fleet shed runs digits/1, which has no bundle of that depth" in refused
+    assert refused.endswith("there are digits/1/d1, digits/1/d2")
+    # a fleet that has no model of its own has the one that was published first
+    assert pin("pi-loft", "--depth", "2").status == 0
+    # a bundle is the operator's own choice
+    assert pin("pi-shed", "--bundle", "letters/1/d4").status == 0
+    assert "letters/1/d9: no model" in pin("pi-shed", "--bundle", "letters/1/d9").refusal
+
+
 def test_devices_of_one_fleet_are_listed(tmp_path: Path, splitedge: Splitedge) -> None:
     state = tmp_path / "server"
     create_token(state)
