@@ -9,6 +9,7 @@ from typing import Self
 from torch import nn
 
 from edge_sdk.nets import Supernet, View
+from edge_sdk.nets.memory_format import set_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,9 @@ class Composition:
         return cls(net, net)
 
     def frozen(self) -> Self:
-        """A copy in eval mode, on the CPU."""
-        device = deepcopy(self.device).cpu().eval()
-        if self.server is self.device:
-            return type(self)(device, device)
-        return type(self)(device, deepcopy(self.server).cpu().eval())
+        """A copy in eval mode, on the CPU, with contiguous weights as in files."""
+        device = _plain(self.device)
+        return type(self)(device, device if self.server is self.device else _plain(self.server))
 
     def whole(self, depth: int) -> nn.Module:
         """The network as a device of that depth and the server run it: (B, ...) to logits."""
@@ -51,3 +50,9 @@ class Composition:
         """
         part = self.device.segment(0, end) if start == 0 else self.server.segment(start, end)
         return part.neck if features and end is None else part
+
+
+def _plain(net: Supernet) -> Supernet:
+    copy = deepcopy(net).cpu().eval()
+    set_format(copy, "contiguous")
+    return copy

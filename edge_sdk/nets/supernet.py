@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets.layers import Norm
+from edge_sdk.nets.precision import Precision, computing
 
 
 class Normalise(nn.Module):
@@ -63,7 +64,26 @@ class View(nn.Sequential):
 
     A new nn.Sequential is in train mode, while its modules may be in eval mode. The mode of a view
     is therefore the mode of its parts; `train()` and `eval()` on a view set the shared parts.
+
+    Args:
+        precision: of its layers in train mode; what comes out is float32 all the same.
     """
+
+    def __init__(self, parts: OrderedDict[str, nn.Module], precision: Precision = "fp32") -> None:
+        super().__init__(parts)
+        self.precision = precision
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Through all parts, in order."""
+        if self.precision == "fp32" or not self.training:
+            return self._through(x)
+        with computing(self.precision, x.device):
+            return self._through(x).float()
+
+    def _through(self, x: Tensor) -> Tensor:
+        for part in self:
+            x = part(x)
+        return x
 
     @property
     def training(self) -> bool:
@@ -87,7 +107,24 @@ class View(nn.Sequential):
         parts = OrderedDict(self.named_children())
         *body, _classifier = self[-1].named_children()
         parts["head"] = nn.Sequential(OrderedDict(body))
-        return View(parts)
+        return View(parts, self.precision)
+
+    def part(self, a: int, b: int | None) -> View:
+        """Stages a+1..b of this view: with `normalise` if `a` is 0, with the head if `b` is None.
+
+        Args:
+            a, b: any numbers of stages; only Supernet.segment needs cuts.
+        """
+        ends = {"normalise": a == 0, "head": b is None}
+
+        def belongs(name: str) -> bool:
+            if name in ends:
+                return ends[name]
+            stage = int(name.removeprefix("stage"))
+            return a < stage and (b is None or stage <= b)
+
+        kept = ((name, part) for name, part in self.named_children() if belongs(name))
+        return View(OrderedDict(kept), self.precision)
 
 
 class Supernet(nn.Module):
@@ -106,6 +143,7 @@ class Supernet(nn.Module):
     Attributes:
         own_names: by name of a tensor in the user's own module, its name here; empty for a backbone
             that was not made of a user's module.
+        precision: of its views in train mode; the network itself computes in fp32.
 
     Raises: ConfigurationError if no exit is given, or if one lies outside 1..L.
     """
@@ -136,6 +174,7 @@ class Supernet(nn.Module):
         self.exits = nn.ModuleDict({str(depth): exits[depth] for depth in sorted(exits)})
         self.head = head
         self.own_names: dict[str, str] = {}
+        self.precision: Precision = "fp32"
 
     @property
     def L(self) -> int:  # noqa: N802 - the papers' name, everywhere
@@ -179,7 +218,7 @@ class Supernet(nn.Module):
             parts[f"stage{depth}"] = self.stages[depth - 1]
         if b is None:
             parts["head"] = self.head
-        return View(parts)
+        return View(parts, self.precision)
 
     def exit_head(self, d: int) -> nn.Module:
         """The exit head after stage `d`: smashed data to logits (B, N).

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from edge_sdk.bundles.namespaces import BACK
+from edge_sdk.nets.supernet import View
 from edge_sdk.training.client.batches import EndlessSampler
 from edge_sdk.training.client.companion import OpenBatch
 from edge_sdk.training.client.exit_head import ExitHead
@@ -131,17 +132,14 @@ class Adaptation:
         if self._meta.early:
             depth = self._depths[int(self._second_rows.generator.integers(len(self._depths)))]
         with torch.no_grad():
-            z1 = x2
-            # `normalise` is the first part
-            for part in list(self._first.prefix.children())[: depth + 1]:
-                z1 = part(z1)
+            z1 = self._first.prefix.part(0, depth)(x2)
         return SecondView.encode(z1, depth, same, self._plan)
 
 
 class ScratchCopy:
     """Copies of a client's prefix and exit head that take the steps of one adaptation."""
 
-    def __init__(self, prefix: nn.Module, head: nn.Module) -> None:
+    def __init__(self, prefix: View, head: nn.Module) -> None:
         self.prefix, self.head = deepcopy(prefix), deepcopy(head)
         self.prefix_parameters = list(self.prefix.parameters())
         self.head_parameters = list(self.head.parameters())

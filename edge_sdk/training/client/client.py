@@ -28,6 +28,7 @@ from edge_sdk.training.protocol.messages import (
     Step,
 )
 from edge_sdk.training.protocol.noise import NO_SCORES, NoiseKey, without_loss
+from edge_sdk.training.protocol.plan import with_format
 from edge_sdk.training.protocol.update_transfer import encode_for_wire
 
 
@@ -133,7 +134,8 @@ class TrainingClient(ClientState):
         begun = self._begun[start.round]
         self._begun[start.round] += 1
         key = NoiseKey(self.secret, self.name, start.round, begun)
-        start = replace(start, weights=self.take_first(start.plan, start.weights))
+        plan = with_format(start.plan, self.device)
+        start = replace(start, plan=plan, weights=self.take_first(plan, start.weights))
         self._round = ClientRound(self, start, key)
         return self._round
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
 from edge_sdk.nets.copying import copy_module
+from edge_sdk.nets.supernet import View
 from edge_sdk.training.client.optimiser import optimiser_of
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.protocol.messages import Weights
@@ -29,7 +30,7 @@ class Prefix:
     def __init__(self, state: ClientState, plan: Plan, weights: Weights) -> None:
         net, part = network_of(plan), plan.part
         stages = net.segment(0, None) if part.whole else net.prefix(plan.depth)
-        self.module: nn.Module = copy_module(stages).to(state.device)
+        self.module: View = copy_module(stages).to(state.device)
         load_weights(self.module, weights)
         self.module.train()
         self.parameters = list(self.module.parameters())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_sdk.checks import check_fields
 from edge_sdk.manifest import CODECS, Codec
 from edge_sdk.nets.layers import Norm
+from edge_sdk.nets.memory_format import MEMORY_FORMATS, MemoryFormat
+from edge_sdk.nets.precision import PRECISIONS, Precision
+from edge_sdk.records import added
 from profiles.checks import number, one_of, optional, whole
 
 
@@ -21,6 +24,9 @@ class Training:
         iterations: batches of a round, drawn from an endless stream of reshuffled samples.
         norm: normalisation layers of the network (edge_sdk.nets); None for the backbone's own.
         codec: of features.
+        memory_format: how maps lie in memory (edge_sdk.nets.memory_format); `auto` takes what a
+            short measurement finds faster, on each machine for itself.
+        precision: of layers in training (edge_sdk.nets.precision).
     """
 
     learning_rate: float
@@ -31,6 +37,8 @@ class Training:
     momentum: float = 0.0
     weight_decay: float = 0.0
     codec: Codec = "fp32"
+    memory_format: MemoryFormat = field(default="auto", metadata=added())
+    precision: Precision = field(default="fp32", metadata=added())
 
     def __post_init__(self) -> None:
         check_fields(
@@ -42,4 +50,6 @@ class Training:
             momentum=number(least=0, below=1),
             weight_decay=number(least=0),
             codec=one_of(CODECS),
+            memory_format=one_of(MEMORY_FORMATS),
+            precision=one_of(PRECISIONS),
         )

@@ -26,8 +26,13 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def read_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of the float tensors of `module`, by name."""
-    return {name: tensor.clone() for name, tensor in tensors_of(module).items()}
+    """Contiguous copies of the float tensors of `module`, by name."""
+    return {name: contiguous_copy(tensor) for name, tensor in tensors_of(module).items()}
+
+
+def contiguous_copy(tensor: Tensor) -> Tensor:
+    """A copy as a message carries it: sums add in the order of memory, here and there the same."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def split_exit_head(

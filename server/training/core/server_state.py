@@ -18,7 +18,12 @@ from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.formulas.sgd import Sgd
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.training import Training
-from edge_sdk.training.protocol.weights import check_weights, read_weights, tensors_of
+from edge_sdk.training.protocol.weights import (
+    check_weights,
+    contiguous_copy,
+    read_weights,
+    tensors_of,
+)
 
 Trunk = Literal["shared", "own"]
 
@@ -101,7 +106,7 @@ class ServerState:
 
         Stages of the server's own are `trunk.stage3.…` and `trunk.head.…`.
         """
-        return {name: tensor.clone() for name, tensor in self._tensors().items()}
+        return {name: contiguous_copy(tensor) for name, tensor in self._tensors().items()}
 
     def write(self, weights: Weights) -> None:
         """Set the weights that are named, and leave the others.
@@ -221,7 +226,8 @@ class ServerState:
         self._optimiser.velocities.clear()
         for place, tensor in momentum.items():
             parameter = places[place]
-            self._optimiser.velocities[parameter] = tensor.to(parameter.device)
+            # in the parameter's memory format
+            self._optimiser.velocities[parameter] = torch.empty_like(parameter).copy_(tensor)
 
     def _places(self) -> Iterator[tuple[tuple[int, int], nn.Parameter]]:
         for stage, part in enumerate([*self.trunk.stages, self.trunk.head]):

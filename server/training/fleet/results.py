@@ -60,6 +60,8 @@ def write_results(
         "dataset": run.dataset,
         "seed": recipe.seed,
         "clients": len(run.plans),
+        "memory_format": run.memory_format,
+        "precision": recipe.train.training.precision,
         "rounds": rows,
         "final": {
             "accuracy": rows[-1]["accuracy"],

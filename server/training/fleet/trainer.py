@@ -30,6 +30,7 @@ from torch import nn
 from edge_sdk.cli.times import plural
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError, LinkError
+from edge_sdk.nets.memory_format import ChosenFormat
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.service.listening import listen
 from edge_sdk.state import StateLock
@@ -72,6 +73,7 @@ from server.training.rounds.workers import ThreadedWorkers
 from server.training.run.build import (
     build_network,
     check_depth,
+    lay_out,
     load_data,
     plan_of,
     server_state,
@@ -147,7 +149,8 @@ def train(
             lockstep=recipe.round.buffer is None,
             silence_s=settings.silence_s,
         )
-        run = _build_run(recipe, dataset, mailbox, first)
+        before = None if checkpoint is None else checkpoint.memory_format
+        run = _build_run(recipe, dataset, mailbox, first, before)
         warm_up()
         rows = continue_run(folder, run, checkpoint)
         if checkpoint is not None:
@@ -381,14 +384,23 @@ def choose_depths(
     return dict(zip(profiles, supersfl_depths(net, memory_gb, latency_ms), strict=True))
 
 
-def _build_run(recipe: Recipe, dataset: Dataset, transport: Transport, devices: int) -> Run:
+def _build_run(
+    recipe: Recipe,
+    dataset: Dataset,
+    transport: Transport,
+    devices: int,
+    before: ChosenFormat | None,
+) -> Run:
     """The recipe's run, without plans: devices get them as they join.
 
     Args:
         devices: expected for the first round.
+        before: the memory format of a resumed run's earlier rounds.
     """
     method, settings = recipe.built_method, recipe.round
-    state = server_state(recipe, method, build_network(recipe, dataset))
+    net = build_network(recipe, dataset)
+    chosen = lay_out(net, recipe, before=before)
+    state = server_state(recipe, method, net)
     loop: RoundLoop | BufferedLoop
     if settings.buffer is None:
         loop = RoundLoop(method, {}, state, transport, settings)
@@ -408,6 +420,7 @@ def _build_run(recipe: Recipe, dataset: Dataset, transport: Transport, devices: 
         state=state,
         loop=loop,
         device=torch.device("cpu"),
+        memory_format=chosen,
     )
 
 

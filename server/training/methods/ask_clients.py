@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from edge_sdk.nets.supernet import View
 from edge_sdk.training.protocol.messages import Feedback
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState, Suffix
@@ -107,8 +106,9 @@ def _forward(
     neck, classifier = neck_of(copy.module)
 
     def run() -> tuple[Tensor, Tensor | None]:
-        second = _from_stage(neck, batch.depth)(z)
-        return second, None if pairs is None else _from_stage(neck, pairs.entry)(pairs.z)
+        # from the stage after the cut of each: depth-matched routing    HARMONY, Eq. 6
+        second = neck.part(batch.depth, None)(z)
+        return second, None if pairs is None else neck.part(pairs.entry, None)(pairs.z)
 
     attempt = Attempt(state, [client], copy)
     found = attempt.run(run)
@@ -120,14 +120,3 @@ def _forward(
         attempt.give_up("its outputs are not finite")
         return None
     return _Forward(attempt, copy, z, outputs, second, first, pairs)
-
-
-def _from_stage(neck: View, depth: int) -> nn.Sequential:
-    """From the stage after `depth` to the embeddings: depth-matched routing    HARMONY, Eq. 6"""
-    return nn.Sequential(
-        *(
-            part
-            for name, part in neck.named_children()
-            if name == "head" or int(name.removeprefix("stage")) > depth
-        )
-    )

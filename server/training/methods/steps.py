@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
+from edge_sdk.nets.precision import computing
 from edge_sdk.nets.supernet import Supernet, View
 from edge_sdk.training.formulas.sgd import clip_l2
 from edge_sdk.training.protocol.messages import Features, Feedback, OutputGradient
@@ -298,11 +299,12 @@ def forward_joint(
 ) -> Tensor:
     """Embeddings of all inputs, which join at their depths; ascending, in the order given."""
     together: list[Tensor] = []
-    for stage in range(depths[0], net.L + 1):
-        together += [z for z, depth in zip(inputs, depths, strict=True) if depth == stage]
-        part = body if stage == net.L else net.stages[stage]
-        together = [part(torch.cat(together))]
-    return together[0]
+    with computing(net.precision, inputs[0].device):
+        for stage in range(depths[0], net.L + 1):
+            together += [z for z, depth in zip(inputs, depths, strict=True) if depth == stage]
+            part = body if stage == net.L else net.stages[stage]
+            together = [part(torch.cat(together))]
+    return together[0].float()
 
 
 def neck_of(module: nn.Module) -> tuple[View, nn.Linear]:

@@ -49,6 +49,8 @@ def report_of(simulation: Simulation, rows: list[Row]) -> Report:
         "dataset": simulation.dataset,
         "seed": recipe.seed,
         "clients": len(simulation.clients),
+        "memory_format": simulation.memory_format,
+        "precision": recipe.train.training.precision,
         "rounds": rows,
         "final": {
             "accuracy": evaluator.accuracy(supervised=supervised),

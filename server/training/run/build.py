@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.installation import names_function
 from edge_sdk.nets import build
+from edge_sdk.nets.memory_format import ChosenFormat, chosen_format, set_format
 from edge_sdk.nets.own.network import check_training
+from edge_sdk.nets.precision import has_bf16
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.client.auxiliary import auxiliary_of
 from edge_sdk.training.data.load import Dataset, described, labelled_dataset, open_data
@@ -20,6 +23,8 @@ from server.training.methods.method import Method
 from server.training.recipe.privacy import check_network
 from server.training.recipe.recipe import Recipe
 from server.training.run.first_weights import load_first_weights
+
+logger = logging.getLogger(__name__)
 
 
 def load_data(recipe: Recipe, say: Callable[[str], None] = lambda _: None) -> Dataset:
@@ -69,12 +74,37 @@ def build_network(recipe: Recipe, dataset: Dataset) -> Supernet:
         seed=recipe.seed,
         **more,
     )
+    net.precision = recipe.train.training.precision
     if names_function(net.name):
         check_training(net)
     distil = recipe.built_method.client.distil
     if distil is not None:
         auxiliary_of(net, net.cuts[0], distil.head, recipe.seed)  # refuses features without maps
     return net
+
+
+def lay_out(
+    net: Supernet, recipe: Recipe, device: str = "cpu", before: ChosenFormat | None = None
+) -> ChosenFormat:
+    """Lay out the weights of a new network in the recipe's memory format.
+
+    Args:
+        net: on the CPU.
+        device: its type, where the network will train.
+        before: the format of this run's earlier rounds, which a resumed run keeps.
+    Returns: the format; for `auto` the one that is faster here.
+    """
+    numbers = recipe.train.training
+    chosen = before or chosen_format(
+        numbers.memory_format, net.segment(0, None), net.input_shape, numbers.batch, device
+    )
+    set_format(net, chosen)
+    if numbers.precision == "bf16" and not has_bf16(device):
+        logger.warning(
+            "precision bf16: expected a processor with instructions for bf16, got one without;"
+            " training takes longer than with fp32, the recipe's default"
+        )
+    return chosen
 
 
 def plan_of(recipe: Recipe, method: Method, dataset: Dataset, depth: int) -> Plan:

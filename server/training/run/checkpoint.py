@@ -27,6 +27,7 @@ from torch import Tensor
 from edge_sdk.cli.times import plural
 from edge_sdk.durable import make_folder, sync_folder, write_atomic
 from edge_sdk.errors import ConfigurationError, FrameError, StorageError
+from edge_sdk.nets.memory_format import ChosenFormat
 from server.training.run.run import Row, Run
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Checkpoint:
         loop: the round loop's `state_dict`, without its tensors.
         tensors: by `net/NAME`, `momentum/STAGE/PLACE`, `memory/NAME`, `seen/NAME`,
             `client/CLIENT/NAME` and, of the round loop, `engine/NAME`.
+        memory_format: of the server's network, and of clients that are simulated.
     """
 
     round: int
@@ -60,6 +62,7 @@ class Checkpoint:
     depths: Mapping[str, int]
     loop: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+    memory_format: ChosenFormat
 
     def restore(self, run: Run) -> None:
         """Restore a run that was built from the same recipe.
@@ -151,6 +154,7 @@ def save_checkpoint(folder: Path, run: Run, rows: list[Row]) -> Path:
         "recipe": run.recipe.to_dict(),
         "depths": {name: plan.depth for name, plan in run.plans.items()},
         "engine": loop,
+        "memory_format": run.memory_format,
         "rows": rows,
     }
     raw = save(
@@ -208,9 +212,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
             metadata["depths"],
             metadata["engine"],
             load(raw),
+            _format_of(metadata),
         )
     except (OSError, SafetensorError, ValueError, KeyError, IndexError, TypeError) as err:
         raise FrameError(f"{path}: no checkpoint ({type(err).__name__}: {err})") from err
+
+
+def _format_of(metadata: Mapping[str, Any]) -> ChosenFormat:
+    """The memory format of a checkpoint; runs of earlier releases knew one."""
+    return "channels_last" if metadata.get("memory_format") == "channels_last" else "contiguous"
 
 
 def discard(folder: Path) -> None:

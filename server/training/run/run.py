@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edge_sdk.nets.memory_format import ChosenFormat
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.data.load import Array
 from edge_sdk.training.protocol.messages import Weights
@@ -37,6 +38,7 @@ class Run:
         state: the server's network, optimisers and memory.
         loop: runs the rounds.
         device: holds networks and batches.
+        memory_format: of the server's network, and of clients that are simulated.
     """
 
     recipe: Recipe
@@ -49,6 +51,7 @@ class Run:
     state: ServerState
     loop: RoundLoop | BufferedLoop
     device: torch.device
+    memory_format: ChosenFormat = "contiguous"
 
     def measures(self, number: int) -> bool:
         """Whether accuracy is measured after round `number`: every so often, and after the last."""

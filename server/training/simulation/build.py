@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.nets.memory_format import ChosenFormat
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.data.load import Dataset
@@ -29,6 +30,7 @@ from server.training.rounds.workers import SimulatedWorkers
 from server.training.run.build import (
     build_network,
     check_depth,
+    lay_out,
     load_data,
     plan_of,
     server_state,
@@ -43,6 +45,7 @@ def build_simulation(
     device: str = "cpu",
     folder: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
+    memory_format: ChosenFormat | None = None,
 ) -> Simulation:
     """Build all that a recipe describes; the same recipe gives the same simulation.
 
@@ -51,17 +54,23 @@ def build_simulation(
         folder: of the run, where rounds in cohorts keep contributions
             (server.training.core.spool).
         note: called with a line about the data that were read.
+        memory_format: that of a resumed run's earlier rounds; None for the recipe's.
     Raises: ConfigurationError, InputError or ProfileError saying what does not go together.
     """
     place = _device(device)
     method = recipe.built_method
     dataset = load_data(recipe, note)
     net = build_network(recipe, dataset)
+    chosen = lay_out(net, recipe, place.type, memory_format)
+    training = replace(recipe.train.training, memory_format=chosen)
     dataset, parts, tests, held_out = _split_data(recipe, dataset)
     names = client_names(len(parts))
     depths = draw_depths(recipe.train, net, len(parts), recipe.seed)
     plans = {
-        name: plan_of(recipe, method, dataset, net.L if method.client.whole else depth)
+        name: replace(
+            plan_of(recipe, method, dataset, net.L if method.client.whole else depth),
+            training=training,
+        )
         for name, depth in zip(names, depths, strict=True)
     }
     clients = _clients(names, dataset, parts, place, recipe.train.backbone)
@@ -91,6 +100,7 @@ def build_simulation(
         state=state,
         loop=loop,
         device=place,
+        memory_format=chosen,
         clients=clients,
         tests=dict(zip(names, tests, strict=True)) if tests else {},
         x_held_out=dataset.x_held_out,

@@ -60,13 +60,14 @@ def simulate(
         )
         if resume and checkpoint is None:
             logger.warning("%s: no round to continue from; starting with round 1", out)
-        simulation = build_simulation(recipe, device, out, note)
+        before = None if checkpoint is None else checkpoint.memory_format
+        simulation = build_simulation(recipe, device, out, note, before)
         rows = continue_run(out, simulation, checkpoint)
-        before = len(rows)
+        resumed = len(rows)
         with EnergyMeter(declared=recipe.energy.model()) as meter:
             record_rounds(out, simulation, rows, run_rounds(simulation, rows), on_round or _ignore)
         report = report_of(simulation, rows)
-        report["energy"] = energy_report(meter.read(), "clients and server", len(rows) - before)
+        report["energy"] = energy_report(meter.read(), "clients and server", len(rows) - resumed)
         outcome = write_outcome(out, simulation, rows)
         report["weights"] = str(out / WEIGHTS)
         report["scores"] = [table_of(score) for score in outcome.scores]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.nets import NAMES, Supernet
+from edge_sdk.nets.memory_format import ChosenFormat, set_format
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.client_part import ClientPart
 from edge_sdk.training.protocol.messages import EndRound, Features, StartRound, Step, Update
@@ -60,7 +61,9 @@ RATE, SEED, CLASSES = 0.05, 3, 4
 
 
 def plan_for(name: str, depth: int, method: Method | None = None, **numbers: Any) -> Plan:
+    """A plan in one memory format: equal bits need the same on both sides."""
     channels = SHAPES[name][0]
+    numbers = {"memory_format": "contiguous", **numbers}
     return Plan(
         name,
         SHAPES[name],
@@ -122,10 +125,16 @@ def train_split(
 
 
 def train_whole(
-    name: str, drawn: list[tuple[Tensor, Tensor]], *, rate: float = RATE, **sgd: Any
+    name: str,
+    drawn: list[tuple[Tensor, Tensor]],
+    memory_format: ChosenFormat = "contiguous",
+    *,
+    rate: float = RATE,
+    **sgd: Any,
 ) -> Supernet:
     """An ordinary loop."""
     net = fresh(name).train()
+    set_format(net, memory_format)
     parts = net.segment(0, None)
     optimiser = torch.optim.SGD(parts.parameters(), rate, **sgd)
     for x, y in drawn:
@@ -146,20 +155,33 @@ def assert_same(ours: Supernet, theirs: Supernet, *, since: int = 0) -> None:
     assert any(not torch.equal(want[key], start[key]) for key in want)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_one_client_cut_anywhere_trains_the_whole_network(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "memory_format"),
+    [*((name, "contiguous") for name in NAMES), ("cnn6", "channels_last")],
+)
+def test_one_client_cut_anywhere_trains_the_whole_network(
+    name: str, memory_format: ChosenFormat
+) -> None:
     # small steps, since deep networks leave the finite numbers on batches of two; two of them where
     # that is cheap, so that the second starts from what the first has made of both halves
     rate, momentum, steps = (1e-3, 0.0, 1) if name in LARGE else (1e-3, 0.9, 2)
+    numbers: dict[str, Any] = {
+        "learning_rate": rate,
+        "momentum": momentum,
+        "memory_format": memory_format,
+    }
     owner = client("a", name, 2 * steps)
     want = read_weights(
-        train_whole(name, batches(owner, 2, 1), rate=rate, momentum=momentum).segment(0, None)
+        train_whole(
+            name, batches(owner, 2, 1), memory_format, rate=rate, momentum=momentum
+        ).segment(0, None)
     )
     net, start = fresh(name), network(name).state_dict()
+    set_format(net, memory_format)
     for depth in net.cuts if name not in ONCE else (6,):
         net.load_state_dict(start)
         state = ServerState(net, Training(rate, 8, momentum=momentum))
-        plan = plan_for(name, depth, learning_rate=rate, momentum=momentum)
+        plan = plan_for(name, depth, **numbers)
         owner.handle(StartRound(1, plan, state.weights(depth, whole=False, exit_head=False)))
         feedback = None
         for step in range(steps):
