@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from edge_sdk.nets.memory_format import set_format
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.training import Training
@@ -79,6 +80,8 @@ class WholeNetwork:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self.network = deepcopy(simulation.state.net.segment(0, None))
+        set_format(self.network, "contiguous")
+        self.network.precision = "fp32"
         self.network.train()
 
     def run_round(self, number: int) -> None:
@@ -117,6 +120,8 @@ class SuperSfl:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         net = deepcopy(simulation.state.net)
+        set_format(net, "contiguous")
+        net.precision = "fp32"
         self.network = net.segment(0, None)
         self.network.train()
         self._stages = net.L

@@ -18,6 +18,7 @@ from benchmarks.jobs.clock import Clock, OutOfTimeError
 from benchmarks.reports import commit
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.errors import ConfigurationError, FrameError, StorageError
+from edge_sdk.nets.memory_format import ChosenFormat
 from server.training.recipe.recipe import Recipe
 from server.training.run.checkpoint import (
     Checkpoint,
@@ -35,7 +36,7 @@ from server.training.simulation.run import run_rounds
 # network would take longer than the round.
 SAVE_EVERY_S: Final = 20.0
 
-Build = Callable[[Recipe, str, Path], Simulation]
+Build = Callable[[Recipe, str, Path, ChosenFormat | None], Simulation]
 
 _PROGRESS: Final = "progress.json"
 
@@ -93,17 +94,19 @@ def train_resumable(
 
     Args:
         on_round: called with each round of this call.
-        build: the simulation of a recipe on a device, with a folder for its files.
+        build: the simulation of a recipe on a device, with a folder for its files and the memory
+            format of earlier rounds.
     Raises: OutOfTimeError once the time is over, behind a checkpoint; ConfigurationError.
     """
     make_folder(folder)
     began = time.monotonic()
-    simulation = build(recipe, device, folder)
-    checkpoint = _checkpoint(folder, simulation)
+    checkpoint = _checkpoint(folder, recipe)
+    before = None if checkpoint is None else checkpoint.memory_format
+    simulation = build(recipe, device, folder, before)
     progress = Progress() if checkpoint is None else Progress.read(folder)
     if commit() not in progress.commits:
         progress.commits.append(commit())
-    before = progress.seconds
+    spent = progress.seconds
     rows = continue_run(folder, simulation, checkpoint)
     saved = last = time.monotonic()
     for row in run_rounds(simulation, rows):
@@ -112,14 +115,14 @@ def train_resumable(
         over = row["round"] < recipe.train.rounds and clock.is_over(now - last)
         last = now
         if over or now - saved >= SAVE_EVERY_S:
-            progress.seconds = before + now - began
+            progress.seconds = spent + now - began
             with simulation.loop.paused():
                 save_checkpoint(folder, simulation, rows)
             progress.write(folder)
             saved = now
         if over:
             raise OutOfTimeError
-    progress.seconds = before + time.monotonic() - began
+    progress.seconds = spent + time.monotonic() - began
     return Trained(simulation, rows, progress)
 
 
@@ -129,12 +132,12 @@ def rounds_done(folder: Path) -> int:
     return max((int(name.removeprefix("round-")) for name in names), default=0)
 
 
-def _checkpoint(folder: Path, simulation: Simulation) -> Checkpoint | None:
+def _checkpoint(folder: Path, recipe: Recipe) -> Checkpoint | None:
     """The checkpoint to go on from; those that are damaged or of another recipe are discarded."""
     try:
         found = latest_checkpoint(folder)
         if found is not None:
-            check_same_recipe(found, simulation)
+            check_same_recipe(found, recipe)
     except (ConfigurationError, FrameError, StorageError):
         discard(folder)
         return None

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.nets.memory_format import ChosenFormat
 from edge_sdk.training.streams import Stream
 from server.training.recipe.partition import RhoTest
 from server.training.recipe.recipe import Recipe
@@ -16,7 +17,9 @@ from server.training.run.run import Simulation
 from server.training.simulation.build import build_simulation
 
 
-def build_on_held_out(recipe: Recipe, device: str, folder: Path) -> Simulation:
+def build_on_held_out(
+    recipe: Recipe, device: str, folder: Path, memory_format: ChosenFormat | None = None
+) -> Simulation:
     """A recipe's simulation, with its held-out samples in the place of the test samples.
 
     A client is not tested on those by which its gate's threshold is chosen.
@@ -24,7 +27,7 @@ def build_on_held_out(recipe: Recipe, device: str, folder: Path) -> Simulation:
     Raises: SplitedgeError saying what does not go together.
     """
     data = load_data(recipe)
-    simulation = build_simulation(recipe, device, folder)
+    simulation = build_simulation(recipe, device, folder, memory_format)
     y = data.y_held_out
     return replace(simulation, x_test=data.x_held_out, y_test=y, tests=_tests(simulation, y))
 

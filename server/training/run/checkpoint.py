@@ -28,6 +28,7 @@ from edge_sdk.cli.times import plural
 from edge_sdk.durable import make_folder, sync_folder, write_atomic
 from edge_sdk.errors import ConfigurationError, FrameError, StorageError
 from edge_sdk.nets.memory_format import ChosenFormat
+from server.training.recipe.recipe import Recipe
 from server.training.run.run import Row, Run
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ def continue_run(folder: Path, run: Run, checkpoint: Checkpoint | None) -> list[
     if checkpoint is None:
         discard(folder)
         return []
-    check_same_recipe(checkpoint, run)
+    check_same_recipe(checkpoint, run.recipe)
     checkpoint.restore(run)
     prune(folder)  # a kill may have come between writing one and removing another
     return checkpoint.rows
@@ -231,12 +232,12 @@ def discard(folder: Path) -> None:
         sync_folder(_folder(folder))
 
 
-def check_same_recipe(checkpoint: Checkpoint, run: Run) -> None:
+def check_same_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
     """Check that a run continues by the recipe it began with; only the rounds may differ.
 
     Raises: ConfigurationError naming what differs.
     """
-    then, now = _comparable(checkpoint.recipe), _comparable(run.recipe.to_dict())
+    then, now = _comparable(checkpoint.recipe), _comparable(recipe.to_dict())
     differing = sorted(key for key in then | now if then.get(key) != now.get(key))
     if differing:
         key = differing[0]

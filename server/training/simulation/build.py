@@ -44,8 +44,8 @@ def build_simulation(
     recipe: Recipe,
     device: str = "cpu",
     folder: Path | None = None,
-    note: Callable[[str], None] = lambda _: None,
     memory_format: ChosenFormat | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Simulation:
     """Build all that a recipe describes; the same recipe gives the same simulation.
 
@@ -53,8 +53,8 @@ def build_simulation(
         device: `cpu` or `cuda`.
         folder: of the run, where rounds in cohorts keep contributions
             (server.training.core.spool).
-        note: called with a line about the data that were read.
         memory_format: that of a resumed run's earlier rounds; None for the recipe's.
+        note: called with a line about the data that were read.
     Raises: ConfigurationError, InputError or ProfileError saying what does not go together.
     """
     place = _device(device)

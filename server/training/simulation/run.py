@@ -61,7 +61,7 @@ def simulate(
         if resume and checkpoint is None:
             logger.warning("%s: no round to continue from; starting with round 1", out)
         before = None if checkpoint is None else checkpoint.memory_format
-        simulation = build_simulation(recipe, device, out, note, before)
+        simulation = build_simulation(recipe, device, out, before, note)
         rows = continue_run(out, simulation, checkpoint)
         resumed = len(rows)
         with EnergyMeter(declared=recipe.energy.model()) as meter:
