@@ -85,8 +85,11 @@ class Adaptation:
             view = self._early_view(x2, y == y2)
         adapted = self._second
         self._adapt(adapted, x2, y2)
+        # BatchNorm's running statistics move once for each batch, by the pass that is learnt from,
+        # as without adaptation; those of the steps ahead go with the scratch copies
+        _copy_buffers(self._prefix.module, adapted.prefix)
         z = self._prefix.run(x, adapted.prefix)
-        _copy_buffers(adapted.prefix, self._prefix.module)  # BatchNorm's statistics
+        _copy_buffers(adapted.prefix, self._prefix.module)
         loss = self._head.loss(adapted.head(z), y)
         own, *head = torch.autograd.grad(loss, [z, *adapted.head_parameters])
         # the gradients are the adapted copies'; prefix and exit head themselves step by them

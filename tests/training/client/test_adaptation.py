@@ -251,8 +251,11 @@ def test_batch_of_one_and_client_of_one_sample() -> None:
         assert all(torch.isfinite(tensor).all() for tensor in update.weights.values())
 
 
-def test_batch_norm_statistics_come_from_the_second_adaptation() -> None:
-    plan = plan_for(1, net="har_cnn", steps=2, rate=0.1)
+@pytest.mark.parametrize("steps", [0, 2, 5])
+def test_batch_norm_statistics_move_once_a_batch_by_the_pass_that_is_learnt_from(
+    steps: int,
+) -> None:
+    plan = plan_for(1, net="har_cnn", steps=steps, rate=0.1)
     client, hand = client_of(plan), ByHand(plan)
     start(client, plan)
     got = features(client, 0)
@@ -261,12 +264,18 @@ def test_batch_norm_statistics_come_from_the_second_adaptation() -> None:
     # which samples are drawn depends on how many there are, not on what they are
     rows, ahead = first_rows(client)[:BATCH], second_order(client_of(plan_for(1)))[:BATCH]
     x2, y2 = torch.from_numpy(client.x[ahead]), torch.from_numpy(client.y[ahead])
-    two = hand.adapted(x2, y2, 2, 0.1)
+    before = {name: t for name, t in read_weights(hand.net.prefix(1)).items() if "running" in name}
+    two = hand.adapted(x2, y2, steps, 0.1)
+    for name, module in two.prefix(1).named_modules():
+        if isinstance(module, nn.BatchNorm1d):  # before the steps ahead, and a mean of this pass
+            module.running_mean = before[f"{name}.running_mean"].clone()
+            module.running_var = before[f"{name}.running_var"].clone()
     two.prefix(1)(torch.from_numpy(client.x[rows]))
     found = {name: t for name, t in read_weights(two.prefix(1)).items() if "running" in name}
     assert found
     for name, tensor in found.items():
         assert torch.equal(update.weights[name], tensor)
+        assert not torch.equal(tensor, before[name])
 
 
 def test_depth_of_the_second_view_is_drawn_from_the_exits_up_to_the_cut() -> None:
