@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import orjson
 import pytest
 import torch
+from torch import nn
 
+from edge_sdk.training.streams import Stream
 from exporters.errors import ExportError
 from exporters.run.network import load_run
 from exporters.run.record import RECORD, WEIGHTS, read_run
@@ -37,8 +40,8 @@ depths = [1, 3]
 """
 
 
-def trained(text: str) -> tuple[Simulation, list[Row]]:
-    simulation = build_simulation(read_recipe(tomllib.loads(text + RECIPE)))
+def trained(text: str, recipe: str = RECIPE) -> tuple[Simulation, list[Row]]:
+    simulation = build_simulation(read_recipe(tomllib.loads(text + recipe)))
     rows: list[Row] = []
     list(run_rounds(simulation, rows))
     return simulation, rows
@@ -76,6 +79,48 @@ def test_harmony_leaves_the_network_of_every_depth(tmp_path: Path) -> None:
     wholes = [record.score("whole", depth) for depth in (1, 3)]
     mean = np.mean([each.right / each.samples for each in wholes if each is not None])
     assert Evaluator(run).accuracy(supervised=True) == pytest.approx(float(mean))
+
+
+@pytest.mark.parametrize("answers", ["server", "exit"])
+def test_harmonys_clients_are_scored_by_what_the_folder_serves(
+    tmp_path: Path, answers: str
+) -> None:
+    """Their own prefix and exit head in front of the stages that an export gives the server.
+
+    After a few steps the server answers all samples, after more of them the exits most.
+    """
+    more = RECIPE.replace("iterations = 6", "iterations = 50\nmomentum = 0.8")
+    run, rows = trained('method = "harmony"\n', RECIPE if answers == "server" else more)
+    write_outcome(tmp_path, run, rows)
+    served = load_run(tmp_path)
+    how = run.method.fine_tuning
+    assert how.steps == 3
+    scores = Evaluator(run, rho=0.0).clients(supervised=True)
+    rates = [score.exit_rate or 0.0 for score in scores]
+    assert min(rates) == 0.0 if answers == "server" else max(rates) > 0.5
+    for score in scores:
+        client, plan = run.clients[score.client], run.plans[score.client]
+        prefix = deepcopy(served.halves.device.prefix(plan.depth)).train()
+        head = deepcopy(served.halves.device.exit_head(plan.depth)).train()
+        generator = Stream.FINE_TUNING.generator(plan.seed, client=score.client)
+        optimiser = torch.optim.SGD([*prefix.parameters(), *head.parameters()], how.rate or 0.0)
+        for _ in range(how.steps):
+            rows_of = generator.permutation(client.samples)[: plan.training.batch]
+            x, y = torch.from_numpy(client.x[rows_of]), torch.from_numpy(client.y[rows_of])
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(head(prefix(x)), y).backward()  # type: ignore[no-untyped-call]  # torch
+            optimiser.step()
+        mine = np.isin(run.y_test, np.unique(client.y))
+        with torch.no_grad():
+            z = prefix.eval()(torch.from_numpy(run.x_test[mine]))
+            early = head.eval()(z)
+            behind = served.halves.server.suffix(plan.depth).eval()(z).argmax(1)
+        entropy = torch.special.entr(early.softmax(1)).sum(1)
+        assert score.threshold is not None
+        exits = entropy < score.threshold
+        labels = torch.where(exits, early.argmax(1), behind).numpy()
+        assert score.inside.accuracy == pytest.approx((labels == run.y_test[mine]).mean())
+        assert score.exit_rate == pytest.approx(float(exits.float().mean()))
 
 
 def test_a_simulation_leaves_the_mean_of_the_clients_last_layers(tmp_path: Path) -> None:
