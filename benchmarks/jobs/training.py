@@ -114,7 +114,9 @@ def train_resumable(
         now = time.monotonic()
         over = row["round"] < recipe.train.rounds and clock.is_over(now - last)
         last = now
-        if over or now - saved >= SAVE_EVERY_S:
+        # what follows the last round may take as long as the training
+        last_of_many = row["round"] == recipe.train.rounds and now - began >= SAVE_EVERY_S
+        if over or last_of_many or now - saved >= SAVE_EVERY_S:
             progress.seconds = spent + now - began
             with simulation.loop.paused():
                 save_checkpoint(folder, simulation, rows)

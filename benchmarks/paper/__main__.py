@@ -23,11 +23,12 @@ from benchmarks.jobs.clock import Clock
 from benchmarks.jobs.job import Job
 from benchmarks.jobs.lines import duration
 from benchmarks.jobs.queue import Outcome
+from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.plan import by_table, groups_of, jobs_of, needs_gpu
 from benchmarks.paper.progress import page_path
 from benchmarks.paper.report import RESULTS, report_path
 from benchmarks.paper.runner import Runner
-from benchmarks.paper.tables import TABLES, Scale
+from benchmarks.paper.tables import Scale
 from benchmarks.reports import ROOT, Data, Results, Seeds
 from edge_sdk.cli.times import plural
 from edge_sdk.errors import SplitedgeError

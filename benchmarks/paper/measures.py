@@ -8,22 +8,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import orjson
 
 from benchmarks.compare import LAST_ROUNDS
-from benchmarks.paper.local_only import local_only_recipe, local_only_scores
+from benchmarks.paper.local_only import local_only_accuracies
 from edge_sdk.errors import ConfigurationError
+from server.training.recipe.recipe import Recipe
 from server.training.report.client_scores import ClientScore, by_choice, summary_of
 from server.training.report.evaluate import Evaluator
 from server.training.report.rows import ever_supervised
 from server.training.report.thresholds import Choice
 from server.training.run.run import Row, Simulation
 
-# Accuracy of each client alone, by recipe: one training for all rows with the same budget.
-_LOCAL_ONLY: Final[dict[bytes, list[float]]] = {}
-
 Measure = Callable[[Simulation, list[Row]], float]
 ClientMeasure = Callable[[Simulation, Sequence[ClientScore]], float]
+# Accuracy of each client alone, by recipe and device (benchmarks.paper.local_only).
+Alone = Callable[[Recipe, str], list[float]]
 
 # Choices of a gated pair's threshold, as columns name them.
 CHOICE_NAMES: Final[Mapping[Choice, str]] = {
@@ -33,7 +32,9 @@ CHOICE_NAMES: Final[Mapping[Choice, str]] = {
 }
 
 
-def measured(run: Simulation, rows: list[Row], names: Iterable[str]) -> dict[str, float]:
+def measured(
+    run: Simulation, rows: list[Row], names: Iterable[str], alone: Alone = local_only_accuracies
+) -> dict[str, float]:
     """The named measures of a finished run.
 
     `rho X` is the clients' mean at that share of OOD samples; `MB to X` counts the bytes up to the
@@ -42,8 +43,12 @@ def measured(run: Simulation, rows: list[Row], names: Iterable[str]) -> dict[str
     A measure of clients with gated pairs comes four times: by its name and as `NAME held-out`,
     which are the same, and as `NAME fleet` and `NAME oracle` (server.training.report.thresholds). A
     run that holds nothing out has the last alone, also by its name.
+
+    Args:
+        alone: trains the clients one by one, for `pearson`.
     """
     found: dict[str, float] = {}
+    together: Mapping[str, ClientMeasure] = {**CLIENT_MEASURES, PEARSON: _Pearson(alone)}
     tested: dict[float | None, list[ClientScore]] = {}  # by rho
     for name in names:
         if not of_clients(name):
@@ -52,7 +57,7 @@ def measured(run: Simulation, rows: list[Row], names: Iterable[str]) -> dict[str
         rho = float(name.removeprefix(_RHO)) if name.startswith(_RHO) else None
         if rho not in tested:
             tested[rho] = Evaluator(run, rho).clients(supervised=ever_supervised(rows))
-        measure = CLIENT_MEASURES["clients" if rho is not None else name]
+        measure = together["clients" if rho is not None else name]
         found[name] = measure(run, tested[rho])
         for choice, scores in by_choice(tested[rho]).items():
             found[by_threshold(name, choice)] = measure(run, scores)
@@ -61,7 +66,7 @@ def measured(run: Simulation, rows: list[Row], names: Iterable[str]) -> dict[str
 
 def of_clients(name: str) -> bool:
     """Whether a measure is of clients on test samples of their own, where a gate may answer."""
-    return name.startswith(_RHO) or name in CLIENT_MEASURES
+    return name.startswith(_RHO) or name in {*CLIENT_MEASURES, PEARSON}
 
 
 def is_accuracy_of_clients(name: str) -> bool:
@@ -150,13 +155,18 @@ def _std(_run: Simulation, scores: Sequence[ClientScore]) -> float:
     return 100 * summary_of(scores).std
 
 
-def _pearson(run: Simulation, scores: Sequence[ClientScore]) -> float:
+class _Pearson:
     """PC of SplitLPF: clients trained together against each alone with the same budget."""
-    recipe = local_only_recipe(run.recipe).to_dict() | {"device": run.device.type}
-    key = orjson.dumps(recipe, option=orjson.OPT_SORT_KEYS)
-    if key not in _LOCAL_ONLY:
-        _LOCAL_ONLY[key] = _each(local_only_scores(run.recipe, run.device.type))
-    return pearson(_LOCAL_ONLY[key], _each(scores))
+
+    def __init__(self, alone: Alone) -> None:
+        self._train_alone = alone
+        self._alone: list[float] | None = None
+
+    def __call__(self, run: Simulation, scores: Sequence[ClientScore]) -> float:
+        """PC of these scores; the clients are trained alone for the first of them."""
+        if self._alone is None:
+            self._alone = self._train_alone(run.recipe, run.device.type)
+        return pearson(self._alone, _each(scores))
 
 
 def _each(scores: Sequence[ClientScore]) -> list[float]:
@@ -164,6 +174,7 @@ def _each(scores: Sequence[ClientScore]) -> list[float]:
 
 
 _RHO: Final = "rho "
+PEARSON: Final = "pearson"
 MEASURES: Final[Mapping[str, Measure]] = {
     "accuracy": _accuracy,
     "exits": _exits,
@@ -174,7 +185,6 @@ CLIENT_MEASURES: Final[Mapping[str, ClientMeasure]] = {
     "ood": _ood,
     "jain": _jain,
     "std": _std,
-    "pearson": _pearson,
 }
 
 

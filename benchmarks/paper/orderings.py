@@ -17,9 +17,10 @@ import orjson
 import typer
 
 from benchmarks.intervals import Interval, mean_interval
+from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.measures import by_threshold, of_clients, shown
 from benchmarks.paper.report import NO_GATE, RESULTS, report_path
-from benchmarks.paper.tables import TABLES, Scale
+from benchmarks.paper.tables import Scale
 from benchmarks.reports import Results
 from edge_sdk.durable import write_atomic
 

@@ -7,19 +7,35 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.jobs.job import Job
+from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.recipes import job_of
-from benchmarks.paper.tables import TABLES, Scale
+from benchmarks.paper.tables import Scale
 
-# Tables that are done together, one seed of all their rows before the next seed: then the figures
-# that are compared were made in the same hours. At `smoke` and `cpu` each table is done alone.
-FULL: Final[Sequence[Sequence[str]]] = (tuple(TABLES),)
+# Tables of the full scale that are done together, one seed of all their rows before the next seed:
+# figures that are compared were then made in the same hours. At `smoke` and `cpu` each table is
+# done alone.
+FULL: Final[Sequence[Sequence[str]]] = (
+    ("splitlpf-uds", "splitlpf-udd", "splitlpf-udds"),
+    ("supersfl-fusion-cnn6", "supersfl-availability-cnn6"),
+    ("harmony-cnn6", "besplit-cnn6"),
+    ("scala-60",),
+    ("splitlpf-alpha",),
+    ("harmony", "besplit"),
+    ("scala", "scala-cut"),
+    ("supersfl", "supersfl-fusion"),
+    ("default",),
+)
+# Their networks take days a row on a CPU.
+FOR_GPU: Final = frozenset(
+    ("besplit", "default", "harmony", "scala", "scala-cut", "supersfl", "supersfl-fusion")
+)
 
 
 def groups_of(names: Sequence[str], scale: Scale) -> Iterator[Sequence[str]]:
     """Tables that are done together, the most important first; only those of `names`."""
     groups = FULL if scale == "full" else [(name,) for name in TABLES]
     for group in groups:
-        chosen = [name for name in group if name in names]
+        chosen = [name for name in group if name in names and scale in TABLES[name].scales]
         if chosen:
             yield chosen
 
@@ -31,7 +47,7 @@ def jobs_of(
     rows: Sequence[str] = (),
     data: Path | None = None,
 ) -> list[Job]:
-    """All trainings of these tables, in the order of their groups, seed by seed.
+    """All trainings of these tables at a scale, in the order of their groups, seed by seed.
 
     Args:
         rows: names of the rows asked for; empty for all.
@@ -49,7 +65,7 @@ def jobs_of(
 
 def needs_gpu(name: str, scale: Scale, device: str) -> bool:
     """Whether the table waits for a machine with a GPU: its full scale takes days on a CPU."""
-    return scale == "full" and device == "cpu" and TABLES[name].gpu
+    return scale == "full" and device == "cpu" and name in FOR_GPU
 
 
 def by_table(jobs: Sequence[Job]) -> Mapping[str, Mapping[str, Sequence[Job]]]:

@@ -11,9 +11,10 @@ from benchmarks.jobs.lines import duration
 from benchmarks.jobs.queue import folder_of
 from benchmarks.jobs.results import Trial, read_report
 from benchmarks.jobs.training import rounds_done
-from benchmarks.paper.plan import by_table, jobs_of, needs_gpu
+from benchmarks.paper.catalog import TABLES
+from benchmarks.paper.plan import by_table, groups_of, jobs_of, needs_gpu
 from benchmarks.paper.report import report_path
-from benchmarks.paper.tables import TABLES, Scale
+from benchmarks.paper.tables import Scale
 from edge_sdk.durable import locked_folder, make_folder, write_atomic
 
 
@@ -37,7 +38,7 @@ def write_progress(
     make_folder(path.parent)
     lines, totals = [], [0, 0]
     seconds = 0.0
-    for name, rows in by_table(jobs_of([tuple(TABLES)], scale, seeds)).items():
+    for name, rows in by_table(jobs_of(list(groups_of(list(TABLES), scale)), scale, seeds)).items():
         report = read_report(report_path(results, name, scale))
         lines.append(f"| {name} | {TABLES[name].title} |" + " |" * seeds)
         for row, jobs in rows.items():

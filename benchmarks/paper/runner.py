@@ -18,10 +18,11 @@ from benchmarks.jobs.job import Job
 from benchmarks.jobs.lines import RoundTeller, duration, figures, say
 from benchmarks.jobs.queue import Outcome, run_queue
 from benchmarks.jobs.results import Trial, read_report
+from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.measures import headlines
 from benchmarks.paper.progress import write_progress
 from benchmarks.paper.report import add_trial, report_path
-from benchmarks.paper.tables import TABLES, Scale
+from benchmarks.paper.tables import Scale
 from benchmarks.paper.work import estimate_seconds, train_row
 from edge_sdk.durable import make_folder, write_atomic
 from server.training.run.checkpoint import discard
@@ -75,6 +76,7 @@ class Runner:
                 self.clock,
                 command=self.command,
                 on_round=RoundTeller(job),
+                alone=report_path(self.results, "alone", self.scale),
             )
             add_trial(self.results, TABLES[job.table], self.scale, job, trial)
             here.add(str(job))

@@ -36,7 +36,6 @@ class Table:
         source: where in the paper. data: data set of its figures.
         measures: reported for every row (benchmarks.paper.measures).
         scales: the recipe of each scale, which rows change.
-        gpu: whether the full scale would take days without a GPU.
     """
 
     title: str
@@ -45,7 +44,6 @@ class Table:
     measures: Sequence[str]
     rows: Sequence[Row]
     scales: Mapping[Scale, Changes]
-    gpu: bool = False
 
 
 def over(base: Changes, changes: Changes) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from benchmarks.jobs.clock import Clock
 from benchmarks.jobs.job import Job
 from benchmarks.jobs.results import Trial, trial_of
 from benchmarks.jobs.training import train_resumable
+from benchmarks.paper.catalog import TABLES
+from benchmarks.paper.local_only import KeptAlone
 from benchmarks.paper.measures import measured
-from benchmarks.paper.tables import TABLES
 from server.training.recipe.recipe import Recipe
 from server.training.report.evaluate import Evaluator
 from server.training.run.run import Row
@@ -32,17 +33,21 @@ def train_row(
     *,
     command: str,
     on_round: Callable[[Row], None],
+    alone: Path,
 ) -> Trial:
     """Train one row from its last checkpoint on, and measure the result.
 
     Args:
         folder: of the unfinished job.
         command: that the user gave, for the report.
+        alone: folder of the accuracies of clients alone.
     Raises: OutOfTimeError behind a checkpoint; SplitedgeError.
     """
     trained = train_resumable(job.recipe, folder, device, clock, on_round=on_round)
     began = time.monotonic()
-    measures = measured(trained.simulation, trained.rows, TABLES[job.table].measures)
+    kept = KeptAlone(alone, folder.parent, clock)
+    names = TABLES[job.table].measures
+    measures = measured(trained.simulation, trained.rows, names, kept.accuracies)
     return trial_of(job, trained, measures, command, time.monotonic() - began)
 
 

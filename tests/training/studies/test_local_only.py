@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 import torch
 from torch import nn
 
-from benchmarks.paper.local_only import local_only_scores
+from benchmarks.jobs.clock import Clock, OutOfTimeError
+from benchmarks.paper.local_only import KeptAlone, local_only_accuracies, local_only_scores
 from edge_sdk.nets import build
+from edge_sdk.state import StateLock
 from server.training.recipe.recipe import read_recipe
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
@@ -55,3 +59,40 @@ def test_one_client_with_the_others_is_as_good_as_alone() -> None:
     for _ in run_rounds(build_simulation(recipe), rows):
         pass
     assert score.inside.accuracy == rows[-1]["accuracy"]
+
+
+class Ending(Clock):
+    """A time that is over after so many checks."""
+
+    def __init__(self, checks: int) -> None:
+        super().__init__()
+        self._left = checks
+
+    def check(self, next_s: float = 0.0) -> None:
+        """Count, and end."""
+        self._left -= 1
+        if self._left < 0:
+            raise OutOfTimeError
+
+
+def test_clients_that_were_trained_before_a_stop_are_kept(tmp_path: Path) -> None:
+    recipe = read_recipe(RECIPE)
+    folder, rounds = tmp_path / "alone", recipe.train.rounds
+    with pytest.raises(OutOfTimeError):
+        KeptAlone(folder, tmp_path, Ending(rounds)).accuracies(recipe, "cpu")
+    (path,) = folder.iterdir()
+    assert list(orjson.loads(path.read_bytes())) == ["client-0"]
+    kept = KeptAlone(folder, tmp_path, Ending(rounds))  # enough for the other client alone
+    assert kept.accuracies(recipe, "cpu") == local_only_accuracies(recipe)
+
+
+def test_a_second_process_begins_with_the_last_client(tmp_path: Path) -> None:
+    recipe = read_recipe(RECIPE)
+    with pytest.raises(OutOfTimeError):
+        KeptAlone(tmp_path / "alone", tmp_path, Ending(0)).accuracies(recipe, "cpu")
+    (lock,) = tmp_path.glob("alone-*")
+    kept = KeptAlone(tmp_path / "alone", tmp_path, Ending(recipe.train.rounds))
+    with StateLock(lock, "simulation"), pytest.raises(OutOfTimeError):
+        kept.accuracies(recipe, "cpu")
+    (path,) = (tmp_path / "alone").iterdir()
+    assert list(orjson.loads(path.read_bytes())) == ["client-1"]

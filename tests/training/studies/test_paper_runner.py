@@ -20,11 +20,12 @@ from benchmarks.jobs.lines import duration
 from benchmarks.jobs.queue import folder_of, run_queue
 from benchmarks.jobs.results import Trial, read_report
 from benchmarks.jobs.training import Trained, rounds_done, train_resumable
-from benchmarks.paper.plan import FULL, jobs_of
+from benchmarks.paper.catalog import TABLES
+from benchmarks.paper.plan import FOR_GPU, FULL, groups_of, jobs_of
 from benchmarks.paper.progress import write_progress
 from benchmarks.paper.recipes import job_of
 from benchmarks.paper.report import add_trial, report_path
-from benchmarks.paper.tables import TABLES, over
+from benchmarks.paper.tables import over
 from benchmarks.reports import child_environment, provenance
 from edge_sdk.errors import ConfigurationError, SplitedgeError
 from edge_sdk.state import StateLock
@@ -247,10 +248,11 @@ def test_a_default_of_a_method_is_part_of_a_result() -> None:
 
 
 def test_rows_have_folders_of_their_own_and_full_tables_a_priority() -> None:
-    jobs = jobs_of([tuple(TABLES)], "smoke", 3)
+    jobs = jobs_of(list(groups_of(list(TABLES), "smoke")), "smoke", 3)
     assert len({folder_of(job, Path()) for job in jobs}) == len(jobs)
     ordered = [name for group in FULL for name in group]
-    assert sorted(ordered) == sorted(TABLES)
+    assert sorted(ordered) == sorted(name for name in TABLES if "full" in TABLES[name].scales)
+    assert set(ordered) >= FOR_GPU
 
 
 def test_the_page_says_what_is_done_and_what_is_left(tmp_path: Path) -> None:
@@ -264,4 +266,5 @@ def test_the_page_says_what_is_done_and_what_is_left(tmp_path: Path) -> None:
     assert "| | SCALA | done, 60 s | left, about 60 s |" in page
     assert "| | local adjustment only | round 1 of 2 | left |" in page
     assert "| | concatenation only | left, about 2.0 h | left, about 2.0 h |" in page
-    assert f"1 of {len(jobs_of([tuple(TABLES)], 'smoke', 2))} trainings are done" in page
+    total = len(jobs_of(list(groups_of(list(TABLES), "smoke")), "smoke", 2))
+    assert f"1 of {total} trainings are done" in page

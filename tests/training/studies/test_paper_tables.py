@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +11,25 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.jobs.clock import Clock
 from benchmarks.paper.__main__ import app
-from benchmarks.paper.local_only import local_only_scores
+from benchmarks.paper.catalog import TABLES
+from benchmarks.paper.local_only import KeptAlone, local_only_accuracies
 from benchmarks.paper.measures import (
-    _LOCAL_ONLY,
     by_threshold,
     is_by_threshold,
     measured,
     of_clients,
 )
 from benchmarks.paper.recipes import job_of
-from benchmarks.paper.tables import TABLES, over
+from benchmarks.paper.tables import over
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import Evaluator
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [name for name in TABLES if "smoke" in TABLES[name].scales])
 def test_a_table_runs_at_smoke_scale(name: str, tmp_path: Path) -> None:
     places = ["--results", str(tmp_path), "--work", str(tmp_path / "work")]
     ran = CliRunner().invoke(app, [name, "--seeds", "1", *places])
@@ -74,7 +76,8 @@ def _check_thresholds(table: str, report: dict[str, Any], text: str) -> None:
 
 def test_all_rows_of_a_table_with_a_gated_row_train_on_the_same_samples() -> None:
     for name, table in TABLES.items():
-        jobs = [job_of(name, table, row, "cpu") for row in table.rows]
+        scale = next(iter(table.scales))
+        jobs = [job_of(name, table, row, scale) for row in table.rows]
         (share,) = {job.recipe.data.held_out for job in jobs}
         gated = any(job.recipe.built_method.share_exits for job in jobs)
         local = any(job.recipe.data.split == "local" for job in jobs)
@@ -86,11 +89,10 @@ def test_all_rows_of_a_table_with_a_gated_row_train_on_the_same_samples() -> Non
     assert job_of("besplit", besplit, besplit.rows[0], "cpu").recipe.data.held_out == 0
 
 
-@pytest.mark.parametrize("scale", ["smoke", "cpu", "full"])
 @pytest.mark.parametrize("name", TABLES)
-def test_every_scale_of_every_row_is_a_recipe(name: str, scale: str) -> None:
-    for row in TABLES[name].rows:
-        recipe = read_recipe(over(TABLES[name].scales[scale], row.recipe))  # type: ignore[index]  # a scale
+def test_every_scale_of_every_row_is_a_recipe(name: str) -> None:
+    for scale, row in product(TABLES[name].scales.values(), TABLES[name].rows):
+        recipe = read_recipe(over(scale, row.recipe))
         assert recipe.train.rounds >= 2
 
 
@@ -100,22 +102,24 @@ def test_an_unknown_table_is_told_which_there_are() -> None:
     assert "splitlpf-udd" in ran.output
 
 
-def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed() -> None:
+def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed(
+    tmp_path: Path,
+) -> None:
     table = TABLES["splitlpf-udds"]
-    _LOCAL_ONLY.clear()
+    kept = KeptAlone(tmp_path / "alone", tmp_path, Clock())
     alone: list[list[float]] = []
     for row in table.rows[:2]:
         recipe = job_of("splitlpf-udds", table, row, "smoke").recipe
         simulation, rows = build_simulation(recipe), list[Any]()
         for _ in run_rounds(simulation, rows):
             pass
-        found = measured(simulation, rows, ["pearson"])["pearson"]
-        alone.append([(s.inside + s.outside).accuracy for s in local_only_scores(recipe)])
+        found = measured(simulation, rows, ["pearson"], kept.accuracies)["pearson"]
+        alone.append(local_only_accuracies(recipe))
         scores = Evaluator(simulation).clients(supervised=True)
         together = [(s.inside + s.outside).accuracy for s in scores]
         assert found == pytest.approx(100 * np.corrcoef(alone[-1], together)[0, 1])
     assert alone[0] == alone[1]  # methods differ in nothing that one trains by alone
-    assert len(_LOCAL_ONLY) == 1
+    assert len(list((tmp_path / "alone").iterdir())) == 1
 
 
 @pytest.mark.parametrize(
