@@ -6,7 +6,8 @@
 
 Writes reports (JSON and markdown) and a page of what is done and left into
 benchmarks/results/paper/. Ctrl-C, SIGTERM and a kill lose at most a round and some seconds: with
-`--resume` the next call goes on. Several calls at a time share the rows among them.
+`--resume` the next call goes on. Several calls at a time share the rows among them. A GPU is held
+against the CPU first (benchmarks.paper.devices).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from benchmarks.jobs.job import Job
 from benchmarks.jobs.lines import duration
 from benchmarks.jobs.queue import Outcome
 from benchmarks.paper.catalog import TABLES
+from benchmarks.paper.devices import check_agreement
 from benchmarks.paper.plan import by_table, groups_of, jobs_of, needs_gpu
 from benchmarks.paper.progress import page_path
 from benchmarks.paper.report import RESULTS, report_path
@@ -93,6 +95,8 @@ def paper(  # noqa: PLR0917 - a command's options
         if plan:
             _tell_plan(runner, jobs)
             return
+        if device != "cpu":
+            check_agreement([n for n in names if "smoke" in TABLES[n].scales], device)
         with runner.clock.ended_by_signals():
             outcome = runner.run(jobs)
     except SplitedgeError as err:
