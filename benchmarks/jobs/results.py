@@ -129,6 +129,7 @@ def trial_of(
     device = trained.simulation.device.type
     made: dict[str, Any] = {"command": command, "device": device, **reports.provenance()}
     made["commit"] = ", ".join(progress.commits)
+    made["memory_format"] = trained.simulation.memory_format
     return Trial(
         row=job.row,
         seed=job.seed,

@@ -22,7 +22,14 @@ from server.training.simulation.run import run_rounds
 RECIPE: dict[str, Any] = {
     "method": "splitlpf",
     "data": {"name": "digits", "clients": 2, "train_max": 40, "test_max": 100},
-    "train": {"backbone": "tiny", "rounds": 3, "learning_rate": 0.2, "batch": 99, "depth": 2},
+    "train": {
+        "backbone": "tiny",
+        "rounds": 3,
+        "learning_rate": 0.2,
+        "batch": 99,
+        "depth": 2,
+        "memory_format": "contiguous",
+    },
     "evaluate": {"rho": 0.0},
 }
 

@@ -39,7 +39,11 @@ ROUNDS = 6
 def job() -> Job:
     """A row whose clients keep weights of their own, so that a checkpoint has all there can be."""
     smoke = job_of("splitlpf-udd", TABLES["splitlpf-udd"], TABLES["splitlpf-udd"].rows[0], "smoke")
-    return Job("none", "a row", over(smoke.given, {"train": {"rounds": ROUNDS}}))
+    return Job(
+        "none",
+        "a row",
+        over(smoke.given, {"train": {"rounds": ROUNDS, "memory_format": "contiguous"}}),
+    )
 
 
 @pytest.fixture(scope="module")

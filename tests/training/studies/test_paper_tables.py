@@ -109,7 +109,8 @@ def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed(
     kept = KeptAlone(tmp_path / "alone", tmp_path, Clock())
     alone: list[list[float]] = []
     for row in table.rows[:2]:
-        recipe = job_of("splitlpf-udds", table, row, "smoke").recipe
+        given = job_of("splitlpf-udds", table, row, "smoke").given
+        recipe = read_recipe(over(given, {"train": {"memory_format": "contiguous"}}))
         simulation, rows = build_simulation(recipe), list[Any]()
         for _ in run_rounds(simulation, rows):
             pass
