@@ -1,6 +1,7 @@
 """Thresholds of clients' gated pairs, chosen in three ways that reports name.
 
-    held_out    each client's own, best on samples of its own that nobody trained on: the headline
+    held_out    each client's own, best on samples of its own that nobody trained on, and where
+                these leave several, on those of all clients together: the headline
     fleet       one for all clients, best on the held-out samples of all of them together
     oracle      each client's own, best on the very test samples of the figure: the papers' choice,
                 and an upper bound of what a gate can reach
@@ -80,17 +81,25 @@ def threshold_grid(policy: GatePolicy, classes: int) -> list[float]:
     return [point * (largest / math.log(10)) for point in THRESHOLDS]
 
 
-def best_threshold(grid: Sequence[float], answers: Iterable[PairAnswers]) -> float | None:
-    """The threshold with most right answers to all these samples together, the loosest of equals.
+def best_threshold(
+    grid: Sequence[float], answers: Iterable[PairAnswers], others: Iterable[PairAnswers] = ()
+) -> float | None:
+    """The threshold with most right answers to all these samples together.
+
+    Of equals it is the one with most right answers to `others`, and of equals again the loosest,
+    which asks the server least.
 
     Args:
         grid: at least one threshold, ascending.
     Returns: None without samples.
     """
-    known = [each for each in answers if len(each)]
+    known, rest = [each for each in answers if len(each)], list(others)
     if not known:
         return None
-    right = [sum(each.count(point) for each in known) for point in grid]
+    right = [
+        tuple(math.fsum(each.count(point) for each in some) for some in (known, rest))
+        for point in grid
+    ]
     return max(zip(right, grid, strict=True))[1]
 
 
@@ -115,7 +124,7 @@ def chosen_thresholds(
         return {"oracle": oracle}
     own: dict[str, float] = {}
     for name in tested:
-        mine = best_threshold(grid, [held_out[name]] if name in held_out else [])
+        mine = best_threshold(grid, [held_out[name]] if name in held_out else [], held_out.values())
         own[name] = fleet if mine is None else mine
     return {"held_out": own, "fleet": dict.fromkeys(tested, fleet), "oracle": oracle}
 

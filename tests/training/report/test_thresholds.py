@@ -59,16 +59,28 @@ def test_weights_of_samples_count_in_a_choice() -> None:
 
 
 def test_three_choices_by_hand() -> None:
-    # a's own data have it exit always (2 of 2 against 1 and 1); b's never above 0.5 (3 of 3)
-    a = pair((0.8, 1, 0), (1.8, 1, 1))
+    # a's own data have it exit always (2 of 2 against 0 and 1); b's never above 0.5 (3 of 3)
+    a = pair((0.8, 1, 0), (1.8, 1, 0))
     b = pair((0.7, 0, 1), (0.9, 0, 1), (1.2, 0, 1))
-    # together, of five: 0.5 has 0 + 1 + 3, 1.0 has 1 + 1 + 1, 2.0 has 1 + 1 + 0
+    # together, of five: 0.5 has 0 + 3, 1.0 has 1 + 1, 2.0 has 2 + 0
     found = chosen_thresholds(GRID, {"a": a, "b": b}, {"a": TESTED, "b": TESTED})
     assert found == {
         "held_out": {"a": 2.0, "b": 0.5},
         "fleet": {"a": 0.5, "b": 0.5},
         "oracle": {"a": 1.0, "b": 1.0},
     }
+
+
+def test_where_own_samples_leave_several_the_fleets_decide() -> None:
+    # for a all three are equal; for b 0.5 and 1.0; the fleet has 1 + 2, 1 + 2 and 1 + 0
+    a, b = pair((0.1, 1, 0)), pair((1.2, 0, 1), (1.4, 0, 1))
+    assert [a.count(point) for point in GRID] == [1, 1, 1]
+    found = chosen_thresholds(GRID, {"a": a, "b": b}, {"a": TESTED, "b": TESTED})
+    assert found["held_out"] == {"a": 1.0, "b": 1.0}
+    assert found["fleet"] == {"a": 1.0, "b": 1.0}
+    # by itself, a takes the loosest
+    alone = chosen_thresholds(GRID, {"a": a}, {"a": TESTED})
+    assert alone["held_out"] == {"a": 2.0}
 
 
 def test_client_without_held_out_samples_takes_the_fleets_threshold() -> None:
