@@ -7,6 +7,7 @@ closed. A bundle that does not load gives way to the one before it.
 from __future__ import annotations
 
 import logging
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Final, Self
 
 from edge_sdk.bundles.memory_failures import HOLD_S, has_smaller, tell_failure
 from edge_sdk.bundles.personal_weights import PersonalWeights
-from edge_sdk.bundles.run_update import run_update
+from edge_sdk.bundles.run_update import Begun, run_update
 from edge_sdk.bundles.runner import BundleRunner
 from edge_sdk.bundles.store import ActiveBundle, BundleStore
 from edge_sdk.errors import (
@@ -40,14 +41,16 @@ HEALTH_S: Final = 10.0
 LEAVE_AGAIN_S: Final = 10.0
 
 
-def update(state: Path) -> None:
+def update(state: Path, begun: Begun | None = None) -> None:
     """Fetch the bundle that is assigned to this device, in a short-lived process, and activate it.
 
     A running agent keeps its bundle until its next `refresh`.
 
+    Args:
+        begun: as in `run_update`.
     Raises: UpdateRefusedError, StorageError or LinkError with the reason; the old bundle stays.
     """
-    outcome = run_update(state)
+    outcome = run_update(state, begun=begun)
     if outcome.status in ("installed", "unchanged"):
         return
     kinds = {"unreachable": LinkError, "no_space": StorageError}
@@ -96,6 +99,8 @@ class BundleLifecycle:
         self._settings = settings
         self.trouble = ""
         self._updating = threading.Lock()
+        self._updater: subprocess.Popen[bytes] | None = None
+        self._switching = threading.Lock()
         self._leaving = threading.Lock()
         self._leave_again_at = 0.0
         self._switched = threading.Condition()
@@ -144,7 +149,7 @@ class BundleLifecycle:
         with self._updating:
             self._update_wanted.clear()
             try:
-                update(self._store.state)
+                self._update()
             finally:
                 self._switch_bundle()
 
@@ -192,11 +197,28 @@ class BundleLifecycle:
         elif early:
             _forget_start(self._store)
 
+    def _update(self) -> None:
+        """Fetch the assigned bundle; call it with `_updating`."""
+
+        def begun(process: subprocess.Popen[bytes]) -> None:
+            self._updater = process
+
+        try:
+            update(self._store.state, begun)
+        finally:
+            self._updater = None
+
     def _switch_bundle(self) -> None:
         """Run the bundle that is active now, or roll back if it does not load here.
 
+        Any thread may call it: the last one to load a bundle has seen the store last.
+
         Raises: UpdateRefusedError saying why it does not load.
         """
+        with self._switching:
+            self._switch()
+
+    def _switch(self) -> None:
         active = self._store.active()
         if active.manifest == self.runner.manifest or self._closed:
             return
@@ -206,11 +228,11 @@ class BundleLifecycle:
             self._note_trouble(active.manifest.bundle, str(err))
             # the one before it may be the one that is left for it: then this is tried again
             if self._store.has_way_back():
-                self._store.roll_back(str(err), hold_s=HOLD_S)
+                self._store.roll_back(str(err), hold_s=HOLD_S, digest=active.digest)
             tell_failure(self._store.state, active.manifest.bundle, str(err))
             raise UpdateRefusedError(f"{active.manifest.bundle}: {err}") from err
         except (BundleError, InputError) as err:
-            self._store.roll_back(str(err))
+            self._store.roll_back(str(err), digest=active.digest)
             raise UpdateRefusedError(f"{active.manifest.bundle}: {err}") from err
         with self._switched:
             self.runner, self.digest = runner, active.digest
@@ -244,15 +266,19 @@ class BundleLifecycle:
             self._switch_bundle()
             return
         if has_smaller(self._store, active):
-            self._store.roll_back(why, hold_s=HOLD_S)
+            self._store.roll_back(why, hold_s=HOLD_S, digest=active.digest)
             self._switch_bundle()
             tell_failure(self._store.state, bundle, why)
             return
+        # what is being fetched now was assigned before the server knew
+        before = self._updater
         # the server assigns a smaller one, once it knows; one that does not know assigns the same
         if not tell_failure(self._store.state, bundle, why):
             raise NoBundleError("the server does not know of it")
+        if before is not None:
+            before.terminate()
         with self._updating:
-            update(self._store.state)
+            self._update()
             self._switch_bundle()
         if self._store.active().digest == active.digest:
             raise NoBundleError("the server has no smaller one")

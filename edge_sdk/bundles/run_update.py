@@ -5,9 +5,10 @@ So the agent never imports tuf and cryptography (12 MB), and no failure of an up
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,6 +16,8 @@ from typing import Any, Final, Literal
 import orjson
 
 Status = Literal["installed", "unchanged", "refused", "unreachable", "no_space"]
+
+Begun = Callable[["subprocess.Popen[bytes]"], None]
 
 # a slow link takes its time; what was fetched till then is kept, and the next update resumes it
 TIMEOUT_S: Final = 3600.0
@@ -55,18 +58,28 @@ class UpdateOutcome:
 
 
 def run_update(
-    state: Path, bundle: str | None = None, *, timeout_s: float = TIMEOUT_S
+    state: Path,
+    bundle: str | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    begun: Begun | None = None,
 ) -> UpdateOutcome:
     """Bring the device to `bundle`, or to the one the server assigns it.
 
     Blocks until the updater is done: call it in a thread that nothing waits for. Never raises
     because of the network, the disk or an answer of the server.
+
+    Args:
+        begun: called with the updater's process, which may be terminated at any time: the next
+            update goes on from there.
     """
     command = [sys.executable, "-P", "-m", "edge_sdk.bundles.update", "--state", str(state)]
     if bundle is not None:
         command += ["--bundle", bundle]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+        done = _run(command, timeout_s, begun)
+        if done.returncode == -signal.SIGTERM:
+            return UpdateOutcome("refused", bundle, "stopped, because another update comes first")
         return UpdateOutcome.from_json(done.stdout)
     except subprocess.TimeoutExpired:
         return UpdateOutcome("unreachable", bundle, f"not done after {timeout_s:g} s; run it again")
@@ -89,7 +102,7 @@ def run_measure(state: Path, bundles: Sequence[str], *, timeout_s: float = TIMEO
     for bundle in bundles:
         command += ["--measure", bundle]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+        done = _run(command, timeout_s)
         return UpdateOutcome.from_json(done.stdout).reason
     except subprocess.TimeoutExpired:
         return f"not done after {timeout_s:g} s"
@@ -98,3 +111,21 @@ def run_measure(state: Path, bundles: Sequence[str], *, timeout_s: float = TIMEO
     except (ValueError, TypeError):
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"]
         return f"ended with {done.returncode}: {lines[-1][:300]}"
+
+
+def _run(
+    command: Sequence[str], timeout_s: float, begun: Begun | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """As `subprocess.run`, which tells nobody the process.
+
+    Raises: OSError; subprocess.TimeoutExpired, after the process was killed.
+    """
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            if begun is not None:
+                begun(process)
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, out, err)

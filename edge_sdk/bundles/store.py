@@ -160,11 +160,14 @@ class BundleStore:
             _check_inactive(table, slot)
             self._write(_SlotTable(slot, {**table.slots, slot: record}, unproven_starts=0))
 
-    def roll_back(self, why: str, *, hold_s: float | None = None) -> ActiveBundle:
+    def roll_back(
+        self, why: str, *, hold_s: float | None = None, digest: str | None = None
+    ) -> ActiveBundle:
         """Quarantine the active bundle and make the other slot's the active one.
 
         Args:
             hold_s: how long the bundle stays in quarantine; None for ever.
+            digest: of the bundle to leave. Another one that an update has made active since stays.
         Raises: NoBundleError if there is no other bundle; StorageError.
         """
         with self._locked():
@@ -172,7 +175,8 @@ class BundleStore:
             record = table.slots.get(table.active)
             if record is None:
                 raise NoBundleError(f"{self.state}: no active bundle to roll back; update first")
-            self._quarantine(record.digest, record.bundle, why, hold_s)
+            if digest in (None, record.digest):
+                self._quarantine(record.digest, record.bundle, why, hold_s)
             return self._select(table)
 
     def count_start(self) -> None:

@@ -159,6 +159,7 @@ class Depot:
         self.repository.open_or_create()
         self.faults = Faults()
         self.assigned: str | None = None
+        self.smaller: str | None = None  # assigned once a bundle ran out of memory
         self.served: list[Served] = []
         handler = type("Handler", (_Handler,), {"depot": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -198,6 +199,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(200 if found else 404, orjson.dumps({"bundle": self.depot.assigned}))
         else:
             self._file()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        failed = self.path == "/api/v1/devices/pi-4/failures" and self.depot.smaller is not None
+        if failed:
+            self.depot.assigned = self.depot.smaller
+        self._reply(200 if failed else 404, orjson.dumps({"bundle": self.depot.assigned}))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
         pass

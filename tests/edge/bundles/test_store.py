@@ -184,6 +184,14 @@ def test_roll_back_quarantines_the_bundle_by_content(store: BundleStore, export:
         store.roll_back("this one too")
 
 
+def test_only_the_bundle_that_failed_is_left(store: BundleStore, export: Export) -> None:
+    failed = install(store, export, 1)
+    install(store, export, 2)  # as an update does between the failure and the way back
+    assert store.roll_back("out of memory", digest=failed.digest).manifest.bundle == "tiny/2/d2"
+    assert not store.is_quarantined(failed.digest)
+    assert name(store) == "tiny/2/d2"
+
+
 def test_quarantine_with_an_end_ends_and_is_better_than_no_bundle(
     store: BundleStore, export: Export
 ) -> None:
