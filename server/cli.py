@@ -221,10 +221,10 @@ def pin(
     from server.state import existing_registry
 
     with existing_registry(state) as registry:
-        if bundle is None:
+        if depth is not None:
             model = registry.catalogue.wanted(registry.device(device).fleet)
             _check_depth(state, depth, model)
-        else:
+        elif bundle is not None:
             _check_published(state, bundle)
         pinned = registry.capabilities.pin(device, depth=depth, bundle=bundle)
     typer.echo(f"{device} is pinned to {pinned}")
