@@ -32,8 +32,8 @@ _SKEW: Final = {"partition": "dirichlet", "numbers": {"concentration": 0.3}, "he
 WORLDS: Final[Mapping[DataName, Changes]] = {
     "digits": {
         "data": {"name": "digits", "clients": 10, **_SKEW},
-        "train": {"backbone": "tiny", "depth": 2, "rounds": 15, "epochs": 2, "batch": 16},
-        "evaluate": {"every": 3},
+        "train": {"backbone": "tiny", "depth": 2, "rounds": 30, "epochs": 2, "batch": 16},
+        "evaluate": {"every": 5},
     },
     "fashion-mnist": {
         "data": {"name": "fashion-mnist", "clients": 10, "train_max": 5_000, **_SKEW},
@@ -85,9 +85,9 @@ SWEEP: Final[Mapping[str, Swept]] = {
     ),
     "harmony": Swept({"method": "harmony"}, ("method_numbers.align_weight", (0.1, 1.0)), "rho 0.4"),
     "scala": Swept({"method": "scala"}, ("method_numbers.strength", (1.0, 0.5))),
-    "splitlpf": Swept({"method": "splitlpf"}, ("method_numbers.alpha", (0.5, 0.8)), "rho 0"),
+    "splitlpf": Swept({"method": "splitlpf"}, ("method_numbers.refit_epochs", (0, 1)), "rho 0"),
     "supersfl": Swept({"method": "supersfl"}, ("method_numbers.normalise_weights", (False, True))),
-    "besplit": Swept({"method": "besplit"}, ("method_numbers.kl_share", (0.01, 0.001))),
+    "besplit": Swept({"method": "besplit"}, ("method_numbers.weight_power", (1.0, 0.5))),
     "default": Swept(TABLES["default"].rows[0].recipe, _STRENGTH),
 }
 
