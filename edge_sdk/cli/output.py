@@ -49,16 +49,12 @@ def check_target(option: str, path: Path, *, folder: bool) -> None:
 
 
 def check_report(path: Path | None) -> None:
-    """Check that a report can be written, before the minutes of work that it needs.
+    """Check that the file of `--report` can be made; missing folders above it are made later.
 
     Raises: ConfigurationError.
     """
-    if path is None:
-        return
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigurationError(
-            f"--report {path}: cannot be written; name a file in an existing folder"
-        )
+    if path is not None:
+        check_target("--report", path, folder=False)
 
 
 class Progress:

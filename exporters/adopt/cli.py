@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import orjson
 import typer
 
-from edge_sdk.cli.output import check_target, print_table, progress
+from edge_sdk.cli.output import check_report, check_target, print_table, progress
 from exporters.next_step import next_step
 from exporters.options import GATE_HELP, Version
 
@@ -154,8 +154,7 @@ def adopt(
     # what does not fit is refused before anything takes time
     settings((), 1)
     check_target("--out", out / name, folder=True)
-    if report is not None:
-        check_target("--report", report, folder=False)
+    check_report(report)
     made = _adopt(
         model,
         preprocessing,

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edge_sdk.cli.output import check_report
+from edge_sdk.durable import make_folder
 
 if TYPE_CHECKING:
     from server.bench.measure import Row
@@ -60,6 +61,7 @@ def bench(
         console.print(f"[green]✓[/] {title}")
     if report is not None:
         raw = orjson.dumps([asdict(row) for row in rows], option=orjson.OPT_INDENT_2)
+        make_folder(report.parent)
         report.write_bytes(raw + b"\n")
     _show(console, rows)
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from edge_sdk.cli.data_options import Resize
 from edge_sdk.cli.output import check_report
+from edge_sdk.durable import make_folder
 
 if TYPE_CHECKING:
     from server.demo.run import DemoReport
@@ -68,6 +69,7 @@ def demo(
     console = Console()
     result = run_demo(word, state, _progress(console), train_max=samples)
     if report is not None:
+        make_folder(report.parent)
         report.write_bytes(result.to_json())
     _show(console, result, state)
 

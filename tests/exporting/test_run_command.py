@@ -17,22 +17,7 @@ from exporters.cli import app
 from exporters.run.record import RECORD
 from server.training.recipe.recipe import load_recipe, read_recipe
 from server.training.simulation.run import simulate
-
-RECIPE = """
-[data]
-name = "digits"
-clients = 4
-train_max = 300
-test_max = 100
-{data}
-[train]
-backbone = "tiny"
-rounds = 1
-iterations = 6
-batch = 16
-learning_rate = 0.1
-depths = [1, 3]
-"""
+from tests.training.worlds import SMALL_RUN
 
 NETWORK = """
 from torch import nn
@@ -49,7 +34,7 @@ def network(classes):
 
 
 def made(folder: Path, method: str, data: str = "") -> Path:
-    text = f'method = "{method}"\n' + RECIPE.format(data=data)
+    text = f'method = "{method}"\n' + SMALL_RUN.replace("[train]", f"{data}\n[train]")
     simulate(read_recipe(tomllib.loads(text)), folder)
     return folder
 
@@ -132,7 +117,7 @@ def test_a_run_of_an_own_network_is_rebuilt_from_its_record(
     place = tmp_path / "recipes"
     place.mkdir()
     (place / "nets_of_run.py").write_text(NETWORK)
-    text = 'method = "multi-exit"\n' + RECIPE.format(data="")
+    text = 'method = "multi-exit"\n' + SMALL_RUN
     text = text.replace('"tiny"', '"nets_of_run:network"').replace("[1, 3]", "[1, 2]")
     (place / "own.toml").write_text(text)
     simulate(load_recipe(place / "own.toml"), tmp_path / "run")

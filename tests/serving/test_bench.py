@@ -97,7 +97,7 @@ def test_candidates_take_turns_round_by_round() -> None:
 def test_report_of_one_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = tmp_path / "bench.json"
+    report = tmp_path / "new" / "bench.json"
     words = ["bench", "--quick", "--only", "device", "--report", str(report)]
     monkeypatch.setattr(sys, "argv", ["splitedge", *words])
     with pytest.raises(SystemExit) as left:

@@ -51,6 +51,22 @@ PROFILE: dict[str, Any] = {
     "link_bandwidth_mbps": None,
 }
 
+# a recipe of seconds but for its method
+SMALL_RUN = """
+[data]
+name = "digits"
+clients = 4
+train_max = 300
+test_max = 100
+[train]
+backbone = "tiny"
+rounds = 1
+iterations = 6
+batch = 16
+learning_rate = 0.1
+depths = [1, 3]
+"""
+
 
 class BytesTransport(LocalTransport):
     """Sends every message as the bytes it would travel as, both ways."""

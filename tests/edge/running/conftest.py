@@ -20,29 +20,11 @@ from edge_sdk import EdgeAgent
 from edge_sdk.service.service import AgentService
 from edge_sdk.settings_file.serve_table import ServeTable
 from server.bench.models import export_random
+from tests.answer import Answer
 
 Array = NDArray[Any]
 SAMPLES: Array = np.random.default_rng(7).integers(0, 17, (5, 1, 8, 8)).astype(np.float32)
 INFER = "/v2/models/bench-tiny/infer"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One HTTP response."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return orjson.loads(self.body)
-
-    @property
-    def error(self) -> str:
-        """Its error, which stands alone in the body."""
-        assert list(self.json) == ["error"], self.json
-        return str(self.json["error"])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from server.backend.batcher import Job
 from server.backend.ladder import Entry, LadderEngine
 from server.services import Services
 from server.settings import ServerSettings
+from tests.answer import Answer
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -46,15 +46,8 @@ NUMPY_OF = {"FP32": "<f4", "INT64": "<i8"}
 DATATYPE_OF = {"float32": "FP32", "float16": "FP16", "uint8": "UINT8"}
 
 
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return orjson.loads(self.body)
+class Inference(Answer):
+    """The response of the v2 protocol to an inference request."""
 
     @property
     def outputs(self) -> dict[str, Array]:
@@ -99,17 +92,17 @@ class Site:
         path: str,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> Inference:
         response = self._pool.request(method, path, body=body, headers=headers, retries=1)
-        return Answer(response.status, response.headers, response.data)
+        return Inference(response.status, response.headers, response.data)
 
-    def infer(self, request: Mapping[str, Any], path: str = INFER) -> Answer:
+    def infer(self, request: Mapping[str, Any], path: str = INFER) -> Inference:
         """All in JSON."""
         return self.call("POST", path, orjson.dumps(request))
 
     def infer_binary(
         self, name: str, array: Array, parameters: Mapping[str, Any] | None = None, **more: Any
-    ) -> Answer:
+    ) -> Inference:
         """One binary input; `more` is added to its JSON."""
         text, raw = binary(name, array, parameters, **more)
         return self.call("POST", INFER, text + raw, {LENGTH: str(len(text))})
@@ -543,10 +536,10 @@ def test_long_bodies_at_once_are_bounded_and_short_ones_pass(
     )
 
 
-def wait_refused(site: Site) -> Answer:
+def wait_refused(site: Site) -> Inference:
     """The answer to a long body once the server has read what others sent before."""
 
-    def refused() -> Answer | None:
+    def refused() -> Inference | None:
         answer = site.call("POST", INFER, bytes(200_000), {LENGTH: "99"})
         return None if answer.status == 400 else answer
 
@@ -560,7 +553,7 @@ def test_a_full_queue_is_429_while_probes_are_answered(
     site: Site, exported: Exported, busy: threading.Event
 ) -> None:
     request = {"inputs": [as_json("x", exported.x[:1])]}
-    answers: list[Answer] = []
+    answers: list[Inference] = []
     threads = [
         threading.Thread(target=lambda: answers.append(site.infer(request)), daemon=True)
         for _ in range(QUEUE)
@@ -643,7 +636,7 @@ REQUEST = st.fixed_dictionaries(
 )
 
 
-def check_refused_or_answered(site: Site, exported: Exported, answer: Answer) -> None:
+def check_refused_or_answered(site: Site, exported: Exported, answer: Inference) -> None:
     assert answer.status < 500, answer.body
     assert answer.status == 200 or list(answer.json) == ["error"]
     good = site.infer_binary("x", exported.x[:1]).outputs["label"]

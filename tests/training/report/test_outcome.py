@@ -23,24 +23,10 @@ from server.training.report.outcome import write_outcome
 from server.training.run.run import Row, Simulation
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
-
-RECIPE = """
-[data]
-name = "digits"
-clients = 4
-train_max = 300
-test_max = 100
-[train]
-backbone = "tiny"
-rounds = 1
-iterations = 6
-batch = 16
-learning_rate = 0.1
-depths = [1, 3]
-"""
+from tests.training.worlds import SMALL_RUN
 
 
-def trained(text: str, recipe: str = RECIPE) -> tuple[Simulation, list[Row]]:
+def trained(text: str, recipe: str = SMALL_RUN) -> tuple[Simulation, list[Row]]:
     simulation = build_simulation(read_recipe(tomllib.loads(text + recipe)))
     rows: list[Row] = []
     list(run_rounds(simulation, rows))
@@ -89,8 +75,8 @@ def test_harmonys_clients_are_scored_by_what_the_folder_serves(
 
     After a few steps the server answers all samples, after more of them the exits most.
     """
-    more = RECIPE.replace("iterations = 6", "iterations = 50\nmomentum = 0.8")
-    run, rows = trained('method = "harmony"\n', RECIPE if answers == "server" else more)
+    more = SMALL_RUN.replace("iterations = 6", "iterations = 50\nmomentum = 0.8")
+    run, rows = trained('method = "harmony"\n', SMALL_RUN if answers == "server" else more)
     write_outcome(tmp_path, run, rows)
     served = load_run(tmp_path)
     how = run.method.fine_tuning
