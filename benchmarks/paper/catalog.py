@@ -36,6 +36,7 @@ _FUSION: Final = replace(
     OF_PAPERS["supersfl-fusion"],
     title="SuperSFL: how the two gradients are joined, on Fashion-MNIST with cnn6, 30 rounds",
     scales={"full": _SUPERSFL},
+    tuned=("full",),  # the paper states no rate
 )
 
 _AVAILABILITY: Final = Table(
@@ -55,6 +56,7 @@ _AVAILABILITY: Final = Table(
         )
     ],
     {"full": _SUPERSFL},
+    tuned=("full",),
 )
 
 _HARMONY: Final = replace(
@@ -76,13 +78,10 @@ _BESPLIT: Final = replace(
     scales={
         "full": over(
             OF_PAPERS["besplit"].scales["full"],
-            # the paper's rate of 1e-4 is ResNet-18's; without normalisation nothing is learnt by it
-            {
-                "train": {"backbone": "cnn6", "learning_rate": 0.05, "momentum": 0.9},
-                "evaluate": {"every": 5},
-            },
+            {"train": {"backbone": "cnn6", "momentum": 0.9}, "evaluate": {"every": 5}},
         )
     },
+    tuned=("full",),  # the paper's rate of 1e-4 is for a network with normalisation
 )
 
 _SCALA: Final = replace(

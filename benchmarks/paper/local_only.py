@@ -49,27 +49,29 @@ class KeptAlone:
     a second process begins with the last client, so that two meet in the middle.
 
     Attributes:
+        recipe: of any method; its rates and rounds are those of a client alone.
         folder: of the files, which reports keep.
         work: for the locks.
     """
 
+    recipe: Recipe
+    device: str
     folder: Path
     work: Path
     clock: Clock
 
-    def accuracies(self, recipe: Recipe, device: str) -> list[float]:
+    def accuracies(self) -> list[float]:
         """Accuracy of each client alone; those that no call has trained are trained now.
 
         Raises: OutOfTimeError between two clients, or two rounds of one.
         """
-        alone = local_only_recipe(recipe)
-        table = alone.to_dict()
+        table = local_only_recipe(self.recipe).to_dict()
         table["data"] = {k: v for k, v in table["data"].items() if k != "folder"}
         digest = hashlib.sha256(orjson.dumps(table, option=orjson.OPT_SORT_KEYS)).hexdigest()[:12]
         path = self.folder / f"{digest}.json"
         found = self._read(path)
-        if len(found) < recipe.data.clients:
-            trained = _Alone(recipe, device)
+        if len(found) < self.recipe.data.clients:
+            trained = _Alone(self.recipe, self.device)
             with contextlib.ExitStack() as stack:
                 names = list(trained.names)
                 try:

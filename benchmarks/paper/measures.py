@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +13,6 @@ import numpy as np
 from benchmarks.compare import LAST_ROUNDS
 from benchmarks.paper.local_only import local_only_accuracies
 from edge_sdk.errors import ConfigurationError
-from server.training.recipe.recipe import Recipe
 from server.training.report.client_scores import ClientScore, by_choice, summary_of
 from server.training.report.evaluate import Evaluator
 from server.training.report.rows import ever_supervised
@@ -21,8 +21,8 @@ from server.training.run.run import Row, Simulation
 
 Measure = Callable[[Simulation, list[Row]], float]
 ClientMeasure = Callable[[Simulation, Sequence[ClientScore]], float]
-# Accuracy of each client alone, by recipe and device (benchmarks.paper.local_only).
-Alone = Callable[[Recipe, str], list[float]]
+# Accuracy of each client alone (benchmarks.paper.local_only).
+Alone = Callable[[], list[float]]
 
 # Choices of a gated pair's threshold, as columns name them.
 CHOICE_NAMES: Final[Mapping[Choice, str]] = {
@@ -33,7 +33,7 @@ CHOICE_NAMES: Final[Mapping[Choice, str]] = {
 
 
 def measured(
-    run: Simulation, rows: list[Row], names: Iterable[str], alone: Alone = local_only_accuracies
+    run: Simulation, rows: list[Row], names: Iterable[str], alone: Alone | None = None
 ) -> dict[str, float]:
     """The named measures of a finished run.
 
@@ -45,10 +45,14 @@ def measured(
     run that holds nothing out has the last alone, also by its name.
 
     Args:
-        alone: trains the clients one by one, for `pearson`.
+        alone: trains the clients one by one, for `pearson`; None trains them by the run's recipe.
     """
     found: dict[str, float] = {}
-    together: Mapping[str, ClientMeasure] = {**CLIENT_MEASURES, PEARSON: _Pearson(alone)}
+    by_default = partial(local_only_accuracies, run.recipe, run.device.type)
+    together: Mapping[str, ClientMeasure] = {
+        **CLIENT_MEASURES,
+        PEARSON: _Pearson(alone or by_default),
+    }
     tested: dict[float | None, list[ClientScore]] = {}  # by rho
     for name in names:
         if not of_clients(name):
@@ -162,10 +166,10 @@ class _Pearson:
         self._train_alone = alone
         self._alone: list[float] | None = None
 
-    def __call__(self, run: Simulation, scores: Sequence[ClientScore]) -> float:
+    def __call__(self, _run: Simulation, scores: Sequence[ClientScore]) -> float:
         """PC of these scores; the clients are trained alone for the first of them."""
         if self._alone is None:
-            self._alone = self._train_alone(run.recipe, run.device.type)
+            self._alone = self._train_alone()
         return pearson(self._alone, _each(scores))
 
 

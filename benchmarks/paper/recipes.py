@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.jobs.job import Job
 from benchmarks.paper.measures import of_clients
 from benchmarks.paper.tables import Row, Scale, Table, over
+from benchmarks.paper.tuned import tuned_numbers
 from edge_sdk.training.data.load import HELD_OUT_SHARE
 from server.training.recipe.recipe import read_recipe
 
@@ -21,13 +22,24 @@ def job_of(  # noqa: PLR0917 - a row of a table, with one seed
     Args:
         name: of the table. data: folder of the data set's files.
     """
-    recipe = over(over(table.scales[scale], row.recipe), {"seed": seed})
+    recipe = over(_with_tuned(table, row, scale), {"seed": seed})
     if recipe["method"] != "scala" and "parts" not in recipe and "iterations" in recipe["train"]:
         # SCALA alone shares a joint batch out; the participants of the others have as much together
         recipe = over(recipe, {"train": {"batch": _share_of_batch(recipe)}})
     if data is not None and recipe["data"]["name"] != "digits":
         recipe = over(recipe, {"data": {"folder": str(data)}})
     return Job(name, row.name, over(recipe, {"data": {"held_out": _held_out(table, scale)}}))
+
+
+def _with_tuned(table: Table, row: Row, scale: Scale) -> dict[str, Any]:
+    """The row's recipe over the numbers that were chosen for its method, over the scale's."""
+    base = table.scales[scale]
+    if scale in table.tuned:
+        plain = over(base, row.recipe)
+        chosen = tuned_numbers(plain["data"]["name"])
+        # the default recipe is no method: its row has its name
+        base = over(base, chosen.get(row.name, chosen.get(plain["method"], {})))
+    return over(base, row.recipe)
 
 
 def _held_out(table: Table, scale: Scale) -> float:

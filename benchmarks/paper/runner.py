@@ -19,10 +19,12 @@ from benchmarks.jobs.lines import RoundTeller, duration, figures, say
 from benchmarks.jobs.queue import Outcome, run_queue
 from benchmarks.jobs.results import Trial, read_report
 from benchmarks.paper.catalog import TABLES
+from benchmarks.paper.local_only import KeptAlone
 from benchmarks.paper.measures import headlines
 from benchmarks.paper.progress import write_progress
+from benchmarks.paper.recipes import job_of
 from benchmarks.paper.report import add_trial, report_path
-from benchmarks.paper.tables import Scale
+from benchmarks.paper.tables import Row, Scale
 from benchmarks.paper.work import estimate_seconds, train_row
 from edge_sdk.durable import make_folder, write_atomic
 from server.training.run.checkpoint import discard
@@ -76,7 +78,7 @@ class Runner:
                 self.clock,
                 command=self.command,
                 on_round=RoundTeller(job),
-                alone=report_path(self.results, "alone", self.scale),
+                alone=self._alone(job),
             )
             add_trial(self.results, TABLES[job.table], self.scale, job, trial)
             here.add(str(job))
@@ -130,6 +132,14 @@ class Runner:
                 say(f"{job.table}: {job.row}: about {duration(known[job.digest])} a seed")
                 write_atomic(self._estimates, orjson.dumps(known))
         return known
+
+    def _alone(self, job: Job) -> KeptAlone:
+        """The clients of a row alone, by the numbers of FedAvg: the same for all rows."""
+        row = Row("alone", {"method": "fedavg"})
+        data = job.recipe.data.folder
+        recipe = job_of(job.table, TABLES[job.table], row, self.scale, job.seed, data).recipe
+        folder = report_path(self.results, "alone", self.scale)
+        return KeptAlone(recipe, self.device, folder, self.work / self.scale, self.clock)
 
     @property
     def _estimates(self) -> Path:

@@ -36,6 +36,8 @@ class Table:
         source: where in the paper. data: data set of its figures.
         measures: reported for every row (benchmarks.paper.measures).
         scales: the recipe of each scale, which rows change.
+        tuned: scales at which methods have the numbers that the sweep chose for them
+            (benchmarks.paper.tuned); at the others they have the paper's.
     """
 
     title: str
@@ -44,6 +46,7 @@ class Table:
     measures: Sequence[str]
     rows: Sequence[Row]
     scales: Mapping[Scale, Changes]
+    tuned: Sequence[Scale] = ("cpu",)
 
 
 def over(base: Changes, changes: Changes) -> dict[str, Any]:

@@ -33,21 +33,20 @@ def train_row(
     *,
     command: str,
     on_round: Callable[[Row], None],
-    alone: Path,
+    alone: KeptAlone,
 ) -> Trial:
     """Train one row from its last checkpoint on, and measure the result.
 
     Args:
         folder: of the unfinished job.
         command: that the user gave, for the report.
-        alone: folder of the accuracies of clients alone.
+        alone: trains the clients one by one, for measures that ask for it.
     Raises: OutOfTimeError behind a checkpoint; SplitedgeError.
     """
     trained = train_resumable(job.recipe, folder, device, clock, on_round=on_round)
     began = time.monotonic()
-    kept = KeptAlone(alone, folder.parent, clock)
     names = TABLES[job.table].measures
-    measures = measured(trained.simulation, trained.rows, names, kept.accuracies)
+    measures = measured(trained.simulation, trained.rows, names, alone.accuracies)
     return trial_of(job, trained, measures, command, time.monotonic() - began)
 
 

@@ -86,20 +86,22 @@ def test_clients_that_were_trained_before_a_stop_are_kept(tmp_path: Path) -> Non
     recipe = read_recipe(RECIPE)
     folder, rounds = tmp_path / "alone", recipe.train.rounds
     with pytest.raises(OutOfTimeError):
-        KeptAlone(folder, tmp_path, Ending(rounds)).accuracies(recipe, "cpu")
+        KeptAlone(recipe, "cpu", folder, tmp_path, Ending(rounds)).accuracies()
     (path,) = folder.iterdir()
     assert list(orjson.loads(path.read_bytes())) == ["client-0"]
-    kept = KeptAlone(folder, tmp_path, Ending(rounds))  # enough for the other client alone
-    assert kept.accuracies(recipe, "cpu") == local_only_accuracies(recipe)
+    kept = KeptAlone(
+        recipe, "cpu", folder, tmp_path, Ending(rounds)
+    )  # enough for the other client alone
+    assert kept.accuracies() == local_only_accuracies(recipe)
 
 
 def test_a_second_process_begins_with_the_last_client(tmp_path: Path) -> None:
     recipe = read_recipe(RECIPE)
     with pytest.raises(OutOfTimeError):
-        KeptAlone(tmp_path / "alone", tmp_path, Ending(0)).accuracies(recipe, "cpu")
+        KeptAlone(recipe, "cpu", tmp_path / "alone", tmp_path, Ending(0)).accuracies()
     (lock,) = tmp_path.glob("alone-*")
-    kept = KeptAlone(tmp_path / "alone", tmp_path, Ending(recipe.train.rounds))
+    kept = KeptAlone(recipe, "cpu", tmp_path / "alone", tmp_path, Ending(recipe.train.rounds))
     with StateLock(lock, "simulation"), pytest.raises(OutOfTimeError):
-        kept.accuracies(recipe, "cpu")
+        kept.accuracies()
     (path,) = (tmp_path / "alone").iterdir()
     assert list(orjson.loads(path.read_bytes())) == ["client-1"]

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.jobs.clock import Clock
+from benchmarks.paper import recipes
 from benchmarks.paper.__main__ import app
 from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.local_only import KeptAlone, local_only_accuracies
@@ -96,6 +97,30 @@ def test_every_scale_of_every_row_is_a_recipe(name: str) -> None:
         assert recipe.train.rounds >= 2
 
 
+def test_a_row_has_the_numbers_that_were_chosen_for_its_method(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = {"method_numbers": {"align_weight": 0.3, "margin": 0.5}}
+    chosen = {
+        "harmony": {"train": {"learning_rate": 0.3}, **own},
+        "supersfl": {"train": {"learning_rate": 0.4}},
+        "default": {"train": {"learning_rate": 0.5}},
+    }
+    monkeypatch.setattr(recipes, "tuned_numbers", lambda _data: chosen)
+    harmony, default = TABLES["harmony"], TABLES["default"]
+    rows = {row.name: row for row in (*harmony.rows, *default.rows)}
+    plain = job_of("harmony", harmony, rows["HARMONY"], "cpu").recipe
+    assert plain.train.training.learning_rate == 0.3
+    assert plain.method_numbers == {"align_weight": 0.3, "margin": 0.5}
+    ablated = job_of("harmony", harmony, rows["no alignment"], "cpu").recipe
+    assert ablated.method_numbers == {"align_weight": 0.0, "margin": 0.5}
+    rate = job_of("harmony", harmony, rows["HARMONY"], "full").recipe.train.training.learning_rate
+    assert rate == harmony.scales["full"]["train"]["learning_rate"]
+    for name, expected in (("default", 0.5), ("SuperSFL, int8", 0.4), ("BESplit", 0.05)):
+        job = job_of("default", default, rows[name], "cpu")
+        assert job.recipe.train.training.learning_rate == expected
+
+
 def test_an_unknown_table_is_told_which_there_are() -> None:
     ran = CliRunner().invoke(app, ["nosuch"])
     assert ran.exit_code != 0
@@ -106,7 +131,6 @@ def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed(
     tmp_path: Path,
 ) -> None:
     table = TABLES["splitlpf-udds"]
-    kept = KeptAlone(tmp_path / "alone", tmp_path, Clock())
     alone: list[list[float]] = []
     for row in table.rows[:2]:
         given = job_of("splitlpf-udds", table, row, "smoke").given
@@ -114,6 +138,7 @@ def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed(
         simulation, rows = build_simulation(recipe), list[Any]()
         for _ in run_rounds(simulation, rows):
             pass
+        kept = KeptAlone(recipe, "cpu", tmp_path / "alone", tmp_path, Clock())
         found = measured(simulation, rows, ["pearson"], kept.accuracies)["pearson"]
         alone.append(local_only_accuracies(recipe))
         scores = Evaluator(simulation).clients(supervised=True)

@@ -1,0 +1,28 @@
+"""Numbers that the sweep chose for each method on held-out samples (benchmarks.tuning)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import orjson
+
+from benchmarks.reports import RESULTS
+
+
+@cache
+def tuned_numbers(data: str) -> Mapping[str, Mapping[str, Any]]:
+    """Changes to a recipe by method, as the committed report of the sweep has them.
+
+    The recipe of the default is found under `default`.
+
+    Args:
+        data: name of the data set. One that was not swept has no numbers.
+    """
+    try:
+        report = orjson.loads((RESULTS / f"tuning-{data}.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    chosen: dict[str, dict[str, Any]] = report["chosen"]
+    return chosen
