@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -45,16 +46,18 @@ def measured(
     run that holds nothing out has the last alone, also by its name.
 
     Args:
-        alone: trains the clients one by one, for `pearson`; None trains them by the run's recipe.
+        alone: trains the clients one by one, for `pearson` and `local pearson`; None trains them by
+            the run's recipe.
     """
     found: dict[str, float] = {}
     by_default = partial(local_only_accuracies, run.recipe, run.device.type)
-    together: Mapping[str, ClientMeasure] = {
-        **CLIENT_MEASURES,
-        PEARSON: _Pearson(alone or by_default),
-    }
+    against_alone = _Pearson(alone or by_default)
+    together: Mapping[str, ClientMeasure] = {**CLIENT_MEASURES, PEARSON: against_alone}
     tested: dict[float | None, list[ClientScore]] = {}  # by rho
     for name in names:
+        if name == LOCAL_PEARSON:
+            found[name] = against_alone.local(run, rows)
+            continue
         if not of_clients(name):
             found[name] = _measured(run, rows, name)
             continue
@@ -136,6 +139,28 @@ def _exits(run: Simulation, _rows: list[Row]) -> float:
     return 100 * Evaluator(run).exit_accuracy()
 
 
+def _refitted(run: Simulation, rows: list[Row]) -> float:
+    """The clients' mean with each own last layer refitted for one pass behind the average."""
+    if run.method.client.back is None:
+        return math.nan
+    refitted = replace(run, method=replace(run.method, refit_epochs=1))
+    scores = Evaluator(refitted).clients(supervised=ever_supervised(rows))
+    return 100 * summary_of(scores).accuracy
+
+
+def _local(_run: Simulation, rows: list[Row]) -> float:
+    """Accuracy of clients' networks before the last average, mean over clients."""
+    found = rows[-1].get("local")
+    return math.nan if found is None else 100 * float(found["accuracy_clients"])
+
+
+def _zeroed(_run: Simulation, rows: list[Row]) -> float:
+    """Share of the participants that the method's rule gave no weight, mean over rounds."""
+    return 100 * statistics.fmean(
+        len(row["zeroed"]) / len(row["participants"]) for row in rows if row["participants"]
+    )
+
+
 def _clients(_run: Simulation, scores: Sequence[ClientScore]) -> float:
     return 100 * summary_of(scores).accuracy
 
@@ -168,9 +193,19 @@ class _Pearson:
 
     def __call__(self, _run: Simulation, scores: Sequence[ClientScore]) -> float:
         """PC of these scores; the clients are trained alone for the first of them."""
+        return self._against(_each(scores))
+
+    def local(self, run: Simulation, rows: list[Row]) -> float:
+        """PC of the clients' networks before the last average; NaN where not all were scored."""
+        found = rows[-1].get("local")
+        if found is None or found["each"].keys() != run.clients.keys():
+            return math.nan
+        return self._against([float(found["each"][name]) for name in run.clients])
+
+    def _against(self, together: Sequence[float]) -> float:
         if self._alone is None:
             self._alone = self._train_alone()
-        return pearson(self._alone, _each(scores))
+        return pearson(self._alone, together)
 
 
 def _each(scores: Sequence[ClientScore]) -> list[float]:
@@ -179,10 +214,14 @@ def _each(scores: Sequence[ClientScore]) -> list[float]:
 
 _RHO: Final = "rho "
 PEARSON: Final = "pearson"
+LOCAL_PEARSON: Final = "local pearson"
 MEASURES: Final[Mapping[str, Measure]] = {
     "accuracy": _accuracy,
     "exits": _exits,
     "auxiliary": _auxiliary,
+    "refitted": _refitted,
+    "local": _local,
+    "zeroed": _zeroed,
 }
 CLIENT_MEASURES: Final[Mapping[str, ClientMeasure]] = {
     "clients": _clients,
@@ -203,6 +242,10 @@ def shown(name: str) -> str:
         "jain": "JFI",
         "std": "Std",
         "pearson": "PC",
+        "refitted": "back refitted",
+        "local": "before averaging",
+        "local pearson": "PC before averaging",
+        "zeroed": "without a vote",
     }
     for choice in CHOICE_NAMES.values():
         if name.endswith(f" {choice}"):

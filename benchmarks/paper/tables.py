@@ -409,7 +409,10 @@ def _splitlpf(name: str, partition: str, figures: Sequence[float]) -> Table:
         f"SplitLPF on {name}",
         "SplitLPF, Table 2",
         "F-MNIST, 10 clients, 3 + 3 CNN",
-        ["clients", "jain", "std", "pearson"],
+        [
+            *("clients", "refitted", "local", "jain", "std", "pearson", "local pearson"),
+            "zeroed",
+        ],
         [
             Row(row, method, {"clients": figure})
             for row, method, figure in zip(names, methods, figures, strict=True)
@@ -417,13 +420,18 @@ def _splitlpf(name: str, partition: str, figures: Sequence[float]) -> Table:
         {
             "smoke": _smoke(
                 data={"clients": 10, "train_max": 1_000, "partition": partition, **tested}
-                | ({"numbers": {"smallest": 30}} if partition == "uds" else {})
+                | ({"numbers": {"smallest": 30}} if partition == "uds" else {}),
+                evaluate={"local": True},
             ),
             "cpu": _cpu(
                 data={"clients": 10, "train_max": 13_000, "partition": partition, **tested},
                 train={"rounds": 10},
+                evaluate={"local": True},
             ),
-            "full": over(_SPLITLPF_FULL, {"data": {"partition": partition, **tested}}),
+            "full": over(
+                _SPLITLPF_FULL,
+                {"data": {"partition": partition, **tested}, "evaluate": {"local": True}},
+            ),
         },
     )
 
@@ -432,11 +440,18 @@ _SPLITLPF_ALPHA: Final = Table(
     "SplitLPF by alpha: samples against direction, and the cosine's sign",
     "ours, over the paper's grid",
     "the paper prints no figures of its sweep",
-    ["clients", "jain", "std"],
+    ["clients", "jain", "std", "zeroed"],
     [
         *(
             Row(f"alpha {alpha}", {"method": "splitlpf", **_number(alpha=alpha)})
             for alpha in (0.1, 0.2, 0.4, 0.5, 0.6, 0.8, 0.9)
+        ),
+        *(
+            Row(
+                f"alpha {alpha}, dead zone 0.2",
+                {"method": "splitlpf", **_number(alpha=alpha, dead_zone=0.2)},
+            )
+            for alpha in (0.1, 0.2, 0.5)
         ),
         Row("alpha 0.1, as printed", {"method": "splitlpf", **_number(alpha=0.1, signed=False)}),
         Row("alpha 0.5, as printed", {"method": "splitlpf", **_number(signed=False)}),

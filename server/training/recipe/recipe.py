@@ -40,7 +40,7 @@ from edge_sdk.training.data.load import HELD_OUT_SHARE, PUBLISHED, data_word
 from edge_sdk.training.data.pictures import holds_pictures
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCoding
-from profiles.checks import number, one_of, optional, share, whole
+from profiles.checks import flag, number, one_of, optional, share, whole
 from profiles.energy import PowerModel, declared_power
 from profiles.errors import InvalidProfileError
 from server.training.methods import besplit, fedavg, harmony, scala, splitfed, splitlpf, supersfl
@@ -202,14 +202,17 @@ class EvaluateSettings:
             does: 0 to 1 (HARMONY tests up to 0.8). 0 tests clients on their own classes alone.
         powers: P_C of the clients in turn, for the modelled latency (HARMONY, Eq. 12), in units in
             which the server's is 100; None for 20 each, which fits the paper's figure of SplitFed.
+        local: whether a simulation also scores each client's own networks after the last round, as
+            they were before the average; it tests one network a client.
     """
 
     every: int = 1
     rho: float = 0.0
+    local: bool = field(default=False, metadata=added())
     powers: tuple[float, ...] | None = field(default=None, metadata=added())
 
     def __post_init__(self) -> None:
-        check_fields(self, every=whole(1), rho=share)
+        check_fields(self, every=whole(1), rho=share, local=flag)
         if self.powers is not None:
             need(bool(self.powers), "powers", "one or more", list(self.powers))
             for power in self.powers:
@@ -266,6 +269,11 @@ class Recipe:
         check_fields(self, seed=whole(0))
         if self.gate is not None:
             read_gate(self.gate)
+        if self.evaluate.local and self.round.buffer is not None:
+            raise ConfigurationError(
+                "evaluate: local: expected false with round.buffer, where some clients are at work"
+                " while others merge"
+            )
         codec = self.train.update.codec
         if self.round.staleness_max and codec != "fp32":
             raise ConfigurationError(

@@ -13,7 +13,7 @@ docs/methods.md, "Data and measures".
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -59,6 +59,11 @@ class Evaluator:
     def __init__(self, run: Simulation, rho: float | None = None) -> None:
         self._run = run
         self._tests = _tests(run, run.recipe.evaluate.rho if rho is None else rho)
+
+    @property
+    def tests(self) -> Mapping[str, RhoTest]:
+        """Test samples of every client."""
+        return self._tests
 
     def path(self, *, supervised: bool) -> AnswerPath:
         """Path that answers the global test set: exits while the server has never supervised."""
@@ -368,7 +373,7 @@ def _tests(run: Simulation, rho: float) -> dict[str, RhoTest]:
     """
     if run.tests:
         return {
-            name: RhoTest(test.id, test.ood[: round(rho * len(test.id))])
+            name: replace(test, ood=test.ood[: round(rho * len(test.id))])
             for name, test in run.tests.items()
         }
     tests = {}

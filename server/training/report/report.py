@@ -68,6 +68,7 @@ def report_of(simulation: Simulation, rows: list[Row]) -> Report:
             "exits": {str(depth): value for depth, value in evaluator.exits().items()},
             "auxiliary": evaluator.auxiliary(),
             "bmr": evaluator.benign_rate(),
+            "local": rows[-1].get("local") if rows else None,
             "out_of_client": evaluator.drift(supervised=supervised),
         },
         "labels": method.labels,

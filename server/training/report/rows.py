@@ -49,7 +49,12 @@ def row_of(
 
 def is_supervised(result: RoundResult) -> bool:
     """Whether the server answered any client's features."""
-    return "down gradients" in result.bytes_by_kind
+    return has_gradients(result.bytes_by_kind)
+
+
+def has_gradients(bytes_by_kind: Mapping[str, int]) -> bool:
+    """Whether a round's traffic so far has an answer of the server to features."""
+    return "down gradients" in bytes_by_kind
 
 
 def ever_supervised(rows: Iterable[Row]) -> bool:

@@ -12,7 +12,7 @@ Rounds without a common beginning: server.training.rounds.buffered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from server.training.methods.method import Method
 from server.training.rounds.clients import train_clients
 from server.training.rounds.context import RoundContext
 from server.training.rounds.lifecycle import choose_clients, close_round, open_round
-from server.training.rounds.round import RoundResult, RoundSettings
+from server.training.rounds.round import RoundResult, RoundSettings, RoundUnderWay
 from server.training.rounds.staleness import Staleness
 from server.training.rounds.transport import Transport
 from server.training.rounds.updates import accept_late_updates
@@ -71,13 +71,19 @@ class RoundLoop:
         """Stop clients still working. A no-op here: lockstep rounds leave none."""
 
     def run_round(
-        self, number: int, seed: int, late: Mapping[str, Update] | None = None
+        self,
+        number: int,
+        seed: int,
+        late: Mapping[str, Update] | None = None,
+        before_merge: Callable[[RoundUnderWay], None] | None = None,
     ) -> RoundResult:
         """Run one round; the same number and seed give the same weights.
 
         Args:
             late: updates of earlier rounds that came since the last one. A client that gives an
                 update of this round too is heard with that.
+            before_merge: called with the round once all contributions are there; it leaves them and
+                the server's state as they are.
         Raises: StorageError if contributions cannot be kept on the disk.
         """
         context, limit = self._context, self._settings.staleness_max
@@ -93,6 +99,9 @@ class RoundLoop:
                 now.contributions |= train_clients(context, now, asked[first : first + size])
                 context.state.copies.clear()  # copies of clients that gave no update
             stale = accept_late_updates(context, self._staleness, now, late or {})
+            if before_merge is not None:
+                with context.using_state:
+                    before_merge(now)
             return close_round(context, now, asked, len(asked), stale)
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

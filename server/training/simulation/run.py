@@ -17,12 +17,16 @@ from edge_sdk.state import StateLock
 from exporters.run.record import WEIGHTS
 from profiles.energy import EnergyMeter
 from server.training.recipe.recipe import Recipe
+from server.training.report.client_scores import ClientScore
 from server.training.report.cost import energy_report
 from server.training.report.evaluate import Evaluator
+from server.training.report.local_models import local_figures, local_scores
 from server.training.report.outcome import write_outcome
 from server.training.report.plots import plot_rounds
 from server.training.report.report import REPORT, Report, report_of, write_report
-from server.training.report.rows import ever_supervised, is_supervised, row_of
+from server.training.report.rows import ever_supervised, has_gradients, is_supervised, row_of
+from server.training.rounds.loop import RoundLoop
+from server.training.rounds.round import RoundResult, RoundUnderWay
 from server.training.run.checkpoint import continue_run, find_checkpoint
 from server.training.run.record import OnRound, record_rounds
 from server.training.run.run import Row, Simulation
@@ -82,14 +86,33 @@ def run_rounds(simulation: Simulation, rows: list[Row]) -> Iterator[Row]:
     recipe = simulation.recipe
     for number in range(len(rows) + 1, recipe.train.rounds + 1):
         simulation.failures.clear()
-        result = simulation.loop.run_round(number, recipe.seed)
+        local: list[ClientScore] = []
+        result = _run_round(simulation, number, rows, local)
         supervised = is_supervised(result) or ever_supervised(rows)
         accuracy = (
             evaluator.accuracy(supervised=supervised) if simulation.measures(number) else None
         )
         path = evaluator.path(supervised=supervised)
         rows.append(row_of(result, accuracy, path, simulation.failures))
+        if local:
+            rows[-1]["local"] = local_figures(local)
         yield rows[-1]
+
+
+def _run_round(
+    simulation: Simulation, number: int, rows: list[Row], local: list[ClientScore]
+) -> RoundResult:
+    """Run a round; `local` gets the scores of clients' networks before the last merge."""
+    recipe, loop = simulation.recipe, simulation.loop
+    last = number == recipe.train.rounds
+    if not (last and recipe.evaluate.local and isinstance(loop, RoundLoop)):
+        return loop.run_round(number, recipe.seed)
+
+    def score(now: RoundUnderWay) -> None:
+        supervised = has_gradients(now.traffic.by_kind) or ever_supervised(rows)
+        local.extend(local_scores(simulation, now, supervised=supervised))
+
+    return loop.run_round(number, recipe.seed, before_merge=score)
 
 
 def _ignore(_row: Row) -> None:
