@@ -2,7 +2,7 @@
 
     python -m benchmarks.paper.orderings --scale cpu
 
-Reads NAME-SCALE.json of `python -m benchmarks.paper` and writes orderings-SCALE.md next to them.
+Reads the reports of `python -m benchmarks.paper` and writes orderings-SCALE.md next to them.
 Rows of one seed have the same data on the same clients, so they are compared in pairs.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
 import orjson
@@ -22,7 +22,7 @@ from benchmarks.paper.measures import by_threshold, of_clients, shown
 from benchmarks.paper.report import NO_GATE, RESULTS, report_path
 from benchmarks.paper.tables import Scale
 from benchmarks.reports import Results
-from edge_sdk.durable import write_atomic
+from edge_sdk.durable import make_folder, write_atomic
 
 app = typer.Typer(add_completion=False)
 
@@ -41,7 +41,7 @@ _ABLATED: Final = [row.name for row in TABLES["besplit"].rows if row.name.starts
 # the baselines of HARMONY's tables; fine-tuned SplitGP is above HARMONY at rho 0 in its Table 2
 _OF_HARMONY: Final = ("SplitGP, lambda 0.2", "SplitGP, lambda 0.9", "multi-exit", "SplitFed")
 
-CLAIMS: Final[Sequence[Claim]] = (
+_OF_PAPERS: Final[Sequence[Claim]] = (
     Claim(
         "supersfl-fusion",
         "accuracy",
@@ -71,6 +71,20 @@ CLAIMS: Final[Sequence[Claim]] = (
     ),
     Claim("default", "ood", "default", ["SuperSFL", "BESplit", "SCALA", "HARMONY", "SplitLPF"]),
 )
+# Tables of the same rows with a smaller network, other data or fewer rounds.
+_VARIANTS: Final[Mapping[str, str]] = {
+    "supersfl-fusion": "supersfl-fusion-cnn6",
+    "besplit": "besplit-cnn6",
+    "harmony": "harmony-cnn6",
+    "scala": "scala-60",
+}
+_SHARES: Final = [row.name for row in TABLES["supersfl-availability-cnn6"].rows]
+
+CLAIMS: Final[Sequence[Claim]] = (
+    *_OF_PAPERS,
+    *(replace(each, table=_VARIANTS[each.table]) for each in _OF_PAPERS if each.table in _VARIANTS),
+    Claim("supersfl-availability-cnn6", "accuracy", _SHARES[0], _SHARES[1:]),
+)
 
 
 @app.command(epilog="Example: python -m benchmarks.paper.orderings --scale cpu")
@@ -91,7 +105,7 @@ def orderings(
         "| --- | --- | --- | --- | --- | --- | --- |"
     )
     rows = []
-    for claim in CLAIMS:
+    for claim in (each for each in CLAIMS if scale in TABLES[each.table].scales):
         path = report_path(results, claim.table, scale).with_suffix(".json")
         if not path.is_file():
             typer.echo(f"{path.name} does not exist: left out", err=True)
@@ -100,8 +114,10 @@ def orderings(
         rows += [_line(claim, report, below) for below in claim.below]
     lines = "\n".join([head, *rows])
     text = f"# Orderings that the papers claim\n\n{about}\n\n{lines}\n"
-    write_atomic(results / f"orderings-{scale}.md", text.encode())
-    typer.echo(f"{text}\nwritten to {results / f'orderings-{scale}.md'}")
+    path = report_path(results, "orderings", scale).with_suffix(".md")
+    make_folder(path.parent)
+    write_atomic(path, text.encode())
+    typer.echo(f"{text}\nwritten to {path}")
 
 
 def differences(report: Mapping[str, Any], measure: str, above: str, below: str) -> list[float]:
