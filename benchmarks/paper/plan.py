@@ -11,9 +11,22 @@ from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.recipes import job_of
 from benchmarks.paper.tables import Scale
 
+# Each table is done alone, the most important first, so that a stop leaves whole tables.
+OF_PAPERS: Final[Sequence[str]] = (
+    "default",
+    "besplit",
+    "splitlpf-udd",
+    "harmony",
+    "scala",
+    "splitlpf-uds",
+    "splitlpf-udds",
+    "splitlpf-alpha",
+    "supersfl-fusion",
+    "supersfl",
+    "scala-cut",
+)
 # Tables of the full scale that are done together, one seed of all their rows before the next seed:
-# figures that are compared were then made in the same hours. At `smoke` and `cpu` each table is
-# done alone.
+# figures that are compared were then made in the same hours.
 FULL: Final[Sequence[Sequence[str]]] = (
     ("splitlpf-uds", "splitlpf-udd", "splitlpf-udds"),
     ("supersfl-fusion-cnn6", "supersfl-availability-cnn6"),
@@ -33,7 +46,7 @@ FOR_GPU: Final = frozenset(
 
 def groups_of(names: Sequence[str], scale: Scale) -> Iterator[Sequence[str]]:
     """Tables that are done together, the most important first; only those of `names`."""
-    groups = FULL if scale == "full" else [(name,) for name in TABLES]
+    groups = FULL if scale == "full" else [(name,) for name in OF_PAPERS]
     for group in groups:
         chosen = [name for name in group if name in names and scale in TABLES[name].scales]
         if chosen:

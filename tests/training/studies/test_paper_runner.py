@@ -21,7 +21,7 @@ from benchmarks.jobs.queue import folder_of, run_queue
 from benchmarks.jobs.results import Trial, read_report
 from benchmarks.jobs.training import Trained, rounds_done, train_resumable
 from benchmarks.paper.catalog import TABLES
-from benchmarks.paper.plan import FOR_GPU, FULL, groups_of, jobs_of
+from benchmarks.paper.plan import FOR_GPU, FULL, OF_PAPERS, groups_of, jobs_of
 from benchmarks.paper.progress import write_progress
 from benchmarks.paper.recipes import job_of
 from benchmarks.paper.report import add_trial, report_path
@@ -257,6 +257,8 @@ def test_rows_have_folders_of_their_own_and_full_tables_a_priority() -> None:
     ordered = [name for group in FULL for name in group]
     assert sorted(ordered) == sorted(name for name in TABLES if "full" in TABLES[name].scales)
     assert set(ordered) >= FOR_GPU
+    assert sorted(OF_PAPERS) == sorted(name for name in TABLES if "cpu" in TABLES[name].scales)
+    assert all(TABLES[name].scales.keys() >= {"smoke", "cpu"} for name in OF_PAPERS)
 
 
 def test_the_page_says_what_is_done_and_what_is_left(tmp_path: Path) -> None:
