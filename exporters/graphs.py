@@ -110,15 +110,18 @@ def own_exit(
     run: str = "",
     *,
     gate: GatePolicy = "vacuity-exp",
+    own: bool = True,
 ) -> DeviceGraphs:
     """An auxiliary model that answers on the device (BESplit's W_A), with the prefix as a graph.
 
-    Its logits are evidence, so the gate goes by vacuity. The whole model is personal: its weights
-    are overridable under the names that a client keeps them by, `extractor.…` and `head.…`.
+    Its logits are evidence, so the gate goes by vacuity. Where devices have models of their own,
+    all weights are overridable under the names that a client keeps them by, `extractor.…` and
+    `head.…`.
 
     Args:
         extractor: raw input to features. head: features to logits.
         run: id of the training run, so that a device may use its own W_A of that run.
+        own: whether devices have models of their own; not where the model is averaged.
         gate: `vacuity` for a W_A of the releases before, whose evidence is softplus.
     """
     parts = OrderedDict(extractor=fold_norms(extractor), head=head)
@@ -126,7 +129,7 @@ def own_exit(
     return DeviceGraphs(
         exit=auxiliary,
         prefix=net.prefix(depth),
-        personal=("extractor", "head"),
+        personal=("extractor", "head") if own else (),
         gate=gate,
         run=run,
     )

@@ -55,6 +55,11 @@ def answers(depth: int) -> Namespace:
     return Namespace(f"answers{depth}")
 
 
+def auxiliary(depth: int) -> Namespace:
+    """The auxiliary model of all clients of the cut `depth`, where the server averages it."""
+    return Namespace(f"auxiliary{depth}")
+
+
 def exit_head(depth: int) -> Namespace:
     """The exit head after the cut `depth`."""
     return Namespace(f"exit{depth}")

@@ -4,8 +4,8 @@
     shared exits (multi-exit, SplitGP,  prefix and exit head        the stages behind
       SuperSFL with share_exits)
     HARMONY                             prefix and exit head        its own stages behind every cut
-    auxiliary models (BESplit)          W_A, which answers, and     the stages behind
-                                        the prefix, for offloads
+    auxiliary models (BESplit),         W_A, which answers, and     the stages behind
+      averaged or each device's own     the prefix, for offloads
     own last layers (SplitLPF)          exit, prefix, last layer    the stages up to the features
     no exits (SplitFed, FedAvg, ...)    prefix and a trained exit   the stages behind
 
@@ -184,7 +184,15 @@ def graphs_of(trained: TrainedRun, net: Supernet, depth: int, gate: str) -> Devi
     record = trained.record
     if record.auxiliary is not None:
         model = trained.auxiliaries[depth]
-        graphs = own_exit(net, depth, model.extractor, model.head, record.run, gate=gate)
+        graphs = own_exit(
+            net,
+            depth,
+            model.extractor,
+            model.head,
+            record.run,
+            gate=gate,
+            own=record.own_auxiliary,
+        )
     else:
         graphs = shared_exit(net, depth, gate=gate, run=record.run, own_prefix=record.own_prefix)
     if not record.own_back:

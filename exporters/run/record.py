@@ -9,7 +9,7 @@ A run leaves it next to its weights, and `splitedge export --run` builds the gra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -19,7 +19,7 @@ from edge_sdk.checks import check_fields, need
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import GatePolicy
-from edge_sdk.records import read_record, table_of
+from edge_sdk.records import added, read_record, table_of
 from edge_sdk.training.protocol.client_part import AuxiliaryHead
 from exporters.errors import ExportError
 from profiles.checks import one_of, optional, share, whole
@@ -120,6 +120,7 @@ class RunRecord:
         exits: depths whose exit heads, or auxiliary models, are in the weights.
         auxiliary: form of the head of the clients' auxiliary models, which answer on the device
             (BESplit); None for a method without them.
+        own_auxiliary: whether each client has an auxiliary model of its own; else it is averaged.
         own_heads: whether clients have exit heads that they keep to themselves.
         own_server: whether the server trained stages of its own behind every cut (HARMONY).
         own_back: whether the last layer is each client's own (SplitLPF).
@@ -138,6 +139,7 @@ class RunRecord:
     depths: tuple[int, ...]
     exits: tuple[int, ...] = ()
     auxiliary: AuxiliaryHead | None = None
+    own_auxiliary: bool = field(default=True, metadata=added())
     own_heads: bool = False
     own_server: bool = False
     own_back: bool = False

@@ -1,8 +1,9 @@
-"""The auxiliary model: a small model that the client trains for itself.    BESplit, 4.3
+"""The auxiliary model: a small model that answers on the device.    BESplit, 4.3
 
-The auxiliary model W_A answers on the device. It is an extractor of the same form as the client's
-prefix W_C, and a head. It is personal: never averaged, never sent. It learns from each batch after
-the server's feedback, and without KD_G if there is none.
+The auxiliary model W_A is an extractor of the same form as the client's prefix W_C, and a head. It
+learns from each batch after the server's feedback, and without KD_G if there is none. The server
+averages it over the clients of a cut, or it is the client's own: never averaged, never sent
+(`Distillation.averaged`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from edge_sdk.bundles import namespaces
 from edge_sdk.bundles.namespaces import AUXILIARY, Namespace
 from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.nets.supernet import Supernet
@@ -25,7 +27,7 @@ from edge_sdk.training.formulas.evidence import evidential_losses
 from edge_sdk.training.protocol.client_part import AuxiliaryHead, Distillation
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.plan import Plan, network_of
-from edge_sdk.training.protocol.weights import load_weights, read_weights
+from edge_sdk.training.protocol.weights import load_weights, tensors_of
 
 
 class Auxiliary(nn.Module):
@@ -46,23 +48,29 @@ class Auxiliary(nn.Module):
         logits: Tensor = self.head(self.extractor(x))
         return logits
 
-    def read(self) -> Weights:
-        """Copies of the weights, by the keys under which a client keeps them."""
-        return AUXILIARY.prefixed(
-            {
-                Namespace(part).key(name): tensor
-                for part, module in self.named_children()
-                for name, tensor in read_weights(module).items()
-            }
-        )
+    def tensors(self) -> Weights:
+        """The live tensors that travel, by `extractor.…` and `head.…`."""
+        return {
+            Namespace(part).key(name): tensor
+            for part, module in self.named_children()
+            for name, tensor in tensors_of(module).items()
+        }
 
-    def load(self, personal: Weights) -> bool:
-        """Load W_A from a client's personal weights.
+    def read(self, namespace: Namespace = AUXILIARY) -> Weights:
+        """Copies of the weights, by the keys under which a client keeps them.
+
+        Args:
+            namespace: of the keys; that of the cut for a W_A that is averaged.
+        """
+        return namespace.prefixed({name: t.clone() for name, t in self.tensors().items()})
+
+    def load(self, weights: Weights, namespace: Namespace = AUXILIARY) -> bool:
+        """Load W_A from weights that have it under the keys of `read`.
 
         Returns: whether they have a W_A.
         Raises: FrameError if the W_A is of another cut or network.
         """
-        kept = AUXILIARY.select(personal)
+        kept = namespace.select(weights)
         if kept:
             for part, module in self.named_children():
                 load_weights(module, Namespace(part).select(kept))
@@ -83,15 +91,19 @@ class AuxiliaryTrainer(Companion):
 
     KD_G needs the logits of the whole network. The server returns them or, where the client answers
     the server's outputs, the client knows them already.
+
+    Args:
+        number: of the round. sent: weights that the server sent; with W_A where it averages it.
     """
 
     learns_alone = True
 
-    def __init__(self, state: ClientState, plan: Plan, number: int) -> None:
+    def __init__(self, state: ClientState, plan: Plan, number: int, sent: Weights) -> None:
         self._distil = _distillation(plan)
         self._client = state.name
         self.model = build_auxiliary(plan).to(state.device)
-        self.model.load(state.personal)
+        self._namespace = namespace_of(plan)
+        self.model.load(sent if self._distil.averaged else state.personal, self._namespace)
         self.model.train()
         self._parameters = list(self.model.parameters())
         self._optimiser = optimiser_of(plan, self._parameters)
@@ -122,8 +134,17 @@ class AuxiliaryTrainer(Companion):
             self._optimiser.step(gradients)
 
     def kept(self) -> Weights:
-        """W_A."""
-        return self.model.read()
+        """W_A, where it is the client's own."""
+        return {} if self._distil.averaged else self.model.read()
+
+    def sent(self) -> Weights:
+        """W_A, where the server averages it."""
+        return self.model.read(self._namespace) if self._distil.averaged else {}
+
+
+def namespace_of(plan: Plan) -> Namespace:
+    """The namespace under which the plan's W_A is kept, or travels where it is averaged."""
+    return namespaces.auxiliary(plan.depth) if _distillation(plan).averaged else AUXILIARY
 
 
 @lru_cache(maxsize=8)

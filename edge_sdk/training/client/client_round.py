@@ -47,7 +47,7 @@ from edge_sdk.training.protocol.messages import (
 )
 from edge_sdk.training.protocol.noise import NoiseKey, noised_features
 from edge_sdk.training.protocol.plan import network_of
-from edge_sdk.training.protocol.weights import read_weights, split_exit_head
+from edge_sdk.training.protocol.weights import read_weights, split_exit_head, without_auxiliary
 
 
 class ClientRound:
@@ -73,7 +73,8 @@ class ClientRound:
         self.state, self.start = state, start
         self.noise_key = noise_key or NoiseKey(state.secret, state.name, number, 0)
         self.plan, self.number = plan, number
-        weights, head = split_exit_head(state.start_weights(plan, start.weights), plan.depth)
+        sent, head = split_exit_head(state.start_weights(plan, start.weights), plan.depth)
+        weights = without_auxiliary(sent, plan.depth)
         self.prefix = Prefix(state, plan, weights)
         self.exit_head = ExitHead(state, plan, number, head) if part.exit_head else None
         self._stages = network_of(plan).L
@@ -93,7 +94,7 @@ class ClientRound:
             )
         companions: list[Companion] = []
         if part.distil is not None:
-            companions.append(AuxiliaryTrainer(state, plan, number))
+            companions.append(AuxiliaryTrainer(state, plan, number, sent))
         if part.inversion is not None:
             companions.append(InversionGuard(state, plan))
         if part.back is not None:
@@ -193,6 +194,7 @@ class ClientRound:
             self.state.keep(self.adaptation.kept(), self.number)
         for companion in self.companions:
             self.state.keep(companion.kept(), self.number)
+            weights |= companion.sent()
         return Update(
             self.number,
             weights,

@@ -6,6 +6,7 @@ A round calls every companion at the same places:
     gradient    before the prefix steps: the companion's own pull at the features
     close       the prefix made its step, or had nothing to learn from
     kept        at the end of the round: weights for the client's next round, never sent
+    sent        at the end of the round: weights that the server averages
 
 The auxiliary model (BESplit), the personal head (SplitLPF) and the inversion guard (SCALA) are
 companions, and a plan may ask for several. Which parts exclude each other, and why, stands in
@@ -82,6 +83,10 @@ class Companion:
 
     def kept(self) -> Weights:
         """Weights for the client's next round, by the keys under which they are kept."""
+        return {}
+
+    def sent(self) -> Weights:
+        """Weights that the server averages, by the names under which they travel."""
         return {}
 
 

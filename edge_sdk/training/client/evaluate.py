@@ -17,13 +17,18 @@ from torch import Tensor, nn
 from edge_sdk.bundles.namespaces import BACK, answers
 from edge_sdk.errors import FrameError
 from edge_sdk.nets.folding import fold_norms
-from edge_sdk.training.client.auxiliary import build_auxiliary
+from edge_sdk.training.client.auxiliary import build_auxiliary, namespace_of
 from edge_sdk.training.client.fine_tuning import fine_tune, refitted_back
 from edge_sdk.training.client.personal_head import personal_classifier
 from edge_sdk.training.client.state import ClientState
 from edge_sdk.training.protocol.messages import Evaluate, Scores, Weights
 from edge_sdk.training.protocol.plan import Plan, network_of
-from edge_sdk.training.protocol.weights import load_weights, read_weights, split_exit_head
+from edge_sdk.training.protocol.weights import (
+    load_weights,
+    read_weights,
+    split_exit_head,
+    without_auxiliary,
+)
 
 BATCH: Final = 128
 
@@ -47,7 +52,7 @@ def evaluate_locally(client: ClientState, message: Evaluate) -> Scores:
     if empty and not keeps:  # nothing to score and nothing to keep: no network is built
         return Scores(message.round, 0, 0, None)
     whole, alone = _models(client, message)
-    if alone is not None and keeps:
+    if alone is not None and keeps and not message.plan.part.shared_auxiliary:
         client.keep(_answering(message.plan, alone), message.round)
     if held_out is None or empty:
         return Scores(message.round, 0, 0, None)
@@ -70,8 +75,8 @@ def _models(client: ClientState, message: Evaluate) -> tuple[nn.Module, nn.Modul
     """The network as this client uses it, and the model that answers on the device, if any."""
     plan, part, personal = message.plan, message.plan.part, client.personal
     net = deepcopy(network_of(plan))
-    stages, head = split_exit_head(client.start_weights(plan, message.weights), plan.depth)
-    load_weights(net.segment(0, None), stages)
+    sent, head = split_exit_head(client.start_weights(plan, message.weights), plan.depth)
+    load_weights(net.segment(0, None), without_auxiliary(sent, plan.depth))
     if part.whole:
         return net, None
     prefix = net.prefix(plan.depth)
@@ -82,7 +87,8 @@ def _models(client: ClientState, message: Evaluate) -> tuple[nn.Module, nn.Modul
     whole = nn.Sequential(prefix, suffix)
     if part.distil is not None:
         auxiliary = build_auxiliary(plan)
-        return whole, auxiliary if auxiliary.load(personal) else None
+        held = sent if part.distil.averaged else personal
+        return whole, auxiliary if auxiliary.load(held, namespace_of(plan)) else None
     if not part.exit_head or not head:
         return whole, None
     exit_head = net.exit_head(plan.depth)
@@ -111,7 +117,7 @@ def _own(client: ClientState, plan: Plan) -> bool:
     """Whether the client answers with more of its own than the weights of its last round."""
     part, how = plan.part, client.fine_tuning
     refits = part.back is not None and how.refit_epochs
-    return bool(part.personal_share or how.steps or part.distil is not None or refits)
+    return bool(part.personal_share or how.steps or part.own_auxiliary or refits)
 
 
 def _answering(plan: Plan, alone: nn.Module) -> Weights:

@@ -2,9 +2,9 @@
 
     L = L_evid + lam_C * KD_C + lam_G * KD_G    Eq. 18
 
-The student is the auxiliary model W_A = [W_Ae, W_Ah], personal and never averaged: an extractor of
-the same form as the client's prefix W_C, and a head. KD_C compares the distances between its
-features with those between the features of W_C. KD_G compares its logits with the whole network's.
+The student is the auxiliary model W_A = [W_Ae, W_Ah]: an extractor of the same form as the client's
+prefix W_C, and a head. KD_C compares the distances between its features with those between the
+features of W_C. KD_G compares its logits with the whole network's.
 """
 
 from __future__ import annotations

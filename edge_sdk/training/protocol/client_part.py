@@ -58,6 +58,8 @@ class Distillation:
         anneal_rounds: T of a server of the release before, which names no `evidence`.
         evidence: the loss of the answers; None for that of the release before, softplus with all of
             the divergence.
+        averaged: whether the server averages the model over the clients of a cut; else it is the
+            client's own and never sent.
     """
 
     head: AuxiliaryHead = "global"
@@ -66,6 +68,7 @@ class Distillation:
     tau: float = 5.0
     anneal_rounds: int = 10
     evidence: EvidentialLoss | None = field(default=None, metadata=added())
+    averaged: bool = field(default=False, metadata=added())
 
     @property
     def loss(self) -> EvidentialLoss:
@@ -81,6 +84,7 @@ class Distillation:
             server_share=number(least=0),
             tau=number(above=0),
             anneal_rounds=whole(1),
+            averaged=flag,
         )
 
 
@@ -254,6 +258,16 @@ class ClientPart:
         if self.own_back:
             return "embeddings"
         return None if self.meta is None else "logits"
+
+    @property
+    def own_auxiliary(self) -> bool:
+        """Whether the client has an auxiliary model that it keeps to itself."""
+        return self.distil is not None and not self.distil.averaged
+
+    @property
+    def shared_auxiliary(self) -> bool:
+        """Whether the client trains an auxiliary model that the server averages."""
+        return self.distil is not None and self.distil.averaged
 
     @property
     def own_back(self) -> bool:

@@ -84,7 +84,8 @@ class EndRound:
 class Evaluate:
     """Request to score the trained network on the client's own held-out samples.
 
-    weights: of the whole network, the server's part included; with the exit head if it is shared.
+    weights: of the whole network, the server's part included; with the exit head if it is shared,
+        and the auxiliary model if it is averaged.
     """
 
     round: int

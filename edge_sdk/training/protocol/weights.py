@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from edge_sdk.bundles import namespaces
 from edge_sdk.errors import FrameError
 
 CONSTANTS = "normalise."
@@ -42,6 +43,12 @@ def split_exit_head(
     mark = f"exit{depth}."
     rest = {name: tensor for name, tensor in weights.items() if not name.startswith("exit")}
     return rest, {n.removeprefix(mark): t for n, t in weights.items() if n.startswith(mark)}
+
+
+def without_auxiliary(weights: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
+    """The weights without the auxiliary model of a cut."""
+    auxiliary = namespaces.auxiliary(depth)
+    return {name: tensor for name, tensor in weights.items() if not auxiliary.holds(name)}
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:

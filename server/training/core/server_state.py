@@ -12,11 +12,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from edge_sdk.bundles import namespaces
 from edge_sdk.errors import FrameError
 from edge_sdk.nets.copying import copy_module
 from edge_sdk.nets.supernet import Supernet
+from edge_sdk.training.client.auxiliary import Auxiliary, build_auxiliary
 from edge_sdk.training.formulas.sgd import Sgd
 from edge_sdk.training.protocol.messages import Weights
+from edge_sdk.training.protocol.plan import Plan
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import (
     check_weights,
@@ -45,6 +48,7 @@ class ServerState:
         memory: what the method keeps from round to round.
         seen: the last look at each client, where merges are robust
             (server.training.rounds.outliers).
+        auxiliaries: by cut, the auxiliary model of its clients, where the server averages it.
         copies: by client, its own copy of the suffix, until the client's update takes it.
         copy_sources: by client, the weights its copy is made of, where these are not the trunk's.
     """
@@ -67,6 +71,7 @@ class ServerState:
         self.first: Weights = {} if first is None else first
         self.memory: dict[str, Tensor] = {}
         self.seen: dict[str, Tensor] = {}
+        self.auxiliaries: dict[int, Auxiliary] = {}
         self.copies: dict[str, Suffix] = {}
         self.copy_sources: dict[str, Weights] = {}
         self._suffixes: dict[int, Suffix] = {}
@@ -81,6 +86,17 @@ class ServerState:
         self.trunk.train()
         self._learning_rate = self.decayed_rate(self.training.learning_rate, number)
         self._optimiser.learning_rate = self._learning_rate
+
+    def hold_auxiliaries(self, plans: Iterable[Plan]) -> None:
+        """Hold an auxiliary model for each cut whose clients share one, with the seed's weights."""
+        for plan in plans:
+            if plan.part.shared_auxiliary and plan.depth not in self.auxiliaries:
+                device = next(self.net.parameters()).device
+                self.auxiliaries[plan.depth] = build_auxiliary(plan).to(device).eval()
+
+    def auxiliary_tensors(self, depth: int) -> Weights:
+        """The live tensors of a cut's auxiliary model, by the names that travel."""
+        return namespaces.auxiliary(depth).prefixed(self.auxiliaries[depth].tensors())
 
     def decayed_rate(self, learning_rate: float, number: int) -> float:
         """A learning rate in round `number`, from 1."""
@@ -102,7 +118,7 @@ class ServerState:
         return weights
 
     def read(self) -> Weights:
-        """Every weight, by the names that travel: `stage1.…`, `head.…`, `exit2.…`.
+        """Every weight, by the names that travel: `stage1.…`, `head.…`, `exit2.…`, `auxiliary2.…`.
 
         Stages of the server's own are `trunk.stage3.…` and `trunk.head.…`.
         """
@@ -125,6 +141,8 @@ class ServerState:
         for depth in self.net.cuts:
             head = tensors_of(self.net.exit_head(depth))
             weights |= {f"exit{depth}.{name}": tensor for name, tensor in head.items()}
+        for depth in sorted(self.auxiliaries):
+            weights |= self.auxiliary_tensors(depth)
         return weights | self._server_named(tensors_of(self.trunk.suffix(min(self.net.cuts))))
 
     def _server_named(self, weights: Weights) -> Weights:

@@ -133,7 +133,8 @@ def merge(
 
     Args:
         server: theta_s, every weight of the network after the round.
-        server_weight: lambda; 0 is a plain weighted average, as that of exit heads always is.
+        server_weight: lambda; 0 is a plain weighted average, as that of exit heads and auxiliary
+            models always is.
     Returns: every tensor of `server`; one that no client holds stays the server's.
     """
     merged: Weights = {}
@@ -150,8 +151,11 @@ def merge(
 
 
 def server_vote(name: str, server_weight: float) -> float:
-    """The server's weight: lambda; 0 on an exit head, which it sends out and does not train."""
-    return 0.0 if name.startswith("exit") else server_weight
+    """The server's weight: lambda; 0 on what it sends out and does not train.
+
+    That is exit heads and auxiliary models.
+    """
+    return 0.0 if name.startswith(("exit", "auxiliary")) else server_weight
 
 
 def weighted_mean(

@@ -152,9 +152,9 @@ def train(
         before = None if checkpoint is None else checkpoint.memory_format
         run = _build_run(recipe, dataset, mailbox, first, before)
         warm_up()
-        rows = continue_run(folder, run, checkpoint)
         if checkpoint is not None:
             _restore_plans(run, dataset, checkpoint)
+        rows = continue_run(folder, run, checkpoint)
         if run_id is None:
             run_id = _new_id(settings, late)
         started = None
@@ -231,11 +231,16 @@ class _Trainer:
                 class_names=dataset.class_names,
             ),
             tuple(dataset.x_train.shape[1:]),
-            reply_bytes_max=_size_bytes(self._run.state.net) + REPLY_SLACK_BYTES,
+            reply_bytes_max=self._update_bytes_max() + REPLY_SLACK_BYTES,
             samples_max=recipe.round.samples_max,
             refused=lambda device, why: self._note_absent(device, "refused", why),
             withdrew=lambda device, why: self._note_absent(device, "takes no part", why),
         )
+
+    def _update_bytes_max(self) -> int:
+        """Bytes of the largest update: an auxiliary model may be as large as the stages."""
+        size = _size_bytes(self._run.state.net)
+        return 2 * size if self._run.method.client.shared_auxiliary else size
 
     def gather(self, count: int) -> None:
         """Wait for devices, and give a plan to those that have none yet.

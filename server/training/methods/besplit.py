@@ -10,7 +10,7 @@ teachers. docs/methods.md, BESplit.
        teach             logits of W_g, the server's stages of the round's start        (Eq. 15)
     client, backward     W_C -= lr * J^T dL/dz
                          W_A: L_evid + lam_C * KD_C + lam_G * KD_G                   (Eq. 15-18)
-    aggregate            records fade by staleness; W_C and W_S by evidence          (Eq. 6-10)
+    aggregate            records fade by staleness; W_C, W_S and W_A by evidence     (Eq. 6-10)
 
 `RecordMemory` keeps, from round to round and in checkpoints:
 
@@ -62,6 +62,7 @@ from server.training.methods.smashed_exchange import (
 )
 from server.training.methods.steps import ClientBatch, ClientBatches
 
+Sharing = Literal["averaged", "personal"]
 NoEa = Literal["equal", "samples"]
 Ablation = Literal[
     "none", "no_ea", "no_evidence", "no_aleatoric", "no_epistemic", "no_bcc", "no_dtd"
@@ -93,6 +94,7 @@ def besplit(
     tau: float = _AUXILIARY.tau,
     client_share: float = _AUXILIARY.client_share,
     server_share: float = _AUXILIARY.server_share,
+    auxiliary: Sharing = "averaged",
     auxiliary_head: AuxiliaryHead = _AUXILIARY.head,
 ) -> Method:
     """The method, or one of the ablations of its Table 4 by `ablation`.
@@ -109,6 +111,8 @@ def besplit(
         ttl: rounds for which a client that takes no part is remembered.
         evidence, kl_share, anneal_rounds: the activation, and lam_t of the loss
             (edge_sdk.training.formulas.evidential_loss).
+        auxiliary: `averaged` over the clients of a cut, by the round's weights; `personal` keeps
+            each client's own on it, as the paper says.
         tau, client_share, server_share, auxiliary_head: of the auxiliary model
             (edge_sdk.training.protocol.client_part.Distillation).
     """
@@ -117,10 +121,18 @@ def besplit(
     check_value("missing", missing, one_of(get_args(Missing)))
     check_value("weight_power", weight_power, number(least=0))
     check_value("weight_cap", weight_cap, optional(number(least=1)))
+    check_value("auxiliary", auxiliary, one_of(get_args(Sharing)))
     check_value("beta", beta, share)
     check_value("ttl", ttl, whole(1))
     loss = EvidentialLoss(evidence, kl_share, anneal_rounds)
-    distil = Distillation(auxiliary_head, client_share, server_share, tau, evidence=loss)
+    distil = Distillation(
+        auxiliary_head,
+        client_share,
+        server_share,
+        tau,
+        evidence=loss,
+        averaged=auxiliary == "averaged",
+    )
 
     def step(state: ServerState, batches: ClientBatches, now: RoundView) -> dict[str, Feedback]:
         losses_of = partial(

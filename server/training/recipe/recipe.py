@@ -417,6 +417,11 @@ def read_recipe(data: Mapping[str, Any]) -> Recipe:
             f"train: {backbone}'s features are tokens, not maps that can be pooled: expected"
             ' auxiliary_head = "exit", or another backbone'
         )
+    if method.client.shared_auxiliary and recipe.train.update.codec == "synthetic":
+        raise ConfigurationError(
+            "train: update codec synthetic carries the change of the stages, not of an averaged"
+            ' auxiliary model: expected another codec, or auxiliary = "personal"'
+        )
     if method.batch_share is not None and recipe.train.training.iterations is None:
         raise ConfigurationError(
             f"train: {method.name} shares each batch out among the participants, so its rounds are"

@@ -154,4 +154,6 @@ def _weights(run: Run, name: str) -> Weights:
     if plan.part.exit_head and run.method.share_exits:
         head = tensors_of(state.net.exit_head(plan.depth))
         weights |= {f"exit{plan.depth}.{key}": tensor for key, tensor in head.items()}
+    if plan.part.shared_auxiliary:
+        weights |= state.auxiliary_tensors(plan.depth)
     return weights

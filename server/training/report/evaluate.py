@@ -139,18 +139,18 @@ class Evaluator:
     def auxiliary(self) -> dict[str, Any] | None:
         """Accuracy of clients' auxiliary models on the global test set, and their BMR if asked for.
 
-        BESplit-A; BESplit-G is the whole network's accuracy. A client that has not taken part yet
-        has no auxiliary model and is left out.
+        BESplit-A; BESplit-G is the whole network's accuracy. A client answers by the model of its
+        cut, or by its own; one that has not taken part yet has no own model and is left out.
 
         Returns: None for a method without auxiliary models, or before the first was trained.
         """
         run, malignant = self._run, self._run.recipe.data.malignant
         accuracies: dict[str, float] = {}
         rates: list[float] = []
-        for name, model in self._auxiliary_models():
+        for names, model in self._auxiliary_models():
             labels = self.labels(model)
-            accuracies[name] = score(labels, run.y_test).accuracy
-            rates.append(benign_rate(labels, run.y_test, malignant))
+            accuracies |= dict.fromkeys(names, score(labels, run.y_test).accuracy)
+            rates += [benign_rate(labels, run.y_test, malignant)] * len(names)
         if not accuracies:
             return None
         return {
@@ -242,14 +242,17 @@ class Evaluator:
             prefix = self._run.state.net.prefix(depth)
             yield prefix, {name: self._pair(name)[1] for name in names}
 
-    def _auxiliary_models(self) -> Iterator[tuple[str, Auxiliary]]:
+    def _auxiliary_models(self) -> Iterator[tuple[list[str], Auxiliary]]:
+        """Auxiliary models, each with its clients: those of a cut where it is averaged."""
         run = self._run
-        for name, client in run.clients.items():
-            plan = run.plans[name]
-            if plan.part.distil is not None:
-                model = build_auxiliary(plan).to(run.device)
+        if run.method.client.shared_auxiliary:
+            for depth, model in sorted(run.state.auxiliaries.items()):
+                yield [name for name, plan in run.plans.items() if plan.depth == depth], model
+        elif run.method.client.own_auxiliary:
+            for name, client in run.clients.items():
+                model = build_auxiliary(run.plans[name]).to(run.device)
                 if model.load(client.personal):
-                    yield name, model
+                    yield [name], model
 
     def _score(self, name: str, right: Right) -> ClientScore:
         run, test = self._run, self._tests[name]

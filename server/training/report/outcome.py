@@ -64,7 +64,12 @@ def trained_run(run: Run, rows: Sequence[Row], run_id: str = "") -> TrainedRun:
     depths = () if part.whole else tuple(sorted({plan.depth for plan in run.plans.values()}))
     halves = Composition(run.state.net, run.state.trunk).frozen()
     back = not part.own_back or _set_mean_back(run, halves.server)
-    auxiliaries = {} if part.distil is None else _mean_auxiliaries(run, halves.device)
+    auxiliaries = {}
+    if part.shared_auxiliary:
+        cuts = {run.plans[name].depth for name in took_part}
+        auxiliaries = {cut: _still(run.state.auxiliaries[cut]) for cut in sorted(cuts)}
+    elif part.own_auxiliary:
+        auxiliaries = _mean_auxiliaries(run, halves.device)
     exits: tuple[int, ...] = tuple(auxiliaries)
     if part.distil is None and part.exit_head and method.share_exits:
         exits = tuple(sorted({run.plans[name].depth for name in took_part}))
@@ -89,6 +94,7 @@ def trained_run(run: Run, rows: Sequence[Row], run_id: str = "") -> TrainedRun:
         auxiliary=None if part.distil is None else part.distil.head,
         own_heads=part.exit_head and not method.share_exits,
         own_server=run.state.trunk is not run.state.net,
+        own_auxiliary=not part.shared_auxiliary,
         own_back=part.own_back,
         back=back,
         own_prefix=bool(part.personal_share or method.finetune_steps),
@@ -181,6 +187,11 @@ def _mean_auxiliaries(run: Run, net: Supernet) -> dict[int, Auxiliary]:
         model.load(AUXILIARY.prefixed(_mean(own, _samples(run))))
         models[depth] = model.eval()
     return models
+
+
+def _still(model: Auxiliary) -> Auxiliary:
+    """A copy on the CPU that answers."""
+    return deepcopy(model).cpu().eval()
 
 
 def _samples(run: Simulation) -> dict[str, int]:

@@ -51,6 +51,8 @@ class RoundContext:
             )
         self.plans = dict(plans)
         self._transport = transport
+        with self.using_state:
+            self.state.hold_auxiliaries(self.plans.values())
 
     def exchange(
         self, now: RoundUnderWay, requests: Mapping[str, Request], deadline_s: float
@@ -101,10 +103,12 @@ class ClosedError(Exception):
 
 
 def trained_part(weights: Weights, plan: Plan, *, exit_head: bool) -> Weights:
-    """The weights of the stages that a client trains by its plan."""
+    """The weights that a client trains by its plan: stages, exit head, averaged auxiliary model."""
     starts = [f"stage{stage}." for stage in range(1, plan.depth + 1)]
     if plan.part.whole:
         starts += ["stage", "head."]
     if exit_head:
         starts.append(f"exit{plan.depth}.")
+    if plan.part.shared_auxiliary:
+        starts.append(f"{namespaces.auxiliary(plan.depth).name}.")
     return {name: t for name, t in weights.items() if name.startswith(tuple(starts))}

@@ -70,7 +70,15 @@ class Checkpoint:
 
         Raises: FrameError where the tensors do not fit it.
         """
-        run.state.write(self._part("net/"))
+        run.state.hold_auxiliaries(run.plans.values())
+        weights = self._part("net/")
+        lacking = sorted(run.state.read().keys() - weights.keys())
+        if lacking:
+            raise FrameError(
+                f"checkpoint: expected {lacking[0]}, which {run.recipe.method} trains now; another"
+                " release began this run: finish it with that one, or start another run"
+            )
+        run.state.write(weights)
         momentum = {}
         for key, tensor in self._part("momentum/").items():
             stage, _, place = key.partition("/")

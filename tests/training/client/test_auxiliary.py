@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from edge_sdk.bundles import namespaces
 from edge_sdk.bundles.namespaces import AUXILIARY
 from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.training.client import TrainingClient
@@ -195,6 +196,41 @@ def test_it_is_kept_between_rounds_and_never_sent() -> None:
     assert model.load(client.personal)
     assert torch.equal(model.read()[name], after[1][name])
     assert not Auxiliary.load(build_auxiliary(plan), {})
+
+
+def test_an_averaged_one_begins_with_what_is_sent_and_goes_back() -> None:
+    plan, client = plan_of(averaged=True), client_of(4)
+    own = namespaces.auxiliary(2)
+    sent = build_auxiliary(plan).read(own)
+    sent = {name: tensor + 0.01 for name, tensor in sent.items()}
+    start = start_of(plan)
+    start = replace(start, weights=start.weights | sent)
+    client.handle(start)
+    features = client.handle(Step(1, 0))
+    assert isinstance(features, Features)
+    assert features.labels is not None
+    feedback = feedback_for(features)
+    update = client.handle(EndRound(1, feedback))
+    assert isinstance(update, Update)
+    assert update.weights.keys() == start.weights.keys()
+    assert not client.personal
+    # the same step as by hand
+    twin = build_auxiliary(plan)
+    assert twin.load(sent, own)
+    rows = ClientRound(client_of(4), start).batches.rows(0, None)
+    x, y = torch.from_numpy(client.x[rows]), torch.from_numpy(client.y[rows])
+    z = twin.extractor(x)
+    logits = twin.head(z)
+    assert feedback.outputs is not None
+    loss = (
+        evidential_losses(logits, y, 1 / 10, "softplus").mean()
+        + 0.2 * kd_client(z, features.features, 5.0)
+        + 0.3 * kd_global(logits, feedback.outputs, 5.0)
+    )
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    torch.optim.SGD(twin.parameters(), RATE).step()
+    for name, tensor in twin.read(own).items():
+        torch.testing.assert_close(update.weights[name], tensor, rtol=1e-5, atol=1e-7)
 
 
 def test_without_the_server_it_learns_from_the_prefix_alone() -> None:

@@ -94,7 +94,12 @@ CASES: Final = {
     ),
     "supersfl": Case('method = "supersfl"', trained=True, personal=EXIT),
     "harmony": Case('method = "harmony"', (1, 4), personal=WHOLE | EXIT),
-    "besplit": Case('method = "besplit"', trained=True, personal=EXIT),
+    "besplit": Case('method = "besplit"', (1, 4)),
+    "besplit-personal": Case(
+        'method = "besplit"\nmethod_numbers = { auxiliary = "personal" }',
+        trained=True,
+        personal=EXIT,
+    ),
     "splitlpf": Case(
         'method = "splitlpf"\nmethod_numbers = { refit_epochs = 1 }', trained=True, personal=WHOLE
     ),
@@ -243,7 +248,7 @@ def test_what_is_deployed_is_what_was_scored(name: str, fleet: Fleet, tmp_path: 
         bundle = f"{name}/{version}/d{depth}"
         wait_until(partial(installed, device, bundle), bundle, 60)
         graphs = BundleStore(device).active().manifest.graphs
-        assert ("prefix" in graphs) == (name == "besplit")
+        assert ("prefix" in graphs) == name.startswith("besplit")
         assert ("back" in graphs) == (name == "splitlpf")
         shared = right(device, data.x_test[:TESTED], data.y_test[:TESTED], None)
         for path in ("whole", "exit"):

@@ -278,3 +278,15 @@ def test_a_recipe_finds_its_network_and_first_weights_next_to_its_file(tmp_path:
     assert written["train"]["start"] == str(train.start)
     with pytest.raises(ConfigurationError, match=r"put no_such_network_module\.py in"):
         read_recipe(small(train={**SMALL["train"], "backbone": "no_such_network_module:network"}))
+
+
+def test_synthetic_updates_do_not_carry_an_averaged_auxiliary_model() -> None:
+    train = {"backbone": "tiny", "rounds": 1, "learning_rate": 0.1, "batch": 8}
+    table: dict[str, Any] = {
+        "method": "besplit",
+        "data": {"name": "digits", "clients": 2},
+        "train": {**train, "update_codec": "synthetic"},
+    }
+    with pytest.raises(ConfigurationError, match=r"synthetic .* another codec, or auxiliary ="):
+        read_recipe(table)
+    read_recipe({**table, "method_numbers": {"auxiliary": "personal"}})

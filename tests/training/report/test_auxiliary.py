@@ -20,16 +20,24 @@ from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
 
-def simulation_of(method: str = "besplit", participation: float = 1.0, **data: Any) -> Simulation:
+def simulation_of(
+    method: str = "besplit",
+    participation: float = 1.0,
+    *,
+    auxiliary: str = "personal",
+    depths: tuple[int, ...] = (2,),
+    **data: Any,
+) -> Simulation:
     recipe = {
         "method": method,
+        "method_numbers": {"auxiliary": auxiliary} if method == "besplit" else {},
         "data": {"name": "digits", "clients": 3, "train_max": 120, "test_max": 60} | data,
         "train": {
             "backbone": "tiny",
             "rounds": 2,
             "learning_rate": 0.1,
             "batch": 16,
-            "depth": 2,
+            "depths": depths,
         },
         "round": {"participation": participation, "quorum": 0.0},
     }
@@ -66,6 +74,36 @@ def test_every_auxiliary_model_is_evaluated() -> None:
         rates.append(benign_rate(labels, simulation.y_test, {3, 8}))
     assert report["accuracy"] == pytest.approx(np.mean(list(report["each"].values())))
     assert report["bmr"] == pytest.approx(np.mean(rates))
+
+
+def test_averaged_ones_are_means_of_each_cut_s_clients_by_the_round_s_weights() -> None:
+    """The first round's models are those that clients would have kept, and nothing else changes."""
+    runs = {
+        auxiliary: simulation_of(auxiliary=auxiliary, clients=5, depths=(2, 3))
+        for auxiliary in ("personal", "averaged")
+    }
+    results = {auxiliary: run.loop.run_round(1, 0) for auxiliary, run in runs.items()}
+    own, averaged = runs["personal"], runs["averaged"]
+    weights = results["averaged"].weights
+    assert weights == results["personal"].weights
+    assert len(set(weights.values())) > 1
+    assert sorted(averaged.state.auxiliaries) == [2, 3]
+    for depth, model in averaged.state.auxiliaries.items():
+        names = [name for name, plan in own.plans.items() if plan.depth == depth]
+        total = sum(weights[name] for name in names)
+        for key, tensor in model.read().items():
+            mean = sum(weights[name] / total * own.clients[name].personal[key] for name in names)
+            torch.testing.assert_close(tensor, mean)
+    for name, tensor in own.state.read().items():
+        assert torch.equal(averaged.state.read()[name], tensor)
+    assert not any(client.personal for client in averaged.clients.values())
+    report = Evaluator(averaged).auxiliary()
+    assert report is not None
+    assert list(report["each"]) == [f"client-{i}" for i in (0, 2, 4, 1, 3)]  # by cut
+    x = torch.from_numpy(averaged.x_test)
+    with torch.no_grad():
+        right = averaged.state.auxiliaries[2](x).argmax(1).numpy() == averaged.y_test
+    assert report["each"]["client-4"] == pytest.approx(right.mean())
 
 
 def test_a_client_that_never_took_part_has_no_auxiliary_model() -> None:

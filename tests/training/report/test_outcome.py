@@ -15,6 +15,7 @@ from torch import nn
 
 from edge_sdk.training.streams import Stream
 from exporters.errors import ExportError
+from exporters.run.export import graphs_of
 from exporters.run.network import load_run
 from exporters.run.record import RECORD, WEIGHTS, read_run
 from server.training.recipe.recipe import read_recipe
@@ -122,7 +123,10 @@ def test_a_simulation_leaves_the_mean_of_the_clients_last_layers(tmp_path: Path)
 
 
 def test_a_simulation_leaves_the_mean_of_the_auxiliary_models_of_a_depth(tmp_path: Path) -> None:
-    run, rows = trained('method = "besplit"\n[parts.weigh]\nmethod = "splitfed-v1"\n')
+    run, rows = trained(
+        'method = "besplit"\nmethod_numbers = { auxiliary = "personal" }\n'
+        '[parts.weigh]\nmethod = "splitfed-v1"\n'
+    )
     record = write_outcome(tmp_path, run, rows)
     assert (record.auxiliary, record.gate, record.exits) == ("global", "vacuity-exp", (1, 3))
     names = [name for name, plan in run.plans.items() if plan.depth == 3]
@@ -134,6 +138,19 @@ def test_a_simulation_leaves_the_mean_of_the_auxiliary_models_of_a_depth(tmp_pat
     weights = dict(load_run(tmp_path).auxiliaries[3].named_parameters())
     found = weights["extractor.stage3.0.weight"].detach().numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_run_leaves_the_averaged_auxiliary_model_of_each_cut(tmp_path: Path) -> None:
+    run, rows = trained('method = "besplit"\n')
+    record = write_outcome(tmp_path, run, rows)
+    assert (record.auxiliary, record.own_auxiliary, record.exits) == ("global", False, (1, 3))
+    read = load_run(tmp_path)
+    assert read.record == record
+    for depth, model in read.auxiliaries.items():
+        for name, tensor in run.state.auxiliaries[depth].state_dict().items():
+            assert torch.equal(model.state_dict()[name], tensor)
+        graphs = graphs_of(read, read.halves.device, depth, record.gate)
+        assert graphs.personal == ()  # no device has one of its own
 
 
 def test_a_folder_without_a_finished_run_is_told_so(tmp_path: Path) -> None:

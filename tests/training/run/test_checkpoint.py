@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -321,3 +322,24 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     fewer = build_simulation(recipe_of(train=train, data=BASE["data"] | {"clients": 2}))
     with pytest.raises(FrameError, match="client client-2: the recipe has no such client"):
         read_checkpoint(path).restore(fewer)
+
+
+def test_averaged_auxiliary_models_are_in_a_checkpoint_and_one_without_them_is_refused(
+    tmp_path: Path,
+) -> None:
+    recipe = read_recipe({"method": "besplit", **BASE})
+    run = build_simulation(recipe)
+    rows: list[dict[str, Any]] = []
+    next(run_rounds(run, rows))
+    checkpoint = read_checkpoint(save_checkpoint(tmp_path, run, rows))
+    again = build_simulation(recipe)
+    checkpoint.restore(again)
+    for depth, model in run.state.auxiliaries.items():
+        for name, tensor in again.state.auxiliaries[depth].state_dict().items():
+            assert torch.equal(tensor, model.state_dict()[name])
+    tensors = {k: t for k, t in checkpoint.tensors.items() if not k.startswith("net/auxiliary")}
+    assert len(tensors) < len(checkpoint.tensors)
+    with pytest.raises(
+        FrameError, match=r"expected auxiliary\d\..* which besplit trains now.*finish"
+    ):
+        replace(checkpoint, tensors=tensors).restore(again)
