@@ -21,6 +21,7 @@ Begun = Callable[["subprocess.Popen[bytes]"], None]
 
 # a slow link takes its time; what was fetched till then is kept, and the next update resumes it
 TIMEOUT_S: Final = 3600.0
+STOPPED: Final = "the updater was stopped before it was done; the next update goes on from there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def run_update(
     try:
         done = _run(command, timeout_s, begun)
         if done.returncode == -signal.SIGTERM:
-            return UpdateOutcome("refused", bundle, "stopped, because another update comes first")
+            return UpdateOutcome("refused", bundle, STOPPED)
         return UpdateOutcome.from_json(done.stdout)
     except subprocess.TimeoutExpired:
         return UpdateOutcome("unreachable", bundle, f"not done after {timeout_s:g} s; run it again")
