@@ -117,7 +117,7 @@ def run_measure(state: Path, bundles: Sequence[str], *, timeout_s: float = TIMEO
 def _run(
     command: Sequence[str], timeout_s: float, begun: Begun | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """As `subprocess.run`, which tells nobody the process.
+    """Run a command to its end, as `subprocess.run` does, and tell `begun` its process.
 
     Raises: OSError; subprocess.TimeoutExpired, after the process was killed.
     """
