@@ -15,7 +15,8 @@ SplitedgeError (edge_sdk.errors)
     ├── OverloadedError             429: the queue is full; says when to try again
     ├── NotReadyError               503: no model loaded yet
     ├── RegistryError               503: the database cannot be opened, read or written
-    └── ExpiredError                504: the deadline passed before the answer was ready
+    ├── ExpiredError                504: the deadline passed before the answer was ready
+    └── WorkerError                 500: a process that trains for a simulation has ended
 """
 
 from __future__ import annotations
@@ -115,3 +116,7 @@ class ExpiredError(ServerError):
     """The caller's deadline passed before the answer was ready."""
 
     status = 504
+
+
+class WorkerError(ServerError):
+    """A process that trains clients for a simulation has ended, or cannot train them."""

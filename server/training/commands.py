@@ -83,6 +83,14 @@ def simulate(
             min=1, help="Torch threads; another number changes the last bits of the weights."
         ),
     ] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Processes that train the clients; every number gives the same weights. 0 trains"
+            " them in this process.",
+        ),
+    ] = 0,
 ) -> None:
     """Train by a recipe with simulated clients: rounds, checkpoints, a report and plots.
 
@@ -107,6 +115,7 @@ def simulate(
             resume=resume,
             force=force,
             device=device,
+            workers=workers,
             on_round=on_round,
             note=partial(typer.echo, err=True),
         )

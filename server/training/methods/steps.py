@@ -173,9 +173,12 @@ def needs_labels(step: ServerStep) -> bool:
 
 def advances_alone(step: ServerStep | None) -> bool:
     """Whether a step answers each client by itself, so that none has to wait for the others."""
-    if step is None or step is shared or isinstance(step, PerClient):
-        return True
-    return not needs_labels(step)
+    return step is shared or keeps_clients_apart(step)
+
+
+def keeps_clients_apart(step: ServerStep | None) -> bool:
+    """Whether no client's step changes another's before the merge, in whatever order they come."""
+    return step is None or isinstance(step, PerClient) or not needs_labels(step)
 
 
 def shared(state: ServerState, batches: ClientBatches, _now: RoundView) -> Answers:

@@ -24,7 +24,7 @@ from edge_sdk.training.protocol.plan import Plan
 from server.training.core.server_state import ServerState
 from server.training.core.spool import Spool
 from server.training.methods.method import Method
-from server.training.rounds.clients import train_clients
+from server.training.rounds.clients import TrainClients, train_clients
 from server.training.rounds.context import RoundContext
 from server.training.rounds.lifecycle import choose_clients, close_round, open_round
 from server.training.rounds.round import RoundResult, RoundSettings, RoundUnderWay
@@ -39,6 +39,7 @@ class RoundLoop:
     Args:
         plans: by client, in the order in which floats are added; depth included.
         state: the server's network; changed by every round.
+        train: trains a group of clients.
         folder: where contributions wait on the disk while rounds run in cohorts; the system's
             temporary folder where None.
     """
@@ -51,8 +52,10 @@ class RoundLoop:
         transport: Transport,
         settings: RoundSettings | None = None,
         *,
+        train: TrainClients = train_clients,
         folder: Path | None = None,
     ) -> None:
+        self._train = train
         self._settings = settings or RoundSettings()
         self._context = RoundContext(method, state, self._settings)
         self._staleness = Staleness(self._settings.staleness_max, self._settings.staleness_power)
@@ -96,7 +99,7 @@ class RoundLoop:
             if size < len(asked):
                 now.spool = stack.enter_context(Spool(self._folder))
             for first in range(0, len(asked), size):
-                now.contributions |= train_clients(context, now, asked[first : first + size])
+                now.contributions |= self._train(context, now, asked[first : first + size])
                 context.state.copies.clear()  # copies of clients that gave no update
             stale = accept_late_updates(context, self._staleness, now, late or {})
             if before_merge is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +75,7 @@ class Simulation(Run):
         held_out: rows of them by client, of its own classes in its own shares: they choose its
             threshold. Empty where the recipe holds none out.
         failures: why a client sent no reply, by client, since this was last cleared.
+        close: ends the processes that train the clients, if there are any.
     """
 
     clients: dict[str, TrainingClient]
@@ -83,6 +84,7 @@ class Simulation(Run):
     y_held_out: NDArray[np.int64]
     held_out: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    close: Callable[[], None] = lambda: None
 
     def personal(self) -> dict[str, Weights]:
         """Weights that clients keep to themselves, by client; changing one changes the client's."""

@@ -25,6 +25,12 @@ from server.training.recipe.held_out import held_out_parts
 from server.training.recipe.partition import Parts, RhoTest, local_splits, partition
 from server.training.recipe.recipe import Recipe, TrainSettings
 from server.training.rounds.buffered import BufferedLoop
+from server.training.rounds.clients import (
+    TrainClients,
+    can_train_apart,
+    train_apart,
+    train_clients,
+)
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.workers import SimulatedWorkers
 from server.training.run.build import (
@@ -37,6 +43,7 @@ from server.training.run.build import (
     supersfl_depths,
 )
 from server.training.run.run import Simulation
+from server.training.simulation.processes.pool import PoolTransport, StartWorkers
 from server.training.simulation.transport import MemoryTrimmingTransport
 
 
@@ -45,6 +52,8 @@ def build_simulation(
     device: str = "cpu",
     folder: Path | None = None,
     memory_format: ChosenFormat | None = None,
+    *,
+    start_workers: StartWorkers | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Simulation:
     """Build all that a recipe describes; the same recipe gives the same simulation.
@@ -54,6 +63,9 @@ def build_simulation(
         folder: of the run, where rounds in cohorts keep contributions
             (server.training.core.spool).
         memory_format: that of a resumed run's earlier rounds; None for the recipe's.
+        start_workers: starts processes that train the clients, and that `Simulation.close` ends
+            (server.training.simulation.processes); None for this process. The weights are the same,
+            bit for bit.
         note: called with a line about the data that were read.
     Raises: ConfigurationError, InputError or ProfileError saying what does not go together.
     """
@@ -75,10 +87,18 @@ def build_simulation(
     }
     clients = _clients(names, dataset, parts, place, recipe.train.backbone)
     state = server_state(recipe, method, net.to(place))
-    transport = MemoryTrimmingTransport(clients)
+    apart = can_train_apart(method, recipe.round)
+    train: TrainClients = train_apart if apart else train_clients
+    transport: MemoryTrimmingTransport | PoolTransport = MemoryTrimmingTransport(clients)
+    pool = None
+    if start_workers is not None:
+        _check_workers(recipe, place)
+        pool = start_workers(recipe, chosen)
+        transport = PoolTransport(clients, pool)
+        train = transport.train if apart else train_clients
     loop: RoundLoop | BufferedLoop
     if recipe.round.buffer is None:
-        loop = RoundLoop(method, plans, state, transport, recipe.round, folder=folder)
+        loop = RoundLoop(method, plans, state, transport, recipe.round, train=train, folder=folder)
     else:
         seconds = round_seconds(recipe.train, [len(part) for part in parts], recipe.seed)
         loop = BufferedLoop(
@@ -107,7 +127,29 @@ def build_simulation(
         y_held_out=dataset.y_held_out,
         held_out=dict(zip(names, held_out, strict=True)),
         failures=transport.failures,
+        close=_nothing if pool is None else pool.close,
     )
+
+
+def _nothing() -> None:
+    pass
+
+
+def _check_workers(recipe: Recipe, device: torch.device) -> None:
+    """Refuse what workers cannot do.
+
+    Raises: ConfigurationError.
+    """
+    if recipe.round.buffer is not None:
+        raise ConfigurationError(
+            "--workers: with `buffer` a simulation trains one client at a time, so there is"
+            " nothing to share out; leave one of the two out"
+        )
+    if device.type != "cpu" or torch.get_num_threads() > 1:
+        raise ConfigurationError(
+            "--workers: expected --device cpu and --threads 1, with which every number of workers"
+            " gives the same weights; leave out what differs"
+        )
 
 
 def client_names(count: int) -> list[str]:

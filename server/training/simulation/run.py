@@ -9,7 +9,9 @@ OUT/weights.safetensors, OUT/run.json   for `splitedge export --run OUT`
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 from edge_sdk.records import table_of
@@ -31,6 +33,7 @@ from server.training.run.checkpoint import continue_run, find_checkpoint
 from server.training.run.record import OnRound, record_rounds
 from server.training.run.run import Row, Simulation
 from server.training.simulation.build import build_simulation
+from server.training.simulation.worker import start_workers
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ def simulate(
     resume: bool = False,
     force: bool = False,
     device: str = "cpu",
+    workers: int = 0,
     on_round: OnRound | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Report:
@@ -52,6 +56,8 @@ def simulate(
             none, which is logged. The weights at the end are, bit for bit, those of a run that was
             never stopped, on the same kind of machine and with the same number of torch threads.
         force: begin again where `out` holds a finished run; its files are replaced.
+        workers: processes that train the clients; 0 for this process alone. The weights are the
+            same, bit for bit.
         on_round: called with each row of the report as it comes, those of an earlier run included.
         note: called with a line about the data that were read.
     Returns: the content of `report.json`.
@@ -65,11 +71,16 @@ def simulate(
         if resume and checkpoint is None:
             logger.warning("%s: no round to continue from; starting with round 1", out)
         before = None if checkpoint is None else checkpoint.memory_format
-        simulation = build_simulation(recipe, device, out, before, note)
-        rows = continue_run(out, simulation, checkpoint)
-        resumed = len(rows)
-        with EnergyMeter(declared=recipe.energy.model()) as meter:
-            record_rounds(out, simulation, rows, run_rounds(simulation, rows), on_round or _ignore)
+        simulation = build_simulation(
+            recipe, device, out, before, start_workers=start_workers(workers), note=note
+        )
+        with closing(simulation):
+            rows = continue_run(out, simulation, checkpoint)
+            resumed = len(rows)
+            with EnergyMeter(declared=recipe.energy.model(), cpu_clock=_cpu_seconds) as meter:
+                rounds = run_rounds(simulation, rows)
+                record_rounds(out, simulation, rows, rounds, on_round or _ignore)
+                simulation.close()  # the time of workers is known once they have ended
         report = report_of(simulation, rows)
         report["energy"] = energy_report(meter.read(), "clients and server", len(rows) - resumed)
         outcome = write_outcome(out, simulation, rows)
@@ -113,6 +124,11 @@ def _run_round(
         local.extend(local_scores(simulation, now, supervised=supervised))
 
     return loop.run_round(number, recipe.seed, before_merge=score)
+
+
+def _cpu_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def _ignore(_row: Row) -> None:
