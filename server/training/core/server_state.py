@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.bundles import namespaces
-from edge_sdk.errors import FrameError
 from edge_sdk.nets.copying import copy_module
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.client.auxiliary import Auxiliary, build_auxiliary
@@ -81,11 +80,16 @@ class ServerState:
         self._cuts: dict[int, tuple[int, ...]] = {}
 
     def begin(self, number: int) -> None:
-        """Prepare the steps of a round: train mode, and the round's learning rate."""
+        """Prepare the steps of a round: train mode, the round's learning rate, and no momentum.
+
+        Clients and their copies of the suffix begin a round without momentum, so the one suffix for
+        all does too: the merge has put other weights, or other clients, in front of it.
+        """
         self.net.train()  # an evaluation may have come in between
         self.trunk.train()
         self._learning_rate = self.decayed_rate(self.training.learning_rate, number)
         self._optimiser.learning_rate = self._learning_rate
+        self._optimiser.velocities.clear()
 
     def hold_auxiliaries(self, plans: Iterable[Plan]) -> None:
         """Hold an auxiliary model for each cut whose clients share one, with the seed's weights."""
@@ -215,42 +219,6 @@ class ServerState:
         """Drop this client's copy and give its weights; none where the client has no copy."""
         copy = self.copies.pop(client, None)
         return {} if copy is None else self._server_named(tensors_of(copy.module))
-
-    def momentum(self) -> dict[tuple[int, int], Tensor]:
-        """The momentum of every parameter that has been stepped, for a checkpoint.
-
-        Returns: by stage, where L is the head, and place of the parameter in it.
-        """
-        velocities = self._optimiser.velocities
-        return {
-            place: velocities[parameter]
-            for place, parameter in self._places()
-            if parameter in velocities
-        }
-
-    def set_momentum(self, momentum: Mapping[tuple[int, int], Tensor]) -> None:
-        """Take up the momentum of a checkpoint.
-
-        Raises: FrameError where it does not fit the network.
-        """
-        places = dict(self._places())
-        for place, tensor in momentum.items():
-            if place not in places or places[place].shape != tensor.shape:
-                stage, number = place
-                raise FrameError(
-                    f"momentum of stage {stage}, parameter {number}: the network has none of shape"
-                    f" {tuple(tensor.shape)}"
-                )
-        self._optimiser.velocities.clear()
-        for place, tensor in momentum.items():
-            parameter = places[place]
-            # in the parameter's memory format
-            self._optimiser.velocities[parameter] = torch.empty_like(parameter).copy_(tensor)
-
-    def _places(self) -> Iterator[tuple[tuple[int, int], nn.Parameter]]:
-        for stage, part in enumerate([*self.trunk.stages, self.trunk.head]):
-            for number, parameter in enumerate(part.parameters()):
-                yield (stage, number), parameter
 
     def _sgd(self, parameters: Iterable[nn.Parameter]) -> Sgd:
         numbers = self.training

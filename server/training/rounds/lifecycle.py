@@ -29,7 +29,6 @@ def open_round(context: RoundContext, number: int, seed: int) -> RoundUnderWay:
         now = RoundUnderWay.begin(number, context.plans, state.read(), state.memory, supervised)
         state.begin(number)
         context.suspects.open_round(number, context.plans)
-        now.momentum = {key: tensor.clone() for key, tensor in state.momentum().items()}
         return now
 
 
@@ -77,7 +76,6 @@ def close_round(
                 "round=%d not merged: %d of %d updates", now.number, len(brought), wanted
             )
             context.state.write(now.view.sent)
-            context.state.set_momentum(now.momentum)
     heard = brought.keys() | now.refused.keys()
     return RoundResult(
         round=now.number,

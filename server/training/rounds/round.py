@@ -174,7 +174,6 @@ class RoundUnderWay:
     Attributes:
         supervised: whether the server answers features.
         view: what the method's parts may know of it.
-        momentum: the server's as the round began, should the round not count.
         spool: where contributions wait; None for memory.
     """
 
@@ -183,7 +182,6 @@ class RoundUnderWay:
     view: RoundView
     samples: dict[str, int]
     label_counts: dict[str, tuple[int, ...]]
-    momentum: Mapping[tuple[int, int], Tensor] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
     traffic: TrafficCounter = field(default_factory=TrafficCounter)
     contributions: dict[str, Contribution] = field(default_factory=dict)

@@ -1,10 +1,10 @@
 """Checkpoints: after each round one file with everything that the next round depends on.
 
-A checkpoint is a safetensors file: the global weights, the server's momentum, the method's memory,
-what was seen of clients and the weights they keep to themselves; and as JSON in its metadata the
-recipe, the clients' depths and the rounds so far. It is written whole or not at all, and the one
-before it stays. Nothing is pickled. Random draws are
-keyed by seed, round and client, so there is no generator to save.
+A checkpoint is a safetensors file: the global weights, the method's memory, what was seen of
+clients and the weights they keep to themselves; and as JSON in its metadata the recipe, the
+clients' depths and the rounds so far. It is written whole or not at all, and the one before it
+stays. Nothing is pickled. Random draws are keyed by seed, round and client, so there is no
+generator to save; and momentum begins anew with each round.
 
     FOLDER/checkpoints/round-000012.safetensors
     FOLDER/checkpoints/round-000013.safetensors
@@ -38,7 +38,7 @@ FORMAT: Final = 3
 # places of files, which may have moved, and what only tests
 _MAY_CHANGE: Final = {
     *("train.rounds", "train.backbone_folder", "train.start", "data.folder"),
-    *("evaluate.every", "evaluate.rho", "evaluate.local"),
+    *("evaluate.every", "evaluate.rho", "evaluate.local", "evaluate.powers"),
 }
 _NAME: Final = re.compile(r"round-(\d{6,})\.safetensors")
 
@@ -52,8 +52,9 @@ class Checkpoint:
         rows: the report's rounds so far, the last one's number is `round`.
         depths: by client; they stay the same for the whole run.
         loop: the round loop's `state_dict`, without its tensors.
-        tensors: by `net/NAME`, `momentum/STAGE/PLACE`, `memory/NAME`, `seen/NAME`,
-            `client/CLIENT/NAME` and, of the round loop, `engine/NAME`.
+        tensors: by `net/NAME`, `memory/NAME`, `seen/NAME`, `client/CLIENT/NAME` and, of the round
+            loop, `engine/NAME`. Those of 0.1.0 also have `momentum/STAGE/PLACE`, which no round
+            begins with any more.
         memory_format: of the server's network, and of clients that are simulated.
     """
 
@@ -79,11 +80,6 @@ class Checkpoint:
                 " release began this run: finish it with that one, or start another run"
             )
         run.state.write(weights)
-        momentum = {}
-        for key, tensor in self._part("momentum/").items():
-            stage, _, place = key.partition("/")
-            momentum[int(stage), int(place)] = tensor
-        run.state.set_momentum(momentum)
         run.state.memory = {k: t.to(run.device) for k, t in self._part("memory/").items()}
         run.state.seen = self._part("seen/")
         personal = run.personal()
@@ -150,8 +146,6 @@ def save_checkpoint(folder: Path, run: Run, rows: list[Row]) -> Path:
     Raises: StorageError; the checkpoint before stays.
     """
     tensors = {f"net/{name}": tensor for name, tensor in run.state.read().items()}
-    for (stage, place), tensor in run.state.momentum().items():
-        tensors[f"momentum/{stage}/{place}"] = tensor
     tensors |= {f"memory/{name}": tensor for name, tensor in run.state.memory.items()}
     tensors |= {f"seen/{name}": tensor for name, tensor in run.state.seen.items()}
     for name, personal in run.personal().items():

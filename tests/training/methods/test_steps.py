@@ -233,15 +233,19 @@ def test_momentum_belongs_to_a_stage_whichever_client_steps_it() -> None:
     # a from depth 1, then b from depth 3: stage 5 has two steps behind it, stage 2 one
     server = state(momentum=0.9)
     shared(server, {"a": batch_of(SHAPES[1], 1)}, NOW)
-    first = {key: tensor.clone() for key, tensor in server.momentum().items()}
+    optimiser = server.suffix(1).optimiser
+    assert optimiser is not None
+    first = {key: tensor.clone() for key, tensor in optimiser.velocities.items()}
     shared(server, {"b": batch_of(SHAPES[3], 3, seed=1)}, NOW)
+    names = {p: name for name, p in server.net.suffix(1).named_parameters()}
     moved = {
-        stage
-        for (stage, place), tensor in server.momentum().items()
-        if not torch.equal(first[stage, place], tensor)
+        names[parameter].partition(".")[0]
+        for parameter, tensor in optimiser.velocities.items()
+        if not torch.equal(first[parameter], tensor)
     }
-    assert {stage for stage, _ in first} == {1, 2, 3, 4, 5}
-    assert moved == {3, 4, 5}  # stages 4 and 5, and the head
+    stages = {names[parameter].partition(".")[0] for parameter in first}
+    assert stages == {"stage2", "stage3", "stage4", "stage5", "head"}
+    assert moved == {"stage4", "stage5", "head"}
 
 
 # alignment added to any step that scores its own outputs

@@ -93,7 +93,6 @@ def test_every_method_learns_in_bf16_with_channels_last(method: str) -> None:
         assert result.merged
         assert not result.refused
         ends.append(run.state.read())
-        assert {t.dtype for t in run.state.momentum().values()} <= {torch.float32}
 
     plain, half = ends
     for name, tensor in half.items():
