@@ -46,7 +46,7 @@ FOR_GPU: Final = frozenset(
 
 def groups_of(names: Sequence[str], scale: Scale) -> Iterator[Sequence[str]]:
     """Tables that are done together, the most important first; only those of `names`."""
-    groups = FULL if scale == "full" else [(name,) for name in OF_PAPERS]
+    groups = FULL if scale == "full" else [(name,) for name in TABLES]
     for group in groups:
         chosen = [name for name in group if name in names and scale in TABLES[name].scales]
         if chosen:
