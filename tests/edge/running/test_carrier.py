@@ -124,7 +124,7 @@ def test_requests_in_one_packet_are_answered_in_turn(site: Site, door: str) -> N
 
 def test_silent_clients_give_way_to_others(small: Site) -> None:
     with ExitStack() as silent:
-        for _ in range(10 * CONNECTIONS):
+        for _ in range(4 * CONNECTIONS):
             bare = silent.enter_context(closing(connected(small, "http")))
             with contextlib.suppress(OSError):  # it may have given way already
                 bare.sendall(b"GET /v2 HT")
