@@ -159,8 +159,18 @@ def test_held_out_and_fleet_read_no_label_of_the_test_part(
 
     for choice in ("held_out", "fleet"):
         assert thresholds(before, choice) == thresholds(after, choice)
-    # the oracle does read them: with labels at random its threshold moves
-    assert thresholds(before, "oracle") != thresholds(after, "oracle")
+    oracles = [[score.accuracy for score in found["oracle"]] for found in (before, after)]
+    assert oracles[0] != oracles[1]  # the labels did change
+
+
+def test_the_oracle_reads_them() -> None:
+    # with all answers of the test samples the other way round: 1, 1 and 3 right
+    turned = replace(TESTED, exit_right=~TESTED.exit_right, server_right=~TESTED.server_right)
+    before, after = (
+        chosen_thresholds(GRID, {"a": TESTED}, {"a": tested}) for tested in (TESTED, turned)
+    )
+    assert (before["oracle"], after["oracle"]) == ({"a": 1.0}, {"a": 2.0})
+    assert (before["held_out"], before["fleet"]) == (after["held_out"], after["fleet"])
 
 
 def test_a_report_has_the_three_and_its_own_figures_are_the_held_out_ones(
