@@ -24,6 +24,10 @@ RESULTS: Final = Path(__file__).parent / "results"
 # Options that benchmarks share.
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the data set's files.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")]
+Hours = Annotated[
+    float | None,
+    typer.Option(min=0, help="Stop after so many hours.", show_default="no end"),
+]
 Results = Annotated[
     Path,
     typer.Option(metavar="DIR", show_default="benchmarks/results", help="Folder of the reports."),

@@ -31,7 +31,7 @@ from benchmarks.paper.progress import page_path
 from benchmarks.paper.report import RESULTS, report_path
 from benchmarks.paper.runner import Runner
 from benchmarks.paper.tables import Scale
-from benchmarks.reports import ROOT, Data, Results, Seeds
+from benchmarks.reports import ROOT, Data, Hours, Results, Seeds
 from edge_sdk.cli.times import plural
 from edge_sdk.errors import SplitedgeError
 
@@ -57,10 +57,7 @@ def paper(  # noqa: PLR0917 - a command's options
     rows: Annotated[
         list[str] | None, typer.Option("--row", help="Only this row; may be repeated.")
     ] = None,
-    hours: Annotated[
-        float | None,
-        typer.Option(min=0, help="Stop after so many hours.", show_default="no end"),
-    ] = None,
+    hours: Hours = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep earlier results; go on with unfinished rows.")
     ] = False,

@@ -25,7 +25,7 @@ from benchmarks.jobs.results import read_report, trial_of
 from benchmarks.jobs.training import train_resumable
 from benchmarks.paper.measures import measured
 from benchmarks.paper.tables import over
-from benchmarks.reports import RESULTS, ROOT, Data, Results
+from benchmarks.reports import RESULTS, ROOT, Data, Hours, Results
 from benchmarks.tuning.held_out import build_on_held_out
 from benchmarks.tuning.report import add_trial, report_path
 from benchmarks.tuning.sweep import SWEEP, DataName, method_of, trials_of
@@ -45,10 +45,7 @@ def tuning(  # noqa: PLR0917 - a command's options
         typer.Option("--method", help=f"Only this one; may be repeated: {', '.join(SWEEP)}."),
     ] = None,
     data: Data = None,
-    hours: Annotated[
-        float | None,
-        typer.Option(min=0, help="Stop after so many hours.", show_default="no end"),
-    ] = None,
+    hours: Hours = None,
     results: Results = RESULTS,
     work: Annotated[
         Path,
