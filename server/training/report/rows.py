@@ -42,6 +42,8 @@ def row_of(
         "simulated_s": result.simulated_s,
         "update_coding": dict(result.coding),
         "samples": dict(result.samples),
+        # values of features beyond half precision's range, by client
+        "clipped": dict(result.clipped),
         # clients whose update the method's own rule gave no weight
         "zeroed": [name for name, weight in result.weights.items() if weight == 0],
     }

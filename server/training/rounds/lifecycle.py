@@ -95,6 +95,7 @@ def close_round(
         suspects=now.suspects,
         coding=mean_coding(now.codings),
         samples=now.samples,
+        clipped=now.clipped,
     )
 
 

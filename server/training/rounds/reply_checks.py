@@ -6,6 +6,7 @@ on without it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -17,8 +18,9 @@ from edge_sdk.training.protocol.messages import Features, OutputGradient, Ready,
 from edge_sdk.training.protocol.plan import Plan
 from edge_sdk.training.protocol.weights import check_weights, is_variance
 
-# The largest value of half precision, so that every codec could carry it. Larger ones come from a
-# network that diverges, and would leave infinities in the server's BatchNorm statistics.
+# The largest value of half precision, to which its codec clips. Larger ones, which the other codecs
+# carry, are clipped to it as they arrive: their squares would leave infinities in the server's
+# BatchNorm statistics.
 LARGEST_FEATURE: Final = 65504.0
 
 
@@ -81,13 +83,23 @@ def shapes_fault(
     return _view_fault(features, plan, shape_at) or _labels_fault(features.labels, plan, size)
 
 
-def features_fault(features: Features) -> str | None:
-    """Why a decoded batch with sound shapes is refused, or None."""
-    if not _bounded(features.features):
-        return f"features: expected values up to {LARGEST_FEATURE:g}, got larger ones or NaN"
-    if features.view is not None and not _bounded(features.view):
-        return f"view: expected values up to {LARGEST_FEATURE:g}, got larger ones or NaN"
-    return None
+def clip_features(values: torch.Tensor, name: str) -> tuple[torch.Tensor, int]:
+    """A decoded batch within half precision's range, and how many of its values are at its ends.
+
+    A value that a sender's codec has clipped counts as one that is clipped here. The gradient goes
+    back to the client as if nothing had been clipped.
+
+    Args:
+        name: of the values, for the error.
+    Raises: FrameError for infinity or NaN.
+    """
+    low, high = (float(bound) for bound in torch.aminmax(values))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise FrameError(f"{name}: expected finite values, got infinity or NaN")
+    if low > -LARGEST_FEATURE and high < LARGEST_FEATURE:
+        return values, 0
+    at_ends = int((values.abs() >= LARGEST_FEATURE).sum())
+    return values.clamp(-LARGEST_FEATURE, LARGEST_FEATURE), at_ends
 
 
 def gradient_fault(reply: OutputGradient, outputs: torch.Tensor) -> str | None:

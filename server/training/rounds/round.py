@@ -26,6 +26,7 @@ from profiles.checks import number, one_of, optional, share, whole
 from server.training.core.round_view import RoundView
 from server.training.core.spool import Spool
 from server.training.core.weighted_mean import Contribution
+from server.training.rounds.reply_checks import LARGEST_FEATURE
 from server.training.rounds.traffic import TrafficCounter
 
 logger = logging.getLogger(__name__)
@@ -146,6 +147,7 @@ class RoundResult:
         coding: loss and gain of the updates' codec: mean relative error and cosine, bytes as sent
             and bytes as fp32 would be; empty where updates travel as they are.
         samples: n_k of the clients that began the round.
+        clipped: values of features, by client, beyond half precision's range.
     """
 
     round: int
@@ -165,6 +167,7 @@ class RoundResult:
     simulated_s: float | None = None
     coding: Mapping[str, float] = field(default_factory=dict)
     samples: Mapping[str, int] = field(default_factory=dict)
+    clipped: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -188,6 +191,7 @@ class RoundUnderWay:
     refused: dict[str, str] = field(default_factory=dict)
     codings: list[dict[str, float]] = field(default_factory=list)
     missed: Counter[str] = field(default_factory=Counter)
+    clipped: Counter[str] = field(default_factory=Counter)
     spool: Spool | None = None
     suspects: dict[str, str] = field(default_factory=dict)
 
@@ -217,6 +221,7 @@ class RoundUnderWay:
         """Take in the records of a client's round, all but its contribution."""
         self.traffic.add(other.traffic)
         self.missed += other.missed
+        self.clipped += other.clipped
         self.codings += other.codings
         self.samples |= other.samples
         self.label_counts |= other.label_counts
@@ -227,6 +232,17 @@ class RoundUnderWay:
         """Leave a client out of the round; the report names it with the reason."""
         self.refused[client] = reason
         logger.warning("round=%d client=%s refused: %s", self.number, client, reason)
+
+    def clip(self, client: str, values: int) -> None:
+        """Count values of a client's features that half precision cannot hold."""
+        if client not in self.clipped:
+            logger.warning(
+                "round=%d client=%s: features beyond %g are clipped; its network may diverge",
+                self.number,
+                client,
+                LARGEST_FEATURE,
+            )
+        self.clipped[client] += values
 
     def suspect(self, client: str, reason: str) -> None:
         """Name a client that stands out; the first reason of a round is kept."""

@@ -24,7 +24,7 @@ from edge_sdk.training.protocol.messages import (
 from edge_sdk.training.protocol.plan import Plan
 from server.training.methods.steps import ClientBatch, ClientBatches
 from server.training.rounds.context import RoundContext
-from server.training.rounds.reply_checks import features_fault, gradient_fault, shapes_fault
+from server.training.rounds.reply_checks import clip_features, gradient_fault, shapes_fault
 from server.training.rounds.round import RoundUnderWay, replies_of
 
 
@@ -49,9 +49,12 @@ def ask_features(
             continue
         try:
             plan = context.plans[name]
-            features[name] = _decode_features(context, found[name], plan, shares.get(name))
+            features[name], clipped = _decoded(context, found[name], plan, shares.get(name))
         except FrameError as err:
             now.refuse(name, str(err))
+            continue
+        if clipped:
+            now.clip(name, clipped)
     return features
 
 
@@ -77,10 +80,10 @@ def answer_features(
     return feedback
 
 
-def _decode_features(
+def _decoded(
     context: RoundContext, features: Features, plan: Plan, batch: int | None
-) -> Features:
-    """The features as the client computed them, up to the codec's error.
+) -> tuple[Features, int]:
+    """The features as the client computed them, up to the codec's error, and how many are clipped.
 
     Raises: FrameError for features that are not sound.
     """
@@ -88,13 +91,13 @@ def _decode_features(
         fault = shapes_fault(features, plan, context.state.shape_at, batch)
     if fault is not None:
         raise FrameError(fault)
-    z = decode_batch(features.features, features.ranges)
-    view = None if features.view is None else decode_batch(features.view, features.view_ranges)
+    z, clipped = clip_features(decode_batch(features.features, features.ranges), "features")
+    view = None
+    if features.view is not None:
+        view, more = clip_features(decode_batch(features.view, features.view_ranges), "view")
+        clipped += more
     decoded = replace(features, features=z, ranges=None, view=view, view_ranges=None)
-    fault = features_fault(decoded)
-    if fault is not None:
-        raise FrameError(fault)
-    return decoded
+    return decoded, clipped
 
 
 def _server_step(
