@@ -49,6 +49,7 @@ _OF_PAPERS: Final[Sequence[Claim]] = (
         ["no loss", "no depth", "equal"],
     ),
     Claim("besplit", "accuracy", "BESplit", [*_ABLATED, "SplitFed", "FedAvg"]),
+    Claim("besplit-iid", "accuracy", "BESplit", ["SplitFed"]),
     Claim("scala", "accuracy", "SCALA", ["Minibatch-SFL"]),
     Claim("scala", "accuracy", "Minibatch-SFL", ["SplitFedV1"]),
     Claim(

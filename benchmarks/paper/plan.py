@@ -15,6 +15,7 @@ from benchmarks.paper.tables import Scale
 OF_PAPERS: Final[Sequence[str]] = (
     "default",
     "besplit",
+    "besplit-iid",
     "splitlpf-udd",
     "harmony",
     "scala",
