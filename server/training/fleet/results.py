@@ -71,6 +71,9 @@ def write_results(
             "jain": summary.jain,
             "std": summary.std,
             "answers": "exits" if alone else "full",
+            # devices score the whole network and their exit, each by itself: no gate answers
+            "threshold_chosen_on": None,
+            "by_threshold": None,
             "figures_of": "test",
         },
         "each_client": [score.to_dict() for score in scored.devices],
