@@ -476,8 +476,8 @@ _SPLITLPF_ALPHA: Final = Table(
         ),
         *(
             Row(
-                f"alpha {alpha}, dead zone 0.2",
-                {"method": "splitlpf", **_number(alpha=alpha, dead_zone=0.2)},
+                f"alpha {alpha}, no dead zone",
+                {"method": "splitlpf", **_number(alpha=alpha, dead_zone=0)},
             )
             for alpha in (0.1, 0.2, 0.5)
         ),

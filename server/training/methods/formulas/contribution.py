@@ -17,7 +17,6 @@ from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.weights import is_statistic
 
 ALPHA: Final = 0.5
-DEAD_ZONE: Final = 0.0
 
 
 def gradient_of(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> Weights:
@@ -48,7 +47,7 @@ def contribution_weights(
     alpha: float = ALPHA,
     *,
     signed: bool = True,
-    dead_zone: float = DEAD_ZONE,
+    dead_zone: float = 0.0,
 ) -> dict[str, float]:
     """Weights p_k of the clients in the average; they sum to 1.
 
