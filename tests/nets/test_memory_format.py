@@ -85,6 +85,28 @@ def test_a_volume_keeps_its_order() -> None:
     assert layer.weight.is_contiguous()
 
 
+def test_a_pool_before_relu_changes_no_bit() -> None:
+    """Windows below 0 and windows with equal largest values included."""
+    generator = torch.Generator().manual_seed(0)
+    # few values, so that many windows have several largest ones
+    x = torch.randint(-2, 3, (8, 1, 28, 28), generator=generator).float()
+    found = []
+    for swapped in (False, True):
+        net = build("cnn6", seed=0).train()
+        set_format(net, "channels_last")
+        stage = net.stages[0]
+        assert isinstance(stage, nn.Sequential)
+        nn.init.constant_(stage[0].get_parameter("weight"), 1.0)
+        nn.init.zeros_(stage[0].get_parameter("bias"))
+        if not swapped:
+            net.stages[0] = nn.Sequential(*stage)  # in the order of its layers
+        z = net.stages[0](x)
+        found.append([z, *torch.autograd.grad(z.square().sum(), list(stage.parameters()))])
+
+    for plain, other in zip(*found, strict=True):
+        assert torch.equal(plain, other)
+
+
 def gradients(part: View, x: Tensor) -> list[Tensor]:
     loss = part(x).square().mean()
     return list(torch.autograd.grad(loss, list(part.parameters())))

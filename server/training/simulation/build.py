@@ -43,6 +43,7 @@ from server.training.run.build import (
     supersfl_depths,
 )
 from server.training.run.run import Simulation
+from server.training.simulation.allocator import keep_freed_memory
 from server.training.simulation.processes.pool import PoolTransport, StartWorkers
 from server.training.simulation.transport import MemoryTrimmingTransport
 
@@ -69,6 +70,7 @@ def build_simulation(
         note: called with a line about the data that were read.
     Raises: ConfigurationError, InputError or ProfileError saying what does not go together.
     """
+    keep_freed_memory()
     place = _device(device)
     method = recipe.built_method
     dataset = load_data(recipe, note)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Mapping
 from typing import Final
 
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import EndRound, Reply, Request
 from server.training.rounds.transport import LocalTransport
+from server.training.simulation.allocator import trim_memory
 
 # Clients' rounds from one trim to the next; after each it took 5 % of a round of 20 clients on
 # `cnn6`.
@@ -34,13 +33,5 @@ class MemoryTrimmingTransport(LocalTransport):
         self._ended += sum(isinstance(request, EndRound) for request in requests.values())
         if self._ended >= TRIM_EVERY:
             self._ended = 0
-            _trim_memory()
+            trim_memory()
         return replies
-
-
-def _trim_memory() -> None:
-    """Return free pages to the system, where the C library can (glibc's malloc_trim)."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
