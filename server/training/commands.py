@@ -304,7 +304,7 @@ def _print_thresholds(console: Console, found: Mapping[str, Mapping[str, Any]]) 
     if "held_out" not in found:
         console.print(
             "each client has the threshold that is best for those very samples, an upper bound for"
-            " deployed gates: nothing was held out to choose by ([data] held_out = 0)"
+            " deployed gates: the recipe holds nothing out to choose by (held_out = 0)"
         )
         return
     console.print(

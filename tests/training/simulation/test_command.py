@@ -85,6 +85,23 @@ def test_a_report_has_what_the_next_program_reads(tmp_path: Path) -> None:
     assert "supersfl on digits, 4 clients, 2 rounds" in run.output.replace("\n", " ")
 
 
+@pytest.mark.parametrize("held_out", [0.1, 0])
+def test_the_thresholds_of_gated_clients_are_told(held_out: float, tmp_path: Path) -> None:
+    recipe = recipe_at(tmp_path, "multi-exit")
+    recipe.write_text(recipe.read_text().replace("[data]", f"[data]\nheld_out = {held_out}"))
+    run = CliRunner().invoke(app, [str(recipe), "--report", str(tmp_path / "report.json")])
+    assert run.exit_code == 0, run.output
+    text = " ".join(run.output.split())
+    found = report_of(tmp_path / "report.json")["final"]["by_threshold"]
+    if not held_out:
+        assert list(found) == ["oracle"]
+        assert "the recipe holds nothing out to choose by (held_out = 0)" in text
+        return
+    own, fleet, best = (f"{found[c]['accuracy_clients']:.1%}" for c in found)
+    assert f"accuracy of the gated clients: {own} with thresholds" in text
+    assert f"{fleet} with one threshold for all, {best} with the best for the test" in text
+
+
 def test_a_run_leaves_log_plots_and_report_in_its_folder(tmp_path: Path) -> None:
     recipe = recipe_at(tmp_path, "fedavg")
     run = CliRunner().invoke(app, [str(recipe), "--seed", "5"])
