@@ -168,6 +168,7 @@ _BESPLIT: Final = Table(
             "weights by samples",
             {"method": "besplit", **_number(ablation="no_ea", no_ea="samples")},
         ),
+        Row("own auxiliary models", {"method": "besplit", **_number(auxiliary="personal")}),
         Row(
             "no evidence",
             {"method": "besplit", **_number(ablation="no_evidence")},
