@@ -22,23 +22,15 @@ from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.weights import read_weights, tensors_of
 from edge_sdk.training.streams import Stream
 from server.training.methods.splitlpf import splitlpf
+from tests.training.client.test_evaluate import plan_with as plan_of
 
 DATA = load_dataset("digits")
 SAMPLES = 50
 
 
 def plan_with(**back: Any) -> Plan:
-    return Plan(
-        backbone="tiny",
-        input_shape=(1, 8, 8),
-        classes=10,
-        mean=DATA.mean,
-        std=DATA.std,
-        depth=2,
-        training=Training(0.1, 20, momentum=0.5),
-        part=ClientPart(back=PersonalBack(**back)),
-        seed=5,
-    )
+    plan = plan_of(ClientPart(back=PersonalBack(**back)))
+    return replace(plan, training=Training(0.1, 20, momentum=0.5))
 
 
 def client(back: nn.Linear) -> TrainingClient:
