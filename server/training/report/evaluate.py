@@ -37,6 +37,7 @@ from server.training.report.thresholds import (
     PairAnswers,
     Right,
     chosen_thresholds,
+    right_answers,
     threshold_grid,
 )
 from server.training.report.uncertainty import uncertainty_of
@@ -265,31 +266,41 @@ class Evaluator:
         )
 
     def _gated_scores(self) -> list[ClientScore]:
-        """Every client's own pair: exit below a threshold, else the server."""
-        run, held_out, tested = self._run, dict[str, PairAnswers](), dict[str, PairAnswers]()
+        """Every client's own pair: exit below a threshold, else the server.
+
+        Of each client there are figures for each threshold of the grid, not its answers: these
+        would take a gigabyte for 10,000 clients.
+        """
+        run = self._run
+        grid = threshold_grid(run.method.gate, len(run.class_names))
+        held_out: dict[str, list[float]] = {}
+        tested: dict[str, dict[float, GatedScore]] = {}
         for name, test in self._tests.items():
-            pair, suffix = self._personalised(name), self._suffix(name)
+            networks = (*self._personalised(name), self._suffix(name))
             rows = np.concatenate([test.id, test.ood])
-            answers = self._pair_answers((*pair, suffix), (run.x_test, run.y_test), rows)
+            answers = self._pair_answers(networks, (run.x_test, run.y_test), rows)
             if test.weights is not None:
                 weights = np.concatenate([test.weights, np.ones(len(test.ood))])
                 answers = replace(answers, weights=weights)
-            tested[name] = answers
+            tested[name] = {point: _gated(answers, point, test) for point in grid}
             own = run.held_out.get(name, rows[:0])
-            data = (run.x_held_out, run.y_held_out)
-            held_out[name] = self._pair_answers((*pair, suffix), data, own)
-        grid = threshold_grid(run.method.gate, len(run.class_names))
-        chosen = chosen_thresholds(grid, held_out, tested)
-        scores = []
-        for name, answers in tested.items():
-            by_choice = {choice: each[name] for choice, each in chosen.items()}
-            gated = {
-                choice: _gated(answers, threshold, self._tests[name])
-                for choice, threshold in by_choice.items()
-            }
-            depth, samples = run.plans[name].depth, run.clients[name].samples
-            scores.append(gated_client(name, depth, samples, gated))
-        return scores
+            if len(own):
+                data = (run.x_held_out, run.y_held_out)
+                held_out[name] = right_answers(grid, self._pair_answers(networks, data, own))
+        right = {
+            name: [(each.inside + each.outside).correct for each in found.values()]
+            for name, found in tested.items()
+        }
+        chosen = chosen_thresholds(grid, held_out, right)
+        return [
+            gated_client(
+                name,
+                run.plans[name].depth,
+                run.clients[name].samples,
+                {choice: found[each[name]] for choice, each in chosen.items()},
+            )
+            for name, found in tested.items()
+        ]
 
     def _pair_answers(
         self,

@@ -12,7 +12,7 @@ Only the oracle reads labels of the test part (docs/decisions/0028-which-thresho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -81,32 +81,30 @@ def threshold_grid(policy: GatePolicy, classes: int) -> list[float]:
     return [point * (largest / math.log(10)) for point in THRESHOLDS]
 
 
-def best_threshold(
-    grid: Sequence[float], answers: Iterable[PairAnswers], others: Iterable[PairAnswers] = ()
-) -> float | None:
-    """The threshold with most right answers to all these samples together.
+def right_answers(grid: Sequence[float], answers: PairAnswers) -> list[float]:
+    """Number of right answers by threshold."""
+    return [answers.count(point) for point in grid]
 
-    Of equals it is the one with most right answers to `others`, and of equals again the loosest,
+
+def best_threshold(
+    grid: Sequence[float], right: Sequence[float], elsewhere: Sequence[float] | None = None
+) -> float:
+    """The threshold with most right answers.
+
+    Of equals it is the one with most right answers elsewhere, and of equals again the loosest,
     which asks the server least.
 
     Args:
         grid: at least one threshold, ascending.
-    Returns: None without samples.
+        right: of each (`right_answers`). elsewhere: the same on other samples; None for none.
     """
-    known, rest = [each for each in answers if len(each)], list(others)
-    if not known:
-        return None
-    right = [
-        tuple(math.fsum(each.count(point) for each in some) for some in (known, rest))
-        for point in grid
-    ]
-    return max(zip(right, grid, strict=True))[1]
+    return max(zip(right, elsewhere or [0.0] * len(grid), grid, strict=True))[2]
 
 
 def chosen_thresholds(
     grid: Sequence[float],
-    held_out: Mapping[str, PairAnswers],
-    tested: Mapping[str, PairAnswers],
+    held_out: Mapping[str, Sequence[float]],
+    tested: Mapping[str, Sequence[float]],
 ) -> dict[Choice, dict[str, float]]:
     """Each client's threshold by each choice, in the order of CHOICES.
 
@@ -115,20 +113,17 @@ def chosen_thresholds(
 
     Args:
         grid: thresholds to choose from, ascending.
-        held_out: by client, on its held-out samples; none is the same as no samples.
-        tested: by client, on the test samples of the figure.
+        held_out: right answers of a client to its held-out samples (`right_answers`), of the
+            clients that have any.
+        tested: the same on the test samples of the figure, of all clients.
     """
-    oracle = {name: _known(best_threshold(grid, [tested[name]]), grid) for name in tested}
-    fleet = best_threshold(grid, held_out.values())
-    if fleet is None:
+    oracle = {name: best_threshold(grid, right) for name, right in tested.items()}
+    if not held_out:
         return {"oracle": oracle}
-    own: dict[str, float] = {}
-    for name in tested:
-        mine = best_threshold(grid, [held_out[name]] if name in held_out else [], held_out.values())
-        own[name] = fleet if mine is None else mine
+    of_all = [math.fsum(counts) for counts in zip(*held_out.values(), strict=True)]
+    fleet = best_threshold(grid, of_all)
+    own = {
+        name: best_threshold(grid, held_out[name], of_all) if name in held_out else fleet
+        for name in tested
+    }
     return {"held_out": own, "fleet": dict.fromkeys(tested, fleet), "oracle": oracle}
-
-
-def _known(threshold: float | None, grid: Sequence[float]) -> float:
-    """The threshold; the loosest where there are no samples to choose by."""
-    return grid[-1] if threshold is None else threshold

@@ -16,9 +16,11 @@ from server.training.report.evaluate import Evaluator
 from server.training.report.report import report_of
 from server.training.report.thresholds import (
     CHOICES,
+    Choice,
     PairAnswers,
     best_threshold,
     chosen_thresholds,
+    right_answers,
     threshold_grid,
 )
 from server.training.run.run import Simulation
@@ -41,18 +43,28 @@ def pair(*samples: tuple[float, int, int]) -> PairAnswers:
 TESTED = pair((0.1, 1, 0), (0.4, 1, 1), (0.6, 1, 0), (0.9, 0, 1), (1.5, 0, 1), (1.9, 0, 1))
 
 
+def chosen(
+    held_out: dict[str, PairAnswers], tested: dict[str, PairAnswers]
+) -> dict[Choice, dict[str, float]]:
+    """Thresholds by each choice; clients without held-out samples give no counts."""
+    own = {name: right_answers(GRID, each) for name, each in held_out.items() if len(each)}
+    return chosen_thresholds(
+        GRID, own, {name: right_answers(GRID, each) for name, each in tested.items()}
+    )
+
+
 def test_right_answers_of_six_samples_by_hand() -> None:
     assert [int(TESTED.right(point).sum()) for point in GRID] == [5, 5, 3]
     assert TESTED.exits(1.0).tolist() == [True, True, True, True, False, False]
     assert TESTED.exits(0.9).tolist() == [True, True, True, False, False, False]  # not at equality
-    assert best_threshold(GRID, [TESTED]) == 1.0  # the looser of two equals
+    assert best_threshold(GRID, right_answers(GRID, TESTED)) == 1.0  # the looser of two equals
 
 
 def test_weights_of_samples_count_in_a_choice() -> None:
     # a and b weigh 3 each of 6, the others nothing: 1 + 1 of 2 by the exit
     weighted = replace(TESTED, weights=np.array([3.0, 3.0, 0, 0, 0, 0]))
     assert [weighted.count(point) for point in GRID] == [6, 6, 6]
-    assert best_threshold(GRID, [weighted]) == 2.0
+    assert best_threshold(GRID, right_answers(GRID, weighted)) == 2.0
     # a, which exits above 0.1, weighs 1 of 4, and c, which exits above 0.6, 3 of 4
     weighted = replace(TESTED, weights=np.array([1.5, 0, 4.5, 0, 0, 0]))
     assert [weighted.exit_rate(point) for point in (0.1, 0.5, 1.0)] == [0, 1 / 4, 1]
@@ -63,7 +75,7 @@ def test_three_choices_by_hand() -> None:
     a = pair((0.8, 1, 0), (1.8, 1, 0))
     b = pair((0.7, 0, 1), (0.9, 0, 1), (1.2, 0, 1))
     # together, of five: 0.5 has 0 + 3, 1.0 has 1 + 1, 2.0 has 2 + 0
-    found = chosen_thresholds(GRID, {"a": a, "b": b}, {"a": TESTED, "b": TESTED})
+    found = chosen({"a": a, "b": b}, {"a": TESTED, "b": TESTED})
     assert found == {
         "held_out": {"a": 2.0, "b": 0.5},
         "fleet": {"a": 0.5, "b": 0.5},
@@ -75,24 +87,24 @@ def test_where_own_samples_leave_several_the_fleets_decide() -> None:
     # for a all three are equal; for b 0.5 and 1.0; the fleet has 1 + 2, 1 + 2 and 1 + 0
     a, b = pair((0.1, 1, 0)), pair((1.2, 0, 1), (1.4, 0, 1))
     assert [a.count(point) for point in GRID] == [1, 1, 1]
-    found = chosen_thresholds(GRID, {"a": a, "b": b}, {"a": TESTED, "b": TESTED})
+    found = chosen({"a": a, "b": b}, {"a": TESTED, "b": TESTED})
     assert found["held_out"] == {"a": 1.0, "b": 1.0}
     assert found["fleet"] == {"a": 1.0, "b": 1.0}
     # by itself, a takes the loosest
-    alone = chosen_thresholds(GRID, {"a": a}, {"a": TESTED})
+    alone = chosen({"a": a}, {"a": TESTED})
     assert alone["held_out"] == {"a": 2.0}
 
 
 def test_client_without_held_out_samples_takes_the_fleets_threshold() -> None:
     held_out = {"a": pair((0.8, 1, 0)), "b": pair()}
-    found = chosen_thresholds(GRID, held_out, {"a": TESTED, "b": TESTED})
+    found = chosen(held_out, {"a": TESTED, "b": TESTED})
     assert found["held_out"] == {"a": 2.0, "b": 2.0}
     assert found["fleet"] == {"a": 2.0, "b": 2.0}
 
 
 def test_without_held_out_samples_the_oracle_is_left() -> None:
-    assert chosen_thresholds(GRID, {"a": pair()}, {"a": TESTED}) == {"oracle": {"a": 1.0}}
-    assert chosen_thresholds(GRID, {}, {"a": pair()}) == {"oracle": {"a": 2.0}}
+    assert chosen({"a": pair()}, {"a": TESTED}) == {"oracle": {"a": 1.0}}
+    assert chosen({}, {"a": pair()}) == {"oracle": {"a": 2.0}}
 
 
 samples = st.lists(
@@ -104,7 +116,7 @@ samples = st.lists(
 def test_no_choice_is_above_the_oracle(clients: list[tuple[Any, Any]]) -> None:
     held_out = {str(at): pair(*own) for at, (own, _) in enumerate(clients)}
     tested = {str(at): pair(*test) for at, (_, test) in enumerate(clients)}
-    found = chosen_thresholds(GRID, held_out, tested)
+    found = chosen(held_out, tested)
     for name, answers in tested.items():
         right = {choice: answers.right(each[name]).sum() for choice, each in found.items()}
         assert right["oracle"] == max(right.values())
@@ -113,7 +125,7 @@ def test_no_choice_is_above_the_oracle(clients: list[tuple[Any, Any]]) -> None:
 @given(samples.filter(len))
 def test_one_client_that_is_held_out_what_it_is_tested_on_has_one_threshold(own: Any) -> None:
     answers = pair(*own)
-    found = chosen_thresholds(GRID, {"a": answers}, {"a": answers})
+    found = chosen({"a": answers}, {"a": answers})
     assert list(found) == list(CHOICES)
     assert len({each["a"] for each in found.values()}) == 1
 
@@ -166,9 +178,7 @@ def test_held_out_and_fleet_read_no_label_of_the_test_part(
 def test_the_oracle_reads_them() -> None:
     # with all answers of the test samples the other way round: 1, 1 and 3 right
     turned = replace(TESTED, exit_right=~TESTED.exit_right, server_right=~TESTED.server_right)
-    before, after = (
-        chosen_thresholds(GRID, {"a": TESTED}, {"a": tested}) for tested in (TESTED, turned)
-    )
+    before, after = (chosen({"a": TESTED}, {"a": tested}) for tested in (TESTED, turned))
     assert (before["oracle"], after["oracle"]) == ({"a": 1.0}, {"a": 2.0})
     assert (before["held_out"], before["fleet"]) == (after["held_out"], after["fleet"])
 
