@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.jobs.job import Job
 from benchmarks.paper.measures import of_clients
@@ -12,6 +13,9 @@ from benchmarks.paper.tables import Row, Scale, Table, over
 from benchmarks.paper.tuned import tuned_numbers
 from edge_sdk.training.data.load import HELD_OUT_SHARE
 from server.training.recipe.recipe import read_recipe
+
+# Of the data set without its test part, from which held-out samples are still to be taken.
+_SAMPLES: Final[Mapping[str, int]] = {"digits": 1437, "fashion-mnist": 60_000, "cifar-10": 50_000}
 
 
 def job_of(  # noqa: PLR0917 - a row of a table, with one seed
@@ -23,23 +27,29 @@ def job_of(  # noqa: PLR0917 - a row of a table, with one seed
         name: of the table. data: folder of the data set's files.
     """
     recipe = over(_with_tuned(table, row, scale), {"seed": seed})
-    if recipe["method"] != "scala" and "parts" not in recipe and "iterations" in recipe["train"]:
-        # SCALA alone shares a joint batch out; the participants of the others have as much together
+    recipe = over(recipe, {"data": {"held_out": _held_out(table, scale)}})
+    # SCALA alone shares a joint batch out; a round has as many samples for all rows of a table
+    joint = recipe["method"] == "scala" and "parts" not in recipe
+    if joint and "iterations" not in recipe["train"]:
+        recipe = over(recipe, {"train": {"iterations": _joint_batches(recipe)}})
+    if not joint and "parts" not in recipe and "iterations" in recipe["train"]:
         recipe = over(recipe, {"train": {"batch": _share_of_batch(recipe)}})
     if data is not None and recipe["data"]["name"] != "digits":
         recipe = over(recipe, {"data": {"folder": str(data)}})
-    return Job(name, row.name, over(recipe, {"data": {"held_out": _held_out(table, scale)}}))
+    return Job(name, row.name, recipe)
 
 
 def _with_tuned(table: Table, row: Row, scale: Scale) -> dict[str, Any]:
     """The row's recipe over the numbers that were chosen for its method, over the scale's."""
     base = table.scales[scale]
-    if scale in table.tuned:
-        plain = over(base, row.recipe)
-        chosen = tuned_numbers(plain["data"]["name"])
-        # the default recipe is no method: its row has its name
-        base = over(base, chosen.get(row.name, chosen.get(plain["method"], {})))
-    return over(base, row.recipe)
+    plain = over(base, row.recipe)
+    if scale not in table.tuned:
+        return plain
+    chosen = tuned_numbers(plain["data"]["name"])
+    if row.name in chosen:
+        # the default recipe is no method: its row has its name, and what was swept is in the row
+        return over(plain, chosen[row.name])
+    return over(over(base, chosen.get(plain["method"], {})), row.recipe)
 
 
 def _held_out(table: Table, scale: Scale) -> float:
@@ -51,7 +61,10 @@ def _held_out(table: Table, scale: Scale) -> float:
     """
     if not any(map(of_clients, table.measures)):
         return 0.0
-    recipes = [read_recipe(over(table.scales[scale], row.recipe)) for row in table.rows]
+    counted = {"train": {"iterations": 1}}  # SCALA's recipes ask for them; nothing here does
+    recipes = [
+        read_recipe(over(over(table.scales[scale], row.recipe), counted)) for row in table.rows
+    ]
     # with a local split each client has validation samples of its own
     chosen = any(r.built_method.share_exits and r.data.split != "local" for r in recipes)
     return HELD_OUT_SHARE if chosen else 0.0
@@ -64,3 +77,14 @@ def _share_of_batch(recipe: Mapping[str, Any]) -> int:
     participants = max(1, round(clients * share))
     batch: int = recipe["train"]["batch"]
     return max(1, batch // participants)
+
+
+def _joint_batches(recipe: Mapping[str, Any]) -> int:
+    """Joint batches with as many samples as the epochs of the other rows' clients."""
+    data, train = recipe["data"], recipe["train"]
+    samples = min(
+        data.get("train_max") or math.inf, (1 - data["held_out"]) * _SAMPLES[data["name"]]
+    )
+    share: float = recipe.get("round", {}).get("participation", 1.0)
+    batches: float = train.get("epochs", 1) * share * samples / train["batch"]
+    return max(1, round(batches))

@@ -58,7 +58,7 @@ def splitlpf(  # noqa: PLR0917 - the numbers of a recipe
 
     Args:
         alpha: 1 weighs clients by their samples alone, 0 by their direction alone.
-        signed: keep the sign of Eq. 8's cosine; False is Eq. 9 as printed.
+        signed: keep the sign of Eq. 8's cosine; False is Eq. 9 as printed, with a `dead_zone` of 0.
         dead_zone: a smaller cosine, of either sign, counts as 0.
         dropout: before the personal layer.
         back_rate: the personal layer's learning rate; None for `train.learning_rate`.

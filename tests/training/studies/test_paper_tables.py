@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Mapping
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,12 @@ from benchmarks.paper.measures import (
     of_clients,
 )
 from benchmarks.paper.recipes import job_of
-from benchmarks.paper.tables import over
+from benchmarks.paper.tables import Scale, over
+from benchmarks.tuning.report import changes_of
+from benchmarks.tuning.sweep import SWEEP, trials_of
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import Evaluator
+from server.training.run.build import load_data
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
@@ -95,9 +99,51 @@ def test_all_rows_of_a_table_with_a_gated_row_train_on_the_same_samples() -> Non
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_scale_of_every_row_is_a_recipe(name: str) -> None:
-    for scale, row in product(TABLES[name].scales.values(), TABLES[name].rows):
-        recipe = read_recipe(over(scale, row.recipe))
-        assert recipe.train.rounds >= 2
+    for scale, row in product(TABLES[name].scales, TABLES[name].rows):
+        assert job_of(name, TABLES[name], row, scale).recipe.train.rounds >= 2
+
+
+def test_all_rows_of_a_table_train_on_as_many_samples_a_round() -> None:
+    # by the sizes of the training parts: of the digits less a tenth, of Fashion-MNIST less a tenth
+    sizes: dict[tuple[str, Scale], int] = {
+        ("default", "cpu"): 2 * 1294,
+        ("default", "full"): 54_000,
+    }
+    sizes |= {("scala", "cpu"): 10 * 160, ("scala-60", "full"): 20 * 320}
+    for (name, scale), samples in sizes.items():
+        for row in TABLES[name].rows:
+            recipe = job_of(name, TABLES[name], row, scale).recipe
+            numbers, found = recipe.train.training, samples
+            if numbers.iterations is not None:
+                sharers = round(recipe.data.clients * recipe.round.participation)
+                sharers = 1 if recipe.built_method.batch_share else sharers
+                found = numbers.iterations * numbers.batch * sharers
+            assert found == pytest.approx(samples, rel=0.02), row.name
+    default = TABLES["default"]
+    recipe = job_of("default", default, default.rows[0], "cpu").recipe
+    assert 2 * len(load_data(recipe).y_train) == sizes["default", "cpu"]
+    assert recipe.train.training.epochs == 2
+
+
+def test_no_number_that_may_be_chosen_makes_two_rows_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (0, 1):  # trials take turns with the two values of a method's own number
+        chosen = {method: changes_of(trials_of(method, "digits")[place]) for method in SWEEP}
+        monkeypatch.setattr(recipes, "tuned_numbers", lambda _, chosen=chosen: chosen)
+        for name, table in TABLES.items():
+            for scale in table.tuned:
+                if scale in table.scales:
+                    jobs = [job_of(name, table, row, scale) for row in table.rows]
+                    for one, other in combinations(jobs, 2):
+                        assert not one.is_of(other.content), (name, scale, one.row, other.row)
+
+
+def test_the_printed_weights_of_splitlpf_have_no_dead_zone() -> None:
+    table = TABLES["splitlpf-alpha"]
+    printed = [row for row in table.rows if "as printed" in row.name]
+    assert printed
+    for row in printed:
+        numbers = job_of("splitlpf-alpha", table, row, "cpu").recipe.method_numbers
+        assert (numbers["signed"], numbers["dead_zone"]) == (False, 0)
 
 
 def test_a_row_has_the_numbers_that_were_chosen_for_its_method(
@@ -107,7 +153,10 @@ def test_a_row_has_the_numbers_that_were_chosen_for_its_method(
     chosen = {
         "harmony": {"train": {"learning_rate": 0.3}, **own},
         "supersfl": {"train": {"learning_rate": 0.4}},
-        "default": {"train": {"learning_rate": 0.5}},
+        "default": {
+            "train": {"learning_rate": 0.5},
+            "parts": {"server": {"numbers": {"strength": 0.25}}},
+        },
     }
     monkeypatch.setattr(recipes, "tuned_numbers", lambda _data: chosen)
     harmony, default = TABLES["harmony"], TABLES["default"]
@@ -122,6 +171,12 @@ def test_a_row_has_the_numbers_that_were_chosen_for_its_method(
     for name, expected in (("default", 0.5), ("SuperSFL, int8", 0.4), ("BESplit", 0.05)):
         job = job_of("default", default, rows[name], "cpu")
         assert job.recipe.train.training.learning_rate == expected
+
+    # what the sweep chose for a part counts, though the row has a number of its own for it
+    part = job_of("default", default, rows["default"], "cpu").recipe.parts["server"]
+    assert isinstance(part, Mapping)
+    assert part["numbers"]["strength"] == 0.25
+    assert part["numbers"]["server"] == "in_turn"
 
 
 def test_an_unknown_table_is_told_which_there_are() -> None:
