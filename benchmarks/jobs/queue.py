@@ -8,14 +8,18 @@ and goes on from its last checkpoint.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from benchmarks.jobs.clock import Clock, OutOfTimeError
 from benchmarks.jobs.job import Job
 from edge_sdk.errors import SplitedgeError, StateInUseError
 from edge_sdk.state import StateLock
+
+# So many different rows that fail alike tell of a mistake of the command.
+_ALIKE: Final = 3
 
 
 @dataclass(slots=True)
@@ -45,19 +49,20 @@ def run_queue(
 ) -> Outcome:
     """Finish the jobs in their order, until they are done or the time is over.
 
-    An error ends a job and not the queue, unless it comes before any job was finished: that is
-    mostly a mistake of the command.
+    An error ends a job and not the queue, unless some different rows, or all there are, fail alike
+    before any job was finished: that is mostly a mistake of the command.
 
     Args:
         work: holds the folder of each job.
         is_finished: asked again once the job is this process's, since another may have finished it.
         finish: does the job in its folder and records its result; it raises OutOfTimeError where
             it leaves the job at a checkpoint.
-    Raises: SplitedgeError of the first job, where nothing was finished before.
+    Raises: SplitedgeError of rows that fail alike, where nothing was finished before.
     """
     outcome = Outcome()
     while True:
         before, outcome.elsewhere, outcome.failed = outcome.done, [], []
+        errors: dict[tuple[str, str], SplitedgeError] = {}
         for job in jobs:
             if clock.is_over():
                 outcome.stopped = True
@@ -72,11 +77,13 @@ def run_queue(
                 outcome.stopped = True
                 return outcome
             except SplitedgeError as err:
-                if not outcome.done:
-                    raise
                 outcome.failed.append(f"{job}: {err}")
+                errors[job.table, job.row] = err
+                if len(errors) == _ALIKE:
+                    _check_unlike(errors.values(), outcome)
         # another process may have been killed meanwhile, and left its job
         if not outcome.elsewhere or outcome.done == before:
+            _check_unlike(errors.values(), outcome)
             return outcome
 
 
@@ -96,5 +103,15 @@ def _finish_alone(
         found = is_finished(job)
         if not found:
             finish(job, folder)
-        shutil.rmtree(folder)
+        # another process may ask for the lock in there just now
+        shutil.rmtree(folder, ignore_errors=True)
     return not found
+
+
+def _check_unlike(errors: Collection[SplitedgeError], outcome: Outcome) -> None:
+    """Check that a queue in which nothing was done yet did not fail for one reason.
+
+    Raises: SplitedgeError, the reason.
+    """
+    if not outcome.done and len({str(err) for err in errors}) == 1:
+        raise next(iter(errors))

@@ -55,7 +55,8 @@ def _write(path: Path, name: str, table: Table, scale: Scale, found: Report) -> 
     trials = found.trials
     rows = [row for row in table.rows if any(trial.row == row.name for trial in trials)]
     seeds = sorted({trial.seed for trial in trials})
-    command = _command(name, scale, seeds, [] if len(rows) == len(table.rows) else rows)
+    data = table.scales[scale]["data"]["name"]
+    command = _command(name, scale, data, seeds, [] if len(rows) == len(table.rows) else rows)
     report = {
         "command": command,
         "title": table.title,
@@ -68,12 +69,12 @@ def _write(path: Path, name: str, table: Table, scale: Scale, found: Report) -> 
         **found.to_dict(),
     }
     printed = any(row.paper for row in rows)
-    data = f"the paper's figures are of {table.data}" if printed else table.data
+    whose = f"the paper's figures are of {table.data}" if printed else table.data
     source = (
-        f"{table.source}; {data}. Ours: scale `{scale}`,"
+        f"{table.source}; {whose}. Ours: scale `{scale}`,"
         f" seeds {', '.join(map(str, seeds))}, mean ± half width of the 95 % interval, in %."
     )
-    if scale in table.tuned and tuned_numbers(table.scales[scale]["data"]["name"]):
+    if scale in table.tuned and tuned_numbers(data):
         source += " Each method has the numbers that `benchmarks.tuning` chose on held-out samples."
     made = f"`{command}`; {found.made()}"
     blocks = [f"# {table.title}", source, made, _markdown(table, rows, list(trials))]
@@ -81,9 +82,11 @@ def _write(path: Path, name: str, table: Table, scale: Scale, found: Report) -> 
     reports.write(path, report, blocks)
 
 
-def _command(name: str, scale: Scale, seeds: Sequence[int], rows: Sequence[Row]) -> str:
+def _command(name: str, scale: Scale, data: str, seeds: Sequence[int], rows: Sequence[Row]) -> str:
     """The command that makes the table again."""
     words = [name, "--scale", scale, "--seeds", str(max(seeds) + 1)]
+    if data != "digits":  # which the program has
+        words += ["--data", "DIR"]
     for row in rows:
         words += ["--row", row.name]
     return f"python -m benchmarks.paper {shlex.join(words)}"
@@ -103,6 +106,7 @@ def _markdown(table: Table, rows: list[Row], trials: list[Trial]) -> str:
     """The table of the headline figures."""
     printed = {name for row in rows for name in row.paper}
     gated = _gated(table, trials)
+    seeds = len({trial.seed for trial in trials})
     names = {name: _headline(name, trials) for name in table.measures}
     heads = [h for m in table.measures for h in (shown(names[m]), "paper")[: 1 + (m in printed)]]
     if gated:
@@ -120,7 +124,8 @@ def _markdown(table: Table, rows: list[Row], trials: list[Trial]) -> str:
                 cells.append(f"{row.paper[name]:.2f}" if name in row.paper else "-")
         seconds = statistics.median(trial.seconds for trial in own)
         megabytes = statistics.median(trial.megabytes for trial in own)
-        lines.append(f"| {row.name} | {' | '.join(cells)} | {seconds:.0f} | {megabytes:.0f} |")
+        name = row.name if len(own) == seeds else f"{row.name} ({len(own)} of {seeds} seeds)"
+        lines.append(f"| {name} | {' | '.join(cells)} | {seconds:.0f} | {megabytes:.0f} |")
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,12 +194,41 @@ def test_a_row_that_cannot_be_done_does_not_end_the_queue(tmp_path: Path) -> Non
     )
     assert done == [0, 2]
     assert outcome.failed == ["scala: SCALA, seed 1: no such data"]
+    # as first of those that are left neither, so that a later call goes on behind it
     bad = 0
     done.clear()
-    with pytest.raises(SplitedgeError, match="no such data"):  # a mistake of the command
-        run_queue(
-            jobs, tmp_path, is_finished=lambda job: job.seed in done, finish=finish, clock=Clock()
-        )
+    outcome = run_queue(
+        jobs, tmp_path, is_finished=lambda job: job.seed in done, finish=finish, clock=Clock()
+    )
+    assert done == [1, 2]
+    assert outcome.failed == ["scala: SCALA, seed 0: no such data"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_rows_that_all_fail_alike_are_a_mistake_of_the_command(rows: int, tmp_path: Path) -> None:
+    tried: list[str] = []
+
+    def finish(job: Job, folder: Path) -> None:
+        tried.append(job.row)
+        raise ConfigurationError("no such data")
+
+    jobs = [job_of("scala", TABLE, row, "smoke") for row in TABLE.rows[:rows]]
+    with pytest.raises(SplitedgeError, match="no such data"):
+        run_queue(jobs, tmp_path, is_finished=lambda _: False, finish=finish, clock=Clock())
+    assert len(tried) == min(rows, 3)
+
+
+def test_a_folder_that_is_asked_for_as_it_is_removed_ends_nothing(tmp_path: Path) -> None:
+    job, done = jobs_in_turn(1)[0], list[Job]()
+
+    def finish(job: Job, folder: Path) -> None:
+        shutil.rmtree(folder)  # by the other process, which had finished the job
+        done.append(job)
+
+    outcome = run_queue(
+        [job], tmp_path, is_finished=lambda job: job in done, finish=finish, clock=Clock()
+    )
+    assert outcome.done == 1
 
 
 def a_trial(job: Job, **changes: Any) -> Trial:
@@ -236,6 +266,16 @@ def test_results_add_up_and_those_of_a_changed_recipe_are_dropped(tmp_path: Path
     assert "--row 'local adjustment only'" in text
 
 
+def test_a_row_with_fewer_seeds_than_others_says_so(tmp_path: Path) -> None:
+    for row, seed in ((0, 0), (0, 1), (1, 0)):
+        job = job_of("scala", TABLE, TABLE.rows[row], "cpu", seed)
+        add_trial(tmp_path, TABLE, "cpu", job, a_trial(job))
+    text = report_path(tmp_path, "scala", "cpu").with_suffix(".md").read_text()
+    assert "| local adjustment only (1 of 2 seeds) | 50.00 | 1 | 2 |" in text
+    assert "| SCALA | " in text
+    assert "--seeds 2 --data DIR --row" in text
+
+
 def test_a_number_that_is_added_later_leaves_results_valid_where_it_is_not_set() -> None:
     job = job_of("scala", TABLE, TABLE.rows[1], "smoke")  # it sets `adjust`
     before = dict(job.content)
@@ -249,6 +289,12 @@ def test_a_number_that_is_added_later_leaves_results_valid_where_it_is_not_set()
 
 def test_a_default_of_a_method_is_part_of_a_result() -> None:
     assert job_of("scala", TABLE, TABLE.rows[0], "smoke").content["method_numbers.strength"] == 1
+
+
+def test_tables_of_a_scale_are_done_in_the_order_that_is_stated() -> None:
+    names = [name for group in groups_of(list(TABLES), "cpu") for name in group]
+    assert names == list(OF_PAPERS)
+    assert ["repeated"] in list(groups_of(list(TABLES), "smoke"))
 
 
 def test_rows_have_folders_of_their_own_and_full_tables_a_priority() -> None:
