@@ -32,6 +32,12 @@ Results = Annotated[
     Path,
     typer.Option(metavar="DIR", show_default="benchmarks/results", help="Folder of the reports."),
 ]
+PaperResults = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIR", show_default="benchmarks/results/paper", help="Folder of the reports."
+    ),
+]
 
 
 def child_environment() -> dict[str, str]:

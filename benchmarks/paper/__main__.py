@@ -31,7 +31,7 @@ from benchmarks.paper.progress import page_path
 from benchmarks.paper.report import RESULTS, report_path
 from benchmarks.paper.runner import Runner
 from benchmarks.paper.tables import Scale
-from benchmarks.reports import ROOT, Data, Hours, Results, Seeds
+from benchmarks.reports import ROOT, Data, Hours, PaperResults, Seeds
 from edge_sdk.cli.times import plural
 from edge_sdk.errors import SplitedgeError
 
@@ -64,7 +64,7 @@ def paper(  # noqa: PLR0917 - a command's options
     plan: Annotated[
         bool, typer.Option("--plan", help="Train nothing: measure how long each row will take.")
     ] = False,
-    results: Results = RESULTS,
+    results: PaperResults = RESULTS,
     work: Annotated[
         Path,
         typer.Option(
@@ -73,7 +73,7 @@ def paper(  # noqa: PLR0917 - a command's options
     ] = WORK,
 ) -> None:
     """Train the tables of the five papers and write our figures next to theirs."""
-    names = _names(tables or [], rows or [], every=every)
+    names = _names(tables or [], rows or [], scale, every=every)
     # a table that is named is trained wherever the user wants it
     waiting = [name for name in names if every and needs_gpu(name, scale, device)]
     runner = Runner(
@@ -106,12 +106,18 @@ def paper(  # noqa: PLR0917 - a command's options
         raise typer.Exit(1)
 
 
-def _names(tables: Sequence[str], rows: Sequence[str], *, every: bool) -> list[str]:
+def _names(tables: Sequence[str], rows: Sequence[str], scale: Scale, *, every: bool) -> list[str]:
     """Names of the tables asked for, in the order of `TABLES`."""
     unknown = sorted(set(tables) - {"all", *TABLES})
     if unknown or not (tables or every):
         got = ", ".join(unknown) or "none"
         raise typer.BadParameter(f"expected all or some of {', '.join(TABLES)}, got {got}")
+    for name in tables:
+        scales = TABLES[name].scales if name in TABLES else (scale,)
+        if scale not in scales:
+            raise typer.BadParameter(
+                f"--scale: {name}: expected {' or '.join(scales)}, got {scale}"
+            )
     asked = [name for name in TABLES if every or "all" in tables or name in tables]
     known = [row.name for name in asked for row in TABLES[name].rows]
     lacking = sorted(set(rows) - set(known))

@@ -21,7 +21,7 @@ from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.measures import by_threshold, of_clients, shown
 from benchmarks.paper.report import NO_GATE, RESULTS, report_path
 from benchmarks.paper.tables import Scale
-from benchmarks.reports import Results
+from benchmarks.reports import PaperResults
 from edge_sdk.durable import make_folder, write_atomic
 
 app = typer.Typer(add_completion=False)
@@ -91,7 +91,7 @@ CLAIMS: Final[Sequence[Claim]] = (
 @app.command(epilog="Example: python -m benchmarks.paper.orderings --scale cpu")
 def orderings(
     scale: Annotated[Scale, typer.Option(help="Scale of the reports.")] = "cpu",
-    results: Results = RESULTS,
+    results: PaperResults = RESULTS,
 ) -> None:
     """Tell for each ordering whether the reports in the folder show it."""
     about = (

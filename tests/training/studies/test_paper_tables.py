@@ -211,6 +211,7 @@ def test_pearson_is_of_clients_alone_and_together_at_one_training_alone_a_seed(
     [
         (["scala", "--row", "nosuch"], "--row: expected some of SCALA"),
         (["scala", "--device", "toaster"], "expected cpu or cuda"),
+        (["harmony-cnn6"], "--scale: harmony-cnn6: expected full, got smoke"),
         (["scala", "--scale", "cpu", "--data", "nowhere"], "nowhere"),
     ],
 )
