@@ -23,6 +23,7 @@ from typing import Final
 from edge_sdk.checks import check_value
 from edge_sdk.training.protocol.client_part import ClientPart, PersonalBack
 from edge_sdk.training.protocol.messages import Weights
+from edge_sdk.training.protocol.weights import without_auxiliary
 from profiles.checks import share
 from server.training.core.memory import MemoryPart
 from server.training.core.round_view import RoundView
@@ -92,7 +93,8 @@ def by_contribution(
         def gradients() -> Iterator[tuple[str, Weights]]:
             # one at a time: a round in cohorts has its updates on the disk
             for client, c in contributions.items():
-                yield client, gradient_of(now.sent, c.own)
+                # of the front alone: an averaged auxiliary model is a network of its own
+                yield client, without_auxiliary(gradient_of(now.sent, c.own), c.depth)
 
         previous = MemoryPart(now.memory, PREVIOUS)
         remembered = dict(previous)

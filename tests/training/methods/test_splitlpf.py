@@ -185,6 +185,17 @@ def test_rule_pays_clients_that_pull_along_and_remembers_the_direction_of_all() 
     assert now.memory["previous gradient/stage1.w"].tolist() == [3.0]
 
 
+def test_rule_goes_by_the_front_and_by_no_auxiliary_model() -> None:
+    """An averaged auxiliary model travels with the front (parts: auxiliary = besplit)."""
+    contributions, now = rule_inputs(-2.0, -4.0, 1.0)
+    now.sent["auxiliary1.head.w"] = torch.zeros(1)
+    now.memory["previous gradient/auxiliary1.head.w"] = torch.full((1,), -9.0)
+    for contribution in contributions.values():
+        contribution.update.weights["auxiliary1.head.w"] = torch.tensor([-5.0])
+    weights = by_contribution()(contributions, now)
+    assert weights == pytest.approx({"0": 0.5, "1": 0.5, "2": 0.0})
+
+
 def test_rule_falls_back_to_samples_where_all_pull_backwards() -> None:
     contributions, now = rule_inputs(2.0, 4.0)
     assert by_contribution(0.5)(contributions, now) == {"0": 0.5, "1": 0.5}
