@@ -27,7 +27,7 @@ from edge_sdk.training.formulas.evidence import evidential_losses
 from edge_sdk.training.protocol.client_part import AuxiliaryHead, Distillation
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.protocol.plan import Plan, network_of
-from edge_sdk.training.protocol.weights import load_weights, tensors_of
+from edge_sdk.training.protocol.weights import contiguous_copy, load_weights, tensors_of
 
 
 class Auxiliary(nn.Module):
@@ -57,12 +57,12 @@ class Auxiliary(nn.Module):
         }
 
     def read(self, namespace: Namespace = AUXILIARY) -> Weights:
-        """Copies of the weights, by the keys under which a client keeps them.
+        """Contiguous copies of the weights, by the keys under which a client keeps them.
 
         Args:
             namespace: of the keys; that of the cut for a W_A that is averaged.
         """
-        return namespace.prefixed({name: t.clone() for name, t in self.tensors().items()})
+        return namespace.prefixed({n: contiguous_copy(t) for n, t in self.tensors().items()})
 
     def load(self, weights: Weights, namespace: Namespace = AUXILIARY) -> bool:
         """Load W_A from weights that have it under the keys of `read`.

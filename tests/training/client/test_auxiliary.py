@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from edge_sdk.bundles import namespaces
 from edge_sdk.bundles.namespaces import AUXILIARY
 from edge_sdk.errors import ConfigurationError, FrameError
+from edge_sdk.nets.memory_format import set_format
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.client.auxiliary import Auxiliary, build_auxiliary
 from edge_sdk.training.client.client_round import ClientRound
@@ -115,6 +116,14 @@ def test_the_plans_seed_gives_its_weights() -> None:
         assert torch.equal(a, b), name
         assert a.data_ptr() != b.data_ptr()
     assert torch.equal(torch.get_rng_state(), state)  # dropout elsewhere draws from it
+
+
+def test_its_weights_travel_contiguous_whatever_the_memory_format() -> None:
+    """Norms over them add in the order of memory, which a message or a worker does not keep."""
+    auxiliary = build_auxiliary(plan_of())
+    set_format(auxiliary, "channels_last")
+    assert not all(tensor.is_contiguous() for tensor in auxiliary.tensors().values())
+    assert all(tensor.is_contiguous() for tensor in auxiliary.read().values())
 
 
 def test_tokens_are_not_pooled_over() -> None:
