@@ -18,6 +18,8 @@ _MMAP_THRESHOLD: Final = -3
 
 # Freed memory up to this size stays with the process until `trim_memory`.
 KEPT_BYTES: Final = 1 << 30
+# the largest block that glibc before 2.35 can be told to keep
+BLOCK_BYTES_BEFORE: Final = 1 << 25
 
 
 @cache
@@ -25,7 +27,9 @@ def keep_freed_memory() -> None:
     """Let this process keep freed memory, where the C library can (glibc's mallopt)."""
     library = _glibc()
     if library is not None:
-        library.mallopt(_MMAP_THRESHOLD, KEPT_BYTES)
+        # with _TRIM_THRESHOLD alone, blocks of 128 KiB and more would be given back at once
+        if not library.mallopt(_MMAP_THRESHOLD, KEPT_BYTES):
+            library.mallopt(_MMAP_THRESHOLD, BLOCK_BYTES_BEFORE)
         library.mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
 
 
