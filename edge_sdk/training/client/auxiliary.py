@@ -3,7 +3,8 @@
 The auxiliary model W_A is an extractor of the same form as the client's prefix W_C, and a head. It
 learns from each batch after the server's feedback, and without KD_G if there is none. The server
 averages it over the clients of a cut, or it is the client's own: never averaged, never sent
-(`Distillation.averaged`).
+(`Distillation.averaged`). An averaged one travels with its client's update, and an update of a
+round in which the server answered no batch brings nothing: what it learnt there is lost.
 """
 
 from __future__ import annotations
