@@ -1,7 +1,7 @@
 """The training of a job, which goes on from its last checkpoint after a stop or a kill.
 
 FOLDER/checkpoints/     as of every run (server.training.run.checkpoint)
-FOLDER/progress.json    seconds and commits so far
+FOLDER/progress.json    seconds and commits so far, and the digest of the recipe
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ class Progress:
 
     Attributes:
         seconds: of the clock, with evaluation. commits: of the code, in the order of use.
+        digest: of the recipe with all defaults (benchmarks.jobs.job.Job.digest).
     """
 
     seconds: float = 0.0
     commits: list[str] = field(default_factory=list)
+    digest: str | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Progress:
@@ -59,14 +61,14 @@ class Progress:
             found = orjson.loads((folder / _PROGRESS).read_bytes())
         except FileNotFoundError:
             return cls()
-        return cls(found["seconds"], found["commits"])
+        return cls(found["seconds"], found["commits"], found.get("digest"))
 
     def write(self, folder: Path) -> None:
         """Write it into a job's folder.
 
         Raises: StorageError.
         """
-        raw = {"seconds": self.seconds, "commits": self.commits}
+        raw = {"seconds": self.seconds, "commits": self.commits, "digest": self.digest}
         write_atomic(folder / _PROGRESS, orjson.dumps(raw))
 
 
@@ -85,6 +87,7 @@ def train_resumable(
     device: str,
     clock: Clock,
     *,
+    digest: str | None = None,
     on_round: Callable[[Row], None] = lambda _: None,
     build: Build = build_simulation,
 ) -> Trained:
@@ -93,6 +96,8 @@ def train_resumable(
     The weights are, bit for bit, those of a training that was never stopped, on the same machine.
 
     Args:
+        digest: of the recipe with all defaults; rounds that were trained by another are discarded.
+            None for a recipe whose defaults do not change.
         on_round: called with each round of this call.
         build: the simulation of a recipe on a device, with a folder for its files and the memory
             format of earlier rounds.
@@ -100,14 +105,20 @@ def train_resumable(
     """
     make_folder(folder)
     began = time.monotonic()
+    progress = Progress.read(folder)
+    if digest != progress.digest is not None:
+        discard(folder)
     checkpoint = _checkpoint(folder, recipe)
     before = None if checkpoint is None else checkpoint.memory_format
     simulation = build(recipe, device, folder, before)
-    progress = Progress() if checkpoint is None else Progress.read(folder)
+    if checkpoint is None:
+        progress = Progress()
+    progress.digest = digest
     if commit() not in progress.commits:
         progress.commits.append(commit())
     spent = progress.seconds
     rows = continue_run(folder, simulation, checkpoint)
+    progress.write(folder)
     saved = last = time.monotonic()
     for row in run_rounds(simulation, rows):
         on_round(row)

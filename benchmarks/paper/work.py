@@ -43,7 +43,9 @@ def train_row(
         alone: trains the clients one by one, for measures that ask for it.
     Raises: OutOfTimeError behind a checkpoint; SplitedgeError.
     """
-    trained = train_resumable(job.recipe, folder, device, clock, on_round=on_round)
+    trained = train_resumable(
+        job.recipe, folder, device, clock, digest=job.digest, on_round=on_round
+    )
     began = time.monotonic()
     names = TABLES[job.table].measures
     measures = measured(trained.simulation, trained.rows, names, alone.accuracies)

@@ -72,7 +72,13 @@ def tuning(  # noqa: PLR0917 - a command's options
 
     def finish(job: Job, folder: Path) -> None:
         trained = train_resumable(
-            job.recipe, folder, "cpu", clock, on_round=RoundTeller(job), build=build_on_held_out
+            job.recipe,
+            folder,
+            "cpu",
+            clock,
+            digest=job.digest,
+            on_round=RoundTeller(job),
+            build=build_on_held_out,
         )
         began = time.monotonic()
         found = measured(trained.simulation, trained.rows, [SWEEP[method_of(job.row)].measure])

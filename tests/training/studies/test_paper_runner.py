@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import signal
@@ -113,6 +114,26 @@ def test_a_row_whose_recipe_changed_starts_again(job: Job, tmp_path: Path) -> No
         other.recipe, tmp_path, "cpu", Clock(), on_round=lambda row: rounds.append(row["round"])
     )
     assert rounds == list(range(1, ROUNDS + 1))
+
+
+def test_a_row_whose_default_changed_starts_again(job: Job, tmp_path: Path) -> None:
+    # a recipe does not name the numbers that it leaves at their defaults; a digest has them all
+    def rounds_of_a_call(digest: str | None, hours: float | None) -> list[int]:
+        rounds: list[int] = []
+        with contextlib.suppress(OutOfTimeError):
+            train_resumable(
+                job.recipe,
+                tmp_path,
+                "cpu",
+                Clock(hours),
+                digest=digest,
+                on_round=lambda row: rounds.append(row["round"]),
+            )
+        return rounds
+
+    assert rounds_of_a_call("before", 0) == [1]
+    assert rounds_of_a_call("before", 0) == [2]
+    assert rounds_of_a_call("after", 0) == [1]
 
 
 def test_a_time_ends_before_a_step_that_it_does_not_hold() -> None:
