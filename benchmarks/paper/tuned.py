@@ -15,7 +15,8 @@ from benchmarks.reports import RESULTS
 def tuned_numbers(data: str) -> Mapping[str, Mapping[str, Any]]:
     """Changes to a recipe by method, as the committed report of the sweep has them.
 
-    The recipe of the default is found under `default`.
+    The recipe of the default is found under `default`. A sweep with trials left has no numbers, so
+    that no table compares a method that was swept with one that was not.
 
     Args:
         data: name of the data set. One that was not swept has no numbers.
@@ -24,5 +25,5 @@ def tuned_numbers(data: str) -> Mapping[str, Mapping[str, Any]]:
         report = orjson.loads((RESULTS / f"tuning-{data}.json").read_bytes())
     except FileNotFoundError:
         return {}
-    chosen: dict[str, dict[str, Any]] = report["chosen"]
+    chosen: dict[str, dict[str, Any]] = report["chosen"] if report["complete"] else {}
     return chosen

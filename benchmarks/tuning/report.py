@@ -69,6 +69,7 @@ def _write(path: Path, data: DataName, found: Report) -> None:
         "command": command,
         "seed": SEED,
         "recipe": WORLDS[data],
+        "complete": len(best) == len(SWEEP),
         "chosen": {method: changes_of(jobs[trial.row]) for method, trial in best.items()},
         **found.to_dict(),
     }
@@ -79,6 +80,12 @@ def _write(path: Path, data: DataName, found: Report) -> None:
         " each on its own classes (`rho 0`) and, for `rho 0.4`, 0.4 times as many samples of"
         " others."
     )
+    if len(best) < len(SWEEP):
+        left = ", ".join(method for method in SWEEP if method not in best)
+        about += (
+            f" Trials are left of {left}. Until they are done, no table takes the numbers of this"
+            " sweep."
+        )
     blocks = [
         f"# The same sweep for every method: {data}",
         about,

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from benchmarks.jobs.job import Job
 from benchmarks.jobs.results import Report, Trial
+from benchmarks.paper import tuned
 from benchmarks.paper.measures import measured
 from benchmarks.paper.tables import over
 from benchmarks.reports import provenance
@@ -134,7 +135,9 @@ def test_a_sweep_is_a_report_and_a_finished_one_is_kept(
     report = orjson.loads((tmp_path / "results" / "tuning-digits.json").read_bytes())
     assert set(report["chosen"]) == {"scala"}
     assert report["chosen"]["scala"]["method_numbers"]["strength"] in {1.0, 0.5}
+    assert not report["complete"]
     text = (tmp_path / "results" / "tuning-digits.md").read_text()
+    assert "Trials are left of fedavg, fedprox, " in text
     for job in trials_of("scala", "digits"):
         assert f"| {job.row} | " in text
     ran = CliRunner().invoke(app, [*words, *places])
@@ -145,3 +148,15 @@ def test_an_unknown_method_is_told_which_there_are() -> None:
     ran = CliRunner().invoke(app, ["digits", "--method", "nosuch"])
     assert ran.exit_code == 2
     assert "minibatch-sfl" in ran.output
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_tables_take_the_numbers_of_a_complete_sweep_alone(
+    complete: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {"scala": {"train": {"learning_rate": 0.2}}}
+    report = {"complete": complete, "chosen": chosen}
+    (tmp_path / "tuning-none.json").write_bytes(orjson.dumps(report))
+    monkeypatch.setattr(tuned, "RESULTS", tmp_path)
+    assert tuned.tuned_numbers.__wrapped__("none") == (chosen if complete else {})
+    assert tuned.tuned_numbers.__wrapped__("another") == {}
