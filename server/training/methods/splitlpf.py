@@ -40,8 +40,8 @@ from server.training.methods.method import Method
 
 # the kind of memory that holds the last round's global gradient of the front
 PREVIOUS: Final = "previous gradient"
-# 10 equal clients, digits, 40 rounds: the sign alone takes the vote from 1.6 (IID) and 2.7 (UDS) of
-# them a round, with this zone from 0.7 and 0.8 (docs/decisions/0027)
+# 10 honest clients, digits, 40 rounds: the sign alone takes the vote from 1.6 (IID) to 2.4 (UDS) of
+# them a round, with this zone from 0.8 (docs/decisions/0027)
 DEAD_ZONE: Final = 0.2
 _BACK: Final = PersonalBack()  # the source of the defaults
 
