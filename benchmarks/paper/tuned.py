@@ -25,5 +25,5 @@ def tuned_numbers(data: str) -> Mapping[str, Mapping[str, Any]]:
         report = orjson.loads((RESULTS / f"tuning-{data}.json").read_bytes())
     except FileNotFoundError:
         return {}
-    chosen: dict[str, dict[str, Any]] = report["chosen"] if report["complete"] else {}
+    chosen: dict[str, dict[str, Any]] = report["chosen"] if report.get("complete") else {}
     return chosen
