@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +25,16 @@ from edge_sdk.errors import StorageError
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of a tensor: `offset` bytes into the file, and its form when it is read."""
+    """The place of a tensor: `offset` bytes into its group, and its form when it is read."""
 
     offset: int
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
+
+
+# places by name; groups of weights of one form share it, since there may be one for each client
+Layout = Mapping[str, _Place]
 
 
 class Spool:
@@ -50,6 +54,7 @@ class Spool:
         except OSError as err:
             raise storage_error(self._folder / "spool", 0, err) from err
         self._end = 0
+        self._layouts: dict[Hashable, Layout] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -71,12 +76,33 @@ class Spool:
 
         Raises: StorageError if the disk is full or failing.
         """
-        places = {}
+        return self._put(weights, self._end)
+
+    def replace(self, old: SpooledWeights, weights: Mapping[str, Tensor]) -> SpooledWeights:
+        """Write weights in the place of old ones, if they have the same form; else as `put`.
+
+        Raises: StorageError if the disk is full or failing.
+        """
+        same = self._layout(weights) is old.layout
+        return self._put(weights, old.offset if same else self._end)
+
+    def _put(self, weights: Mapping[str, Tensor], offset: int) -> SpooledWeights:
+        layout = self._layout(weights)
         for name, tensor in weights.items():
-            places[name] = _Place(self._end, tensor.shape, tensor.dtype, tensor.device)
             flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            self._write(flat.numpy().data)
-        return SpooledWeights(self, places)
+            self._write(flat.numpy().data, offset + layout[name].offset)
+        return SpooledWeights(self, layout, offset)
+
+    def _layout(self, weights: Mapping[str, Tensor]) -> Layout:
+        """The places of these weights in their group; one object for all groups of this form."""
+        form = tuple((name, t.shape, t.dtype, t.device) for name, t in weights.items())
+        if form not in self._layouts:
+            places, end = {}, 0
+            for name, tensor in weights.items():
+                places[name] = _Place(end, tensor.shape, tensor.dtype, tensor.device)
+                end += tensor.numel() * tensor.element_size()
+            self._layouts[form] = places
+        return self._layouts[form]
 
     def read(self, offset: int, size_bytes: int) -> bytearray:
         """Read a part of the file.
@@ -98,41 +124,42 @@ class Spool:
             done += count
         return raw
 
-    def _write(self, raw: memoryview) -> None:
+    def _write(self, raw: memoryview, offset: int) -> None:
         done = 0
         while done < len(raw):
             try:
-                done += os.pwrite(self._file.fileno(), raw[done:], self._end + done)
+                done += os.pwrite(self._file.fileno(), raw[done:], offset + done)
             except OSError as err:
                 raise storage_error(self._folder / "spool", len(raw) - done, err) from err
-        self._end += len(raw)
+        self._end = max(self._end, offset + len(raw))
 
 
 class SpooledWeights(Mapping[str, Tensor]):
     """Weights on the disk, read one tensor at a time, each time again."""
 
-    def __init__(self, spool: Spool, places: Mapping[str, _Place]) -> None:
+    def __init__(self, spool: Spool, layout: Layout, offset: int) -> None:
         self._spool = spool
-        self._places = places
+        self.layout = layout
+        self.offset = offset
 
     def __getitem__(self, name: str) -> Tensor:
-        place = self._places[name]
+        place = self.layout[name]
         return self.part(name, 0, place.shape.numel()).reshape(place.shape)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self.layout)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.layout)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self.layout
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
         """(stop - start,) entries of a flattened tensor; no others are read."""
-        place = self._places[name]
+        place = self.layout[name]
         if stop <= start:
             return torch.empty(0, dtype=place.dtype, device=place.device)
         width = place.dtype.itemsize
-        raw = self._spool.read(place.offset + start * width, (stop - start) * width)
+        raw = self._spool.read(self.offset + place.offset + start * width, (stop - start) * width)
         return torch.frombuffer(raw, dtype=place.dtype).to(place.device)

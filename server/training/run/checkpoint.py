@@ -28,6 +28,7 @@ from edge_sdk.cli.times import plural
 from edge_sdk.durable import make_folder, sync_folder, write_atomic
 from edge_sdk.errors import ConfigurationError, FrameError, StorageError
 from edge_sdk.nets.memory_format import ChosenFormat
+from edge_sdk.training.protocol.messages import Weights
 from server.training.recipe.recipe import Recipe
 from server.training.run.run import Row, Run
 
@@ -82,12 +83,12 @@ class Checkpoint:
         run.state.write(weights)
         run.state.memory = {k: t.to(run.device) for k, t in self._part("memory/").items()}
         run.state.seen = self._part("seen/")
-        personal = run.personal()
+        personal: dict[str, Weights] = {}
         for key, tensor in self._part("client/").items():
             name, _, weight = key.partition("/")
-            if name not in personal:
-                raise FrameError(f"checkpoint: client {name}: the recipe has no such client")
-            personal[name][weight] = tensor.to(run.device)
+            personal.setdefault(name, {})[weight] = tensor.to(run.device)
+        for name, weights in personal.items():
+            run.set_personal(name, weights)
         kept = {k: t.to(run.device) for k, t in self._part("engine/").items()}
         run.loop.load_state_dict(self.loop, kept)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edge_sdk.errors import FrameError
 from edge_sdk.nets.memory_format import ChosenFormat
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.data.load import Array
@@ -62,6 +63,13 @@ class Run:
         """Weights that clients keep to themselves, by client: none here, devices hold theirs."""
         return {}
 
+    def set_personal(self, name: str, weights: Weights) -> None:  # noqa: ARG002 - for simulations
+        """Give a client the weights that it kept to itself before this run was stopped.
+
+        Raises: FrameError for a client that this run does not have.
+        """
+        raise FrameError(f"checkpoint: client {name}: the recipe has no such client")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation(Run):
@@ -87,5 +95,10 @@ class Simulation(Run):
     close: Callable[[], None] = lambda: None
 
     def personal(self) -> dict[str, Weights]:
-        """Weights that clients keep to themselves, by client; changing one changes the client's."""
+        """Weights that clients keep to themselves, by client."""
         return {name: client.personal for name, client in self.clients.items()}
+
+    def set_personal(self, name: str, weights: Weights) -> None:
+        if name not in self.clients:
+            Run.set_personal(self, name, weights)  # super() does not work in a class with slots
+        self.clients[name].personal = weights

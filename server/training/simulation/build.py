@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets.memory_format import ChosenFormat
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.client import TrainingClient
-from edge_sdk.training.data.load import Dataset
+from edge_sdk.training.data.load import Array, Dataset
 from edge_sdk.training.streams import Stream
+from server.training.core.spool import Spool
 from server.training.recipe.held_out import held_out_parts
 from server.training.recipe.partition import Parts, RhoTest, local_splits, partition
 from server.training.recipe.recipe import Recipe, TrainSettings
@@ -43,8 +45,8 @@ from server.training.run.build import (
     supersfl_depths,
 )
 from server.training.run.run import Simulation
-from server.training.simulation.allocator import keep_freed_memory
 from server.training.simulation.processes.pool import PoolTransport, StartWorkers
+from server.training.simulation.shelved_client import ShelvedClient
 from server.training.simulation.transport import MemoryTrimmingTransport
 
 
@@ -70,7 +72,6 @@ def build_simulation(
         note: called with a line about the data that were read.
     Raises: ConfigurationError, InputError or ProfileError saying what does not go together.
     """
-    keep_freed_memory()
     place = _device(device)
     method = recipe.built_method
     dataset = load_data(recipe, note)
@@ -80,14 +81,18 @@ def build_simulation(
     dataset, parts, tests, held_out = _split_data(recipe, dataset)
     names = client_names(len(parts))
     depths = draw_depths(recipe.train, net, len(parts), recipe.seed)
-    plans = {
-        name: replace(
-            plan_of(recipe, method, dataset, net.L if method.client.whole else depth),
-            training=training,
-        )
-        for name, depth in zip(names, depths, strict=True)
+    depths = [net.L if method.client.whole else depth for depth in depths]
+    plan_at = {  # one for all clients of a depth
+        depth: replace(plan_of(recipe, method, dataset, depth), training=training)
+        for depth in set(depths)
     }
-    clients = _clients(names, dataset, parts, place, recipe.train.backbone)
+    plans = {name: plan_at[depth] for name, depth in zip(names, depths, strict=True)}
+    kind: Callable[..., TrainingClient] = TrainingClient
+    if recipe.round.cohort is not None and recipe.round.cohort < len(parts):
+        kind = partial(ShelvedClient, Spool(folder))
+    # no secret in a simulation: the same recipe gives the same noise
+    client = partial(kind, device=place, secret=0, backbone=recipe.train.backbone)
+    clients = _clients(names, dataset, parts, client)
     state = server_state(recipe, method, net.to(place))
     apart = can_train_apart(method, recipe.round)
     train: TrainClients = train_apart if apart else train_clients
@@ -264,16 +269,12 @@ def _clients(
     names: Sequence[str],
     dataset: Dataset,
     parts: Sequence[NDArray[np.int64]],
-    device: torch.device,
-    backbone: str,
+    client: Callable[[str, Array, NDArray[np.int64]], TrainingClient],
 ) -> dict[str, TrainingClient]:
     order = np.concatenate(parts)
     x, y = dataset.x_train[order], dataset.y_train[order]
     bounds = pairwise(accumulate(map(len, parts), initial=0))
     return {
-        # no secret in a simulation: the same recipe gives the same noise
-        name: TrainingClient(
-            name, x[start:stop], y[start:stop], device, secret=0, backbone=backbone
-        )
+        name: client(name, x[start:stop], y[start:stop])
         for name, (start, stop) in zip(names, bounds, strict=True)
     }

@@ -8,7 +8,7 @@ from typing import Final
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import EndRound, Reply, Request
 from server.training.rounds.transport import LocalTransport
-from server.training.simulation.allocator import trim_memory
+from server.training.simulation.allocator import keep_freed_memory, trim_memory
 
 # Clients' rounds from one trim to the next; after each it took 5 % of a round of 20 clients on
 # `cnn6`.
@@ -29,6 +29,7 @@ class MemoryTrimmingTransport(LocalTransport):
 
     def exchange(self, requests: Mapping[str, Request], deadline_s: float) -> dict[str, Reply]:
         """The clients' replies, as from LocalTransport; trims after every `TRIM_EVERY` rounds."""
+        keep_freed_memory()
         replies = super().exchange(requests, deadline_s)
         self._ended += sum(isinstance(request, EndRound) for request in requests.values())
         if self._ended >= TRIM_EVERY:

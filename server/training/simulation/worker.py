@@ -18,6 +18,7 @@ import torch
 
 from edge_sdk.errors import SplitedgeError
 from edge_sdk.nets.memory_format import ChosenFormat
+from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import EndRound, Weights
 from server.training.recipe.recipe import read_recipe
 from server.training.rounds.clients import train_clients
@@ -102,7 +103,7 @@ class _Worker:
         failure = self._transport.failures.pop(asked.name, None)
         # the parent has the weights and the plans of the round
         seen = replace(then, view=replace(then.view, plans={}, sent={}, memory={}))
-        return Trained(asked.name, seen, found, client.personal, failure)
+        return Trained(asked.name, seen, found, _taken_personal(client), failure)
 
     def _answer(self, asked: Asked) -> Answered:
         client = self._clients[asked.name]
@@ -110,5 +111,11 @@ class _Worker:
             client.personal = asked.personal
         reply = self._transport.exchange({asked.name: asked.request}, 0.0).get(asked.name)
         failure = self._transport.failures.pop(asked.name, None)
-        personal = client.personal if isinstance(asked.request, EndRound) else None
-        return Answered(asked.name, reply, personal, failure)
+        ended = isinstance(asked.request, EndRound)
+        return Answered(asked.name, reply, _taken_personal(client) if ended else None, failure)
+
+
+def _taken_personal(client: TrainingClient) -> Weights:
+    """What a client keeps to itself; the parent alone has it from then on."""
+    personal, client.personal = client.personal, {}
+    return personal

@@ -26,6 +26,7 @@ from server.training.core.weighted_mean import Contribution
 from server.training.recipe.recipe import Recipe
 from server.training.rounds.context import RoundContext
 from server.training.rounds.round import RoundUnderWay
+from server.training.simulation.allocator import keep_freed_memory
 from server.training.simulation.processes.channel import receive, send
 from server.training.simulation.processes.work import (
     Answered,
@@ -148,6 +149,7 @@ class PoolTransport:
         deadline_s: float,  # noqa: ARG002 - nothing waits for a network
     ) -> dict[str, Reply]:
         """Replies in the order of the requests."""
+        keep_freed_memory()
         known = {name: request for name, request in requests.items() if name in self.clients}
         self._settle(name for name, each in known.items() if isinstance(each, StartRound))
         parts: dict[int, list[Asked]] = {}
