@@ -2,6 +2,7 @@
 
     python -m benchmarks.speed throughput --data DIR    against plain PyTorch loops, and by workers
     python -m benchmarks.speed memory --data DIR        10 to 10,000 clients with the same data
+    python -m benchmarks.speed precision --data DIR     accuracy of bf16 beside fp32
 
 Each writes a report (JSON), a table (markdown) and, for memory, a plot into benchmarks/results/.
 """
@@ -29,13 +30,16 @@ from benchmarks.reports import (
     RECIPES,
     RESULTS,
     Results,
+    Seeds,
     child_environment,
     made_by,
     provenance,
     write,
 )
 from benchmarks.speed.cases import CASES, SHARED, SHARED_LEAST, Case
+from edge_sdk.nets.precision import PRECISIONS, Precision
 from server.training.recipe.recipe import load_recipe
+from server.training.report.evaluate import Evaluator
 from server.training.simulation.build import build_simulation
 
 Data = Annotated[Path, typer.Option(metavar="DIR", help="Folder of Fashion-MNIST's files.")]
@@ -44,6 +48,14 @@ MEMORY_METHODS: Final = ("supersfl", "splitfed-v1", "splitfed-v2", "multi-exit",
 MEMORY_CLIENTS: Final = (10, 100, 1_000, 10_000)
 MEMORY_MOST: Final = 1.2
 COHORT: Final = 10
+PRECISION_RECIPES: Final = (
+    "splitfed-v1-digits",
+    "supersfl-digits",
+    "besplit-digits",
+    "splitfed-v1-fashion-mnist",
+    "supersfl-fashion-mnist",
+    "splitlpf-fashion-mnist",
+)
 
 app = typer.Typer(add_completion=False, help=__doc__.partition("\n")[0] if __doc__ else None)
 
@@ -132,6 +144,35 @@ def memory(
     _plot(figures, results / "training-memory.png")
 
 
+@app.command(epilog="Example: python -m benchmarks.speed precision --data DIR")
+def precision(
+    data: Data,
+    seeds: Seeds = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each training.")] = 10,
+    results: Results = RESULTS,
+) -> None:
+    """Accuracy on the test part after some rounds in fp32 and in bf16, seed by seed."""
+    lines = [
+        "| recipe | fp32, % | bf16, % | bf16 less fp32, points, by seed |",
+        "| --- | --- | --- | --- |",
+    ]
+    figures: dict[str, dict[str, list[float]]] = {}
+    for name in PRECISION_RECIPES:
+        found = figures[name] = {
+            each: [_accuracy(name, each, seed, rounds, data) for seed in range(seeds)]
+            for each in PRECISIONS
+        }
+        apart = [half - plain for plain, half in zip(found["fp32"], found["bf16"], strict=True)]
+        cells = [f"{statistics.fmean(found[each]):.1f}" for each in PRECISIONS]
+        each_seed = ", ".join(f"{points:+.1f}" for points in apart)
+        lines.append(f"| {name} | {' | '.join(cells)} | {each_seed} |")
+        typer.echo(lines[-1])
+    about = _about("precision", {"seeds": seeds, "rounds": rounds, "accuracy": figures})
+    text = ["# Accuracy in bf16 beside fp32", made_by(about)]
+    text.append(f"Accuracy on the test part, mean of {seeds} seeds, {rounds} rounds.")
+    write(results / "training-precision", about, [*text, "\n".join(lines)], indent=False)
+
+
 @app.command(hidden=True)
 def peak(method: str, clients: int, rounds: int, data: Path) -> None:
     """Run some rounds and print this process's peak memory in MiB."""
@@ -149,6 +190,19 @@ def peak(method: str, clients: int, rounds: int, data: Path) -> None:
     for number in range(1, rounds + 1):
         simulation.loop.run_round(number, recipe.seed)
     typer.echo(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)  # Linux counts in KiB
+
+
+def _accuracy(name: str, precision: Precision, seed: int, rounds: int, data: Path) -> float:
+    recipe = load_recipe(RECIPES / f"{name}.toml")
+    settings = recipe.data
+    if settings.name != "digits":
+        settings = replace(settings, folder=data, train_max=4000, test_max=2000)
+    numbers = replace(recipe.train.training, precision=precision)
+    train = replace(recipe.train, rounds=rounds, training=numbers)
+    simulation = build_simulation(replace(recipe, data=settings, train=train, seed=seed))
+    for number in range(1, rounds + 1):
+        simulation.loop.run_round(number, seed)
+    return 100 * Evaluator(simulation).accuracy(supervised=True)
 
 
 def _peak_mib(method: str, clients: int, rounds: int, data: Path) -> float:
