@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from edge_sdk.bundles import namespaces
 from edge_sdk.nets.copying import copy_module
-from edge_sdk.nets.supernet import Supernet
+from edge_sdk.nets.supernet import Supernet, View
 from edge_sdk.training.client.auxiliary import Auxiliary, build_auxiliary
 from edge_sdk.training.formulas.sgd import Sgd
 from edge_sdk.training.protocol.messages import Weights
@@ -170,7 +170,8 @@ class ServerState:
         """
         if depth not in self._suffixes:
             module = self.trunk.suffix(depth)
-            self._suffixes[depth] = Suffix(module, list(module.parameters()), self._optimiser)
+            parameters = list(module.parameters())
+            self._suffixes[depth] = Suffix.of(module, parameters, self._optimiser)
         suffix = self._suffixes[depth]
         return replace(suffix, optimiser=None) if self._frozen else suffix
 
@@ -195,7 +196,7 @@ class ServerState:
 
         Clients' own copies are stepped all the same.
         """
-        snapshot = BatchNormSnapshot(self.trunk)
+        snapshot = BatchNormSnapshot(self.trunk.buffers())
         self._frozen = True
         try:
             yield
@@ -212,7 +213,7 @@ class ServerState:
                     tensor.copy_(self.copy_sources[client][name])
             module.train()
             parameters = list(module.parameters())
-            self.copies[client] = Suffix(module, parameters, self._sgd(parameters))
+            self.copies[client] = Suffix.of(module, parameters, self._sgd(parameters))
         return self.copies[client]
 
     def take_copy(self, client: str) -> Weights:
@@ -229,12 +230,23 @@ class ServerState:
 class Suffix:
     """The server's half of a network: the one for all, or a client's own copy within a round.
 
+    neck: the same up to its embeddings. classifier: the layer behind them.
+    buffers: BatchNorm's statistics; like the neck found once, which takes a tenth of a step.
     optimiser: None for a suffix that is frozen.
     """
 
-    module: nn.Module
+    module: View
+    neck: View = field(repr=False)
+    classifier: nn.Linear = field(repr=False)
     parameters: list[nn.Parameter] = field(repr=False)
+    buffers: list[Tensor] = field(repr=False)
     optimiser: Sgd | None = field(repr=False)
+
+    @classmethod
+    def of(cls, module: View, parameters: list[nn.Parameter], optimiser: Sgd) -> Self:
+        """The suffix of a view of the network that ends in its head."""
+        buffers = list(module.buffers())
+        return cls(module, module.neck, module.classifier, parameters, buffers, optimiser)
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One optimiser step by the gradients of `parameters`, and of nothing else."""
@@ -248,8 +260,8 @@ class BatchNormSnapshot:
     A forward pass moves them, and only its end shows whether the batch can be learnt from.
     """
 
-    def __init__(self, part: nn.Module) -> None:
-        self._before = [(buffer, buffer.clone()) for buffer in part.buffers()]
+    def __init__(self, buffers: Iterable[Tensor]) -> None:
+        self._before = [(buffer, buffer.clone()) for buffer in buffers]
 
     @property
     def sound(self) -> bool:

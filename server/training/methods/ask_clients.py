@@ -25,7 +25,6 @@ from server.training.methods.steps import (
     Pairs,
     ServerStep,
     is_finite,
-    neck_of,
     scaled,
 )
 
@@ -103,7 +102,7 @@ def _forward(
 ) -> _Forward | None:
     """None where the batch cannot be learnt from: the client then trains by itself."""
     z, pairs = batch.z, batch.pairs
-    neck, classifier = neck_of(copy.module)
+    neck, classifier = copy.neck, copy.classifier
 
     def run() -> tuple[Tensor, Tensor | None]:
         # from the stage after the cut of each: depth-matched routing    HARMONY, Eq. 6

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from server.training.core.server_state import ServerState, Suffix
 from server.training.methods.formulas.contrastive import Gradients, added
-from server.training.methods.steps import Attempt, ClientBatch, ClientBatches, Pairs, neck_of
+from server.training.methods.steps import Attempt, ClientBatch, ClientBatches, Pairs
 
 # by host, the client that lends its copy to the batch: the rows taken of each client's features
 HostBatches = Mapping[str, Mapping[str, Tensor]]
@@ -131,7 +131,7 @@ def _gradients(
     taken = [(results[client], which) for client, which in rows.items()]
     z = torch.cat([result.z[which] for result, which in taken])
     labels = torch.cat([result.labels[which] for result, which in taken])
-    neck, classifier = neck_of(suffix.module)
+    neck, classifier = suffix.neck, suffix.classifier
     second = neck(z)
     logits = classifier(second)
     losses = losses_of(logits, labels)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import isgeneratorfunction
 from typing import Final, TypeVar
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from edge_sdk.errors import FrameError
 from edge_sdk.nets.precision import computing
-from edge_sdk.nets.supernet import Supernet, View
+from edge_sdk.nets.supernet import Supernet
 from edge_sdk.training.formulas.sgd import clip_l2
 from edge_sdk.training.protocol.messages import Features, Feedback, OutputGradient
 from server.training.core.round_view import RoundView
@@ -128,7 +128,7 @@ class Attempt:
         self._clip = state.clip
         self._clients = clients
         self._suffixes = suffixes
-        self._snapshots = [BatchNormSnapshot(suffix.module) for suffix in suffixes]
+        self._snapshots = [BatchNormSnapshot(suffix.buffers) for suffix in suffixes]
 
     def run(self, forward: Callable[[], R]) -> R | None:
         """Run `forward` and return its result; None where BatchNorm cannot take the batch."""
@@ -153,9 +153,7 @@ class Attempt:
             pairs = zip(suffix.parameters, found, strict=True)
             part = [(parameter, gradient) for parameter, gradient in pairs if gradient is not None]
             if part:
-                taken = Suffix(
-                    suffix.module, [parameter for parameter, _ in part], suffix.optimiser
-                )
+                taken = replace(suffix, parameters=[parameter for parameter, _ in part])
                 taken.step(clip_l2([gradient for _, gradient in part], self._clip))
         return True
 
@@ -259,7 +257,7 @@ def joint_step(state: ServerState, batches: ClientBatches, losses: JointLosses) 
     sizes = [len(z) for z in inputs]
     depths = [batches[client].depth for client in order]
     suffix = state.suffix(depths[0])
-    body, classifier = _head_of(suffix.module)
+    body, classifier = suffix.neck[-1], suffix.classifier
     paired = [(client, pairs) for client in order if (pairs := batches[client].pairs) is not None]
 
     def forward() -> tuple[Tensor, Tensor | None]:
@@ -310,12 +308,6 @@ def forward_joint(
     return together[0].float()
 
 
-def neck_of(module: nn.Module) -> tuple[View, nn.Linear]:
-    """A suffix up to its embeddings, and the layer behind them."""
-    assert isinstance(module, View), "a suffix is a view of the network"
-    return module.neck, module.classifier
-
-
 def scaled(gradients: Sequence[Tensor | None], share: float) -> Gradients:
     """Gradients of `share` times the loss; None where a parameter took no part in it."""
     if share == 1:
@@ -352,7 +344,7 @@ def _supervise(
     None where the batch cannot be learnt from.
     """
     z, pairs = batch.z, batch.pairs
-    neck, classifier = neck_of(suffix.module)
+    neck, classifier = suffix.neck, suffix.classifier
     attempt = Attempt(state, [client], suffix)
     embeddings = attempt.run(lambda: (neck(z), None if pairs is None else neck(pairs.z)))
     if embeddings is None:
@@ -367,9 +359,3 @@ def _supervise(
     if not attempt.step([own], loss, gradient, *(own if pairs else ())):
         return None
     return Feedback(gradient.contiguous(), float(loss.detach()))
-
-
-def _head_of(module: nn.Module) -> tuple[nn.Module, nn.Linear]:
-    """A suffix's head up to its embeddings, and the layer behind them."""
-    assert isinstance(module, View), "a suffix is a view of the network"
-    return module.neck[-1], module.classifier
