@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from server.training.core.weighted_mean import Contribution, merge
 from server.training.recipe.recipe import read_recipe
 from server.training.run.run import Simulation
 from server.training.simulation.build import build_simulation
+from server.training.simulation.shelved_client import ShelvedClient
 
 BASE: dict[str, Any] = {
     "data": {"name": "digits", "clients": 5, "train_max": 200, "test_max": 50},
@@ -128,6 +130,39 @@ def test_a_shared_suffix_in_cohorts_is_merged_from_the_disk_as_from_memory(
     in_memory = weights(world("supersfl", cohort=2))
     for name, tensor in in_memory.items():
         assert torch.equal(tensor, on_disk[name]), name
+
+
+def test_weights_of_the_same_form_take_the_place_of_old_ones(tmp_path: Path) -> None:
+    with Spool(tmp_path) as spool:
+        first = spool.put({"a": torch.zeros(10), "b": torch.zeros(3)})
+        other = spool.put({"a": torch.ones(10), "b": torch.ones(3)})
+        again = spool.replace(first, {"a": torch.full((10,), 2.0), "b": torch.full((3,), 3.0)})
+        longer = spool.replace(other, {"a": torch.full((11,), 4.0)})
+
+        assert again.offset == first.offset
+        assert longer.offset > other.offset
+        assert again.layout is other.layout
+        assert again["a"].tolist() == [2.0] * 10
+        assert again["b"].tolist() == [3.0] * 3
+        assert other["b"].tolist() == [1.0] * 3
+        assert longer["a"].tolist() == [4.0] * 11
+
+
+def test_a_shelved_client_keeps_its_personal_weights_on_the_disk(tmp_path: Path) -> None:
+    x, y = np.zeros((4, 1, 8, 8), np.float32), np.zeros(4, np.int64)
+    with Spool(tmp_path) as shelf:
+        one, other = (ShelvedClient(shelf, name, x, y) for name in "ab")
+        assert one.personal == {}
+
+        one.keep({"back.weight": torch.ones(2, 3)}, 1)
+        other.keep({"back.weight": torch.zeros(2, 3)}, 1)
+        one.keep({"back.bias": torch.ones(2)}, 2)
+
+        assert torch.equal(one.personal["back.weight"], torch.ones(2, 3))
+        assert torch.equal(one.personal["back.bias"], torch.ones(2))
+        assert torch.equal(other.personal["back.weight"], torch.zeros(2, 3))
+        other.personal = {}
+        assert other.personal == {}
 
 
 def test_without_cohorts_nothing_is_opened() -> None:

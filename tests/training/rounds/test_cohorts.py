@@ -19,6 +19,8 @@ from server.training.methods.splitfed import (
     splitfed_v1,
 )
 from server.training.methods.supersfl import supersfl
+from server.training.recipe.recipe import METHODS
+from server.training.rounds.clients import can_train_apart
 from server.training.rounds.round import RoundSettings
 from tests.training.worlds import (
     World,
@@ -33,6 +35,16 @@ def test_cohorts_change_no_bit_where_clients_do_not_meet(method: Callable[[], Me
     whole = World(method()).trained()
     for size in (1, 2, 3):
         assert_same(World(method(), settings=RoundSettings(cohort=size)).trained(), whole)
+
+
+def test_which_methods_train_clients_apart() -> None:
+    """As docs/training.md says for workers."""
+    apart = {name for name, method in METHODS.items() if can_train_apart(method(), RoundSettings())}
+    assert apart == {
+        *("splitfed-v1", "multi-exit", "splitgp", "harmony", "splitlpf"),
+        *("fedavg", "fedprox"),
+    }
+    assert not can_train_apart(splitfed_v1(), RoundSettings(robust="trimmed"))
 
 
 def test_taking_turns_by_batch_or_by_client_matters_to_a_shared_suffix() -> None:
