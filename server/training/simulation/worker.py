@@ -116,6 +116,6 @@ class _Worker:
 
 
 def _taken_personal(client: TrainingClient) -> Weights:
-    """What a client keeps to itself; the parent alone has it from then on."""
+    """Personal weights of a client; the parent alone has them from then on."""
     personal, client.personal = client.personal, {}
     return personal
