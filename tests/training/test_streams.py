@@ -36,8 +36,10 @@ KEYS: dict[Stream, tuple[list[int], dict[str, int | str]]] = {
     Stream.LOCAL_SPLIT: ([7, 0x73706C69, 4], {"index": 4}),
     Stream.DRIFT: ([7, 0x73706C69, 4, 1], {"index": 4}),
     Stream.UNSEEN_CLASSES: ([7, 0x72686F, 4], {"index": 4}),
+    Stream.HELD_OUT: ([7, 0x68656C64], {}),
     Stream.FLEET: ([7, 0x70726F66], {}),
     Stream.FINE_TUNING: ([7, 0x66696E65, ADA], {"client": "ada"}),
+    Stream.REFIT: ([7, 0x72656669, ADA], {"client": "ada"}),
 }
 SECRET = {Stream.FEATURE_NOISE, Stream.UPDATE_NOISE, Stream.ANSWER_NOISE}
 

@@ -373,7 +373,7 @@ def test_a_device_is_welcomed_in_the_words_of_the_protocol(trainer: Any) -> None
     )
     assert (answer.status, answer.data) == (
         200,
-        b'{"training":"test","run":"first","no_reply_s":10.0,"alive_s":3.75,"backbone":"","fine_tuning":{"steps":0,"rate":null},"class_names":[]}',
+        b'{"training":"test","run":"first","no_reply_s":10.0,"alive_s":3.75,"backbone":"","fine_tuning":{"steps":0,"rate":null,"refit_epochs":0},"class_names":[]}',
     )
 
 

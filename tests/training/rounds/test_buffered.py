@@ -172,7 +172,9 @@ def test_shared_suffixes_and_trunks_of_the_server_train_at_any_pace(
     assert all(r.merged and not r.refused for r in results)
     assert any(r.stale for r in results)
     after = here.state.read()
-    assert any(not torch.equal(after[n], before[n]) for n in after if "head" in n)
+    # no client has the last stage; the layer behind it is the clients' own with SplitLPF
+    last = [name for name in after if name.endswith(f"stage{here.state.net.L}.0.weight")]
+    assert any(not torch.allclose(after[name], before[name], atol=1e-4) for name in last)
 
 
 # checkpoints

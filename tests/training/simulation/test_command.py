@@ -206,7 +206,8 @@ def test_a_recipe_that_cannot_run_is_one_line(line: str, message: str, tmp_path:
 
 
 def test_a_report_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
-    run = CliRunner().invoke(app, [str(recipe_at(tmp_path)), "--report", "nowhere/r.json"])
+    (tmp_path / "file").touch()
+    run = CliRunner().invoke(app, [str(recipe_at(tmp_path)), "--report", "file/r.json"])
     assert isinstance(run.exception, ConfigurationError)
     assert not (tmp_path / "splitedge-runs").exists()
 
@@ -239,7 +240,7 @@ def test_a_stopped_command_goes_on_to_the_same_weights(
     names = ("x_train", "y_train", "x_test", "y_test")
     # four processes read this at once; scikit-learn would take two seconds in each
     np.savez(tmp_path / "digits.npz", **{name: getattr(digits, name) for name in names})
-    recipe = recipe_at(tmp_path, method, rounds=6)
+    recipe = recipe_at(tmp_path, method, rounds=12)  # far more than until the signal
     recipe.write_text(recipe.read_text().replace('"digits"', '"digits.npz"'))
     starter = "from edge_sdk.cli.main import main; main()"
     command = [sys.executable, "-P", "-c", starter, "simulate", str(recipe), "--out"]
@@ -256,7 +257,7 @@ def test_a_stopped_command_goes_on_to_the_same_weights(
     subprocess.run([*command, "killed", "--resume"], check=True, capture_output=True)
     subprocess.run([*command, "whole"], check=True, capture_output=True)
     ended, expected = (
-        read_checkpoint(tmp_path / folder / "checkpoints" / "round-000006.safetensors").tensors
+        read_checkpoint(tmp_path / folder / "checkpoints" / "round-000012.safetensors").tensors
         for folder in ("killed", "whole")
     )
     assert ended.keys() == expected.keys()
