@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -221,14 +221,17 @@ def _compared(
     first: tuple[str, Case], second: tuple[str, Case], data: Path, rounds: int
 ) -> dict[str, Any]:
     """Time of the first side over that of the second, pair by pair; the first pair warms up."""
-    with _side(*first, data) as one, _side(*second, data) as other:
-        ready = [_answer(one), _answer(other)]
-        pairs = [(_turn(one), _turn(other)) for _ in range(rounds + 1)][1:]
+    with ExitStack() as stack:
+        sides = []
+        for side, case in (first, second):  # one by one: each measures its memory format
+            sides.append(stack.enter_context(_side(side, case, data)))
+            ready = _answer(sides[-1])
+        pairs = [(_turn(sides[0]), _turn(sides[1])) for _ in range(rounds + 1)][1:]
     ratios = {
         key: [theirs[key] / ours[key] for theirs, ours in pairs] for key in ("clock", "processor")
     }
     apart = abs(pairs[-1][0]["mean"] - pairs[-1][1]["mean"]) / pairs[-1][0]["mean"]
-    return ratios | {"format": ready[1]["format"], "weights_apart": apart, "pairs": pairs}
+    return ratios | {"format": ready["format"], "weights_apart": apart, "pairs": pairs}
 
 
 @contextmanager
