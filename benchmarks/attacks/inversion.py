@@ -56,36 +56,66 @@ class Leak:
     ssim_blind: float
 
 
-@torch.no_grad()
+class Inverter:
+    """A decoder that the attacker has trained for one prefix.
+
+    Args:
+        prefix: raw inputs to what the attacker sees of them, on one device; not changed.
+        known: (m, C, H, W) raw, the attacker's own images.
+    Raises: ConfigurationError where inputs or smashed data are not images.
+    """
+
+    @torch.no_grad()
+    def __init__(self, prefix: nn.Module, known: Array, attacker: Attacker) -> None:
+        self._prefix = prefix
+        self._device = next(prefix.parameters()).device
+        self._pixels = Pixels(known)
+        features = torch.cat([self._seen(x) for x in _batches(known, self._device)])
+        images = torch.cat([self._pixels(x) for x in _batches(known, self._device)])
+        self._decoder = _train(features, images, attacker)
+        self._blind = images.mean(0, keepdim=True)
+
+    @torch.no_grad()
+    def rebuild(self, private: Array) -> tuple[Tensor, Tensor]:
+        """Images rebuilt from what the attacker sees of them, and the images, (n, C, H, W) each.
+
+        Args:
+            private: (n, C, H, W) raw. Values returned are in [0, 1].
+        """
+        drawn, targets = [], []
+        for x in _batches(private, self._device):
+            targets.append(self._pixels(x).clamp(0, 1))
+            drawn.append(self._decoder(self._seen(x)))
+        return torch.cat(drawn), torch.cat(targets)
+
+    def measure(self, private: Array) -> Leak:
+        """Similarity of rebuilt images and inputs."""
+        drawn, target = self.rebuild(private)
+        guess = self._blind.expand_as(target)
+        measures = (
+            mse(drawn, target), ssim(drawn, target), psnr(drawn, target),
+            mse(guess, target), ssim(guess, target),
+        )  # fmt: skip
+        return Leak(*torch.stack(measures, 1).double().mean(0).tolist())
+
+    def _seen(self, x: Tensor) -> Tensor:
+        training = self._prefix.training
+        self._prefix.eval()
+        try:
+            seen: Tensor = self._prefix(x)
+        finally:
+            self._prefix.train(training)
+        return seen
+
+
 def attack(prefix: nn.Module, known: Array, private: Array, attacker: Attacker) -> Leak:
     """Train the attacker's decoder and measure it on images it has never seen.
 
     Args:
-        prefix: raw inputs to smashed data, on one device; not changed.
-        known: (m, C, H, W) raw, the attacker's own images. private: (n, C, H, W) raw.
-    Raises: ConfigurationError where inputs or smashed data are not images.
+        prefix, known, attacker: as `Inverter`. private: (n, C, H, W) raw.
+    Raises: ConfigurationError as `Inverter`.
     """
-    device = next(prefix.parameters()).device
-    training = prefix.training
-    prefix.eval()
-    try:
-        pixels = Pixels(known)
-        features = torch.cat([prefix(x) for x in _batches(known, device)])
-        images = torch.cat([pixels(x) for x in _batches(known, device)])
-        decoder = _train(features, images, attacker)
-        blind = images.mean(0, keepdim=True)
-        scores = []
-        for x in _batches(private, device):
-            target, drawn = pixels(x).clamp(0, 1), decoder(prefix(x))
-            guess = blind.expand_as(target)
-            measures = (
-                mse(drawn, target), ssim(drawn, target), psnr(drawn, target),
-                mse(guess, target), ssim(guess, target),
-            )  # fmt: skip
-            scores.append(torch.stack(measures, 1))
-    finally:
-        prefix.train(training)
-    return Leak(*torch.cat(scores).double().mean(0).tolist())
+    return Inverter(prefix, known, attacker).measure(private)
 
 
 @torch.enable_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +34,9 @@ def job_of(  # noqa: PLR0917 - a row of a table, with one seed
         recipe = over(recipe, {"train": {"iterations": _joint_batches(recipe)}})
     if not joint and "parts" not in recipe and "iterations" in recipe["train"]:
         recipe = over(recipe, {"train": {"batch": _share_of_batch(recipe)}})
+    # after the share of a joint batch, which is for rows whose scale counts batches itself
+    if recipe["method"] == "mergesfl" and "iterations" not in recipe["train"]:
+        recipe = over(recipe, {"train": {"iterations": _merged_batches(recipe)}})
     if data is not None and recipe["data"]["name"] != "digits":
         recipe = over(recipe, {"data": {"folder": str(data)}})
     return Job(name, row.name, recipe)
@@ -72,11 +75,25 @@ def _held_out(table: Table, scale: Scale) -> float:
 
 def _share_of_batch(recipe: Mapping[str, Any]) -> int:
     """A participant's share of a joint batch."""
-    clients: int = recipe["data"]["clients"]
-    share: float = recipe["round"]["participation"]
-    participants = max(1, round(clients * share))
     batch: int = recipe["train"]["batch"]
-    return max(1, batch // participants)
+    return max(1, batch // _participants(recipe))
+
+
+def _participants(recipe: Mapping[str, Any]) -> int:
+    clients: int = recipe["data"]["clients"]
+    share: float = recipe.get("round", {}).get("participation", 1.0)
+    return max(1, round(clients * share))
+
+
+def _merged_batches(recipe: Mapping[str, Any]) -> int:
+    """Batches of MergeSFL's workers with as many samples as the epochs of the other rows' clients.
+
+    The fastest worker has the batch of the other rows, the others have shares of it.
+    """
+    speeds: Sequence[float] = recipe["method_numbers"]["speeds"]
+    joint = recipe["train"]["batch"] * sum(speeds) / (len(speeds) * max(speeds))
+    sharers = _participants(recipe)
+    return _joint_batches(over(recipe, {"train": {"batch": joint * sharers}}))
 
 
 def _joint_batches(recipe: Mapping[str, Any]) -> int:

@@ -173,6 +173,11 @@ _BESPLIT: Final = Table(
             {"method": "besplit", **_number(ablation="no_ea", no_ea="samples")},
         ),
         Row("own auxiliary models", {"method": "besplit", **_number(auxiliary="personal")}),
+        # a head that pools to a grid of 3 x 3, where the paper pools to one value a channel
+        Row(
+            "auxiliary models with an exit head",
+            {"method": "besplit", **_number(auxiliary_head="exit")},
+        ),
         Row(
             "no evidence",
             {"method": "besplit", **_number(ablation="no_evidence")},
@@ -194,7 +199,13 @@ _BESPLIT: Final = Table(
             {"accuracy": 72.14},
         ),
         Row("SplitFed", {"method": "splitfed-v1"}, {"accuracy": 71.80}),
+        Row(
+            "MergeSFL",
+            {"method": "mergesfl", **_number(speeds=[1.0, 0.75, 0.5, 0.25])},
+            {"accuracy": 72.62},
+        ),
         Row("FedAvg", {"method": "fedavg"}, {"accuracy": 71.10}),
+        Row("FedDyn", {"method": "feddyn"}, {"accuracy": 72.35}),
     ],
     {
         "smoke": _smoke(data=_DIRICHLET),
@@ -268,6 +279,7 @@ _SCALA: Final = Table(
         Row("concatenation only", {"method": "scala", **_number(adjust="none")}),
         Row("Minibatch-SFL", {"method": "minibatch-sfl"}),
         Row("SplitFedV1", {"method": "splitfed-v1"}),
+        Row("FedLC", {"method": "fedlc"}),
     ],
     {
         "smoke": _smoke(
@@ -429,11 +441,14 @@ _SPLITLPF_FULL: Final[Changes] = {
 
 
 def _splitlpf(name: str, partition: str, figures: Sequence[float]) -> Table:
-    names = ("SplitLPF", "SplitGP", "SplitFed", "FedAvg")
+    names = ("SplitLPF", "PFSL", "SplitGP", "SplitFed", "Ditto", "FedPer", "FedAvg")
     methods: Sequence[Changes] = (
         {"method": "splitlpf"},
+        {"method": "pfsl"},
         {"method": "splitgp", **_number(personal_share=0.2)},
         {"method": "splitfed-v1"},
+        {"method": "ditto"},
+        {"method": "fedper"},
         {"method": "fedavg"},
     )
     # each client is tested on its own classes; where all have all classes, on its own class mix
@@ -591,7 +606,7 @@ TABLES: Final[Mapping[str, Table]] = {
     "scala-cut": _SCALA_CUT,
     "harmony": _HARMONY,
     "splitlpf-alpha": _SPLITLPF_ALPHA,
-    "splitlpf-udd": _splitlpf("UDD", "udd", (87.28, 86.30, 85.67, 86.14)),
-    "splitlpf-uds": _splitlpf("UDS", "uds", (82.95, 82.13, 78.77, 80.69)),
-    "splitlpf-udds": _splitlpf("UDDS", "udds", (92.85, 91.93, 88.44, 91.71)),
+    "splitlpf-udd": _splitlpf("UDD", "udd", (87.28, 87.40, 86.30, 85.67, 86.70, 86.19, 86.14)),
+    "splitlpf-uds": _splitlpf("UDS", "uds", (82.95, 82.43, 82.13, 78.77, 81.28, 81.98, 80.69)),
+    "splitlpf-udds": _splitlpf("UDDS", "udds", (92.85, 92.32, 91.93, 88.44, 91.60, 91.72, 91.71)),
 }

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from benchmarks.reports import RESULTS
+
+# Methods that came after the committed sweep, and the swept method whose rate and momentum their
+# rows have.
+NEIGHBOURS: Final[Mapping[str, str]] = {
+    "feddyn": "fedavg",
+    "fedlc": "fedavg",
+    "fedper": "fedavg",
+    "ditto": "fedavg",
+    "pfsl": "splitlpf",
+    "mergesfl": "minibatch-sfl",
+}
 
 
 @cache
@@ -16,7 +27,8 @@ def tuned_numbers(data: str) -> Mapping[str, Mapping[str, Any]]:
     """Changes to a recipe by method, as the committed report of the sweep has them.
 
     The recipe of the default is found under `default`. A sweep with trials left has no numbers, so
-    that no table compares a method that was swept with one that was not.
+    that no table compares a method that was swept with one that was not. A method that came after
+    the sweep has its neighbour's rate and momentum.
 
     Args:
         data: name of the data set. One that was not swept has no numbers.
@@ -26,4 +38,7 @@ def tuned_numbers(data: str) -> Mapping[str, Mapping[str, Any]]:
     except FileNotFoundError:
         return {}
     chosen: dict[str, dict[str, Any]] = report["chosen"] if report.get("complete") else {}
+    for method, neighbour in NEIGHBOURS.items():
+        if neighbour in chosen and method not in chosen:
+            chosen[method] = {"train": chosen[neighbour]["train"]}
     return chosen

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,8 +17,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from edge_sdk.cli.data_options import Resize
+from edge_sdk.cli.main import stop_on_sigterm
 from edge_sdk.cli.output import check_report, resumable
-from edge_sdk.cli.times import plural
+from edge_sdk.cli.times import length_in, plural
 from exporters.run.next_step import export_command
 from exporters.run.record import read_run
 
@@ -97,6 +97,7 @@ def simulate(
     A run that was stopped and continued with --resume ends with the same weights, bit for bit.
     """
     check_report(report)
+    stop_on_sigterm()
     console = Console()
     with console.status("loading torch"):
         import torch
@@ -150,10 +151,20 @@ def train(
         ),
     ] = None,
     join_minutes: Annotated[
-        float, typer.Option(help="Minutes to wait for devices before giving up.")
+        float,
+        typer.Option(
+            metavar="MINUTES",
+            parser=length_in("m"),
+            help="Minutes (or 90s, 2h) to wait for devices before giving up.",
+        ),
     ] = 10.0,
     silence: Annotated[
-        float, typer.Option(help="Seconds without a heartbeat after which a device is away.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            parser=length_in("s"),
+            help="Seconds (or 2m) without a heartbeat after which a device is away.",
+        ),
     ] = 15.0,
     http: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Address of the trainer.")
@@ -186,7 +197,7 @@ def train(
         from server.training.report.report import write_report
 
     torch.set_num_threads(threads)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stop_on_sigterm()
     if logging.getLogger().level > logging.INFO:
         logging.getLogger("server").setLevel(logging.INFO)
     known = Addresses.load(state)
@@ -216,10 +227,7 @@ def train(
     if report is not None:
         write_report(report, result)
     folder = settings.folder
-    typer.echo(
-        f"{plural(len(result['rounds']), 'round')} with {plural(result['clients'], 'device')},"
-        f" accuracy on the test part {result['final']['accuracy']:.1%}: {result['weights']}"
-    )
+    typer.echo(_of_devices(result))
     typer.echo(f"Next: {export_command(read_run(folder), folder, state / 'models')}")
 
 
@@ -312,6 +320,19 @@ def _print_thresholds(console: Console, found: Mapping[str, Mapping[str, Any]]) 
         f" their held-out samples, {figures['fleet']} with one threshold for all,"
         f" {figures['oracle']} with the best for the test samples, an upper bound"
     )
+
+
+def _of_devices(result: Mapping[str, Any]) -> str:
+    """The report of a training with devices in a line."""
+    final = result["final"]
+    if final["accuracy"] is not None:
+        accuracy = f"accuracy on the test part {final['accuracy']:.1%}"
+    elif not math.isnan(final["accuracy_id"]):  # their last layers are their own
+        accuracy = f"mean accuracy of devices on their own test samples {final['accuracy_id']:.1%}"
+    else:
+        accuracy = "no accuracy, since devices keep the last layer and did not score"
+    counts = f"{plural(len(result['rounds']), 'round')} with {plural(result['clients'], 'device')}"
+    return f"{counts}, {accuracy}: {result['weights']}"
 
 
 def _percent(value: float) -> str:

@@ -20,7 +20,6 @@ from typing import IO, Any, Final, cast
 
 import pytest
 import torch
-from hypothesis import settings
 
 from edge_sdk.identity import Identity
 from edge_sdk.service.listening import listen
@@ -32,6 +31,7 @@ from edge_sdk.wire.address import Address
 from server.http_server import HttpServer
 from server.registry.credentials import new_secret, secret_sha256
 from server.registry.database import Registry, open_registry
+from server.registry.records import Device
 from server.training.fleet.api import create_app
 from server.training.fleet.mailbox import Mailbox
 from tests.training.worlds import PROFILE
@@ -296,12 +296,6 @@ def lasting_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comma
 
 
 @pytest.fixture(scope="session")
-def thorough() -> bool:
-    """Whether this run leaves nothing out (`make faults-training`)."""
-    return settings.get_current_profile_name() == "faults"
-
-
-@pytest.fixture(scope="session")
 def _fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     fork_server = ForkServer(tmp_path_factory.mktemp("processes"))
     yield fork_server
@@ -326,6 +320,9 @@ class Keys:
 
     registry: Registry
     operator_sha256: str
+
+    def logged_in(self, device: Device, credential: str) -> None:
+        """Do nothing, as the trainer."""
 
 
 @dataclass

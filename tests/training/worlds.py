@@ -34,7 +34,7 @@ from server.training.rounds.round import RoundResult, RoundSettings
 from server.training.rounds.transport import LocalTransport, Transport
 from tests.training.plans import flat_plan
 
-CLASSES = 3
+CLASSES, SHAPE = 3, (1, 8, 8)
 SIZES = {"a": 9, "b": 4, "c": 14, "d": 6}
 DEPTHS = {"a": 1, "b": 3, "c": 2, "d": 4}
 # a client's name, what it was asked and what it replied, to what the server gets; None for nothing
@@ -94,7 +94,7 @@ class Meddler:
 
 
 class World:
-    """A small fleet on the tiny network.
+    """A small fleet, by default on the tiny network.
 
     Args:
         labels: of clients that shall not draw theirs at random.
@@ -111,20 +111,21 @@ class World:
         depth: int | None = None,
         momentum: float = 0.0,
         decay: float = 1.0,
+        backbone: str = "tiny",
         labels: Mapping[str, Sequence[int]] | None = None,
         **numbers: Any,
     ) -> None:
         self.clients = {name: client_of(name, (labels or {}).get(name)) for name in names}
         self.state = ServerState(
-            build("tiny", classes=CLASSES, seed=0),
+            build(backbone, classes=CLASSES, input_shape=SHAPE, seed=0),
             Training(0.05, 8, momentum=momentum),
             decay=decay,
         )
         self.plans = {
             name: flat_plan(
                 **{
-                    "backbone": "tiny",
-                    "input_shape": (1, 8, 8),
+                    "backbone": backbone,
+                    "input_shape": SHAPE,
                     "classes": CLASSES,
                     "mean": (0.0,),
                     "std": (1.0,),
@@ -153,7 +154,7 @@ def client_of(name: str, labels: Sequence[int] | None = None) -> TrainingClient:
     """A client with data of its own; as many samples as labels, where these are given."""
     generator = np.random.default_rng(ord(name))
     size = SIZES[name] if labels is None else len(labels)
-    x = generator.standard_normal((size, 1, 8, 8)).astype(np.float32)
+    x = generator.standard_normal((size, *SHAPE)).astype(np.float32)
     y = generator.integers(0, CLASSES, size) if labels is None else np.array(labels)
     return TrainingClient(name, x, y)
 

@@ -32,6 +32,9 @@ from edge_sdk.training.client.personal_head import PersonalHead
 from edge_sdk.training.client.prefix import Prefix
 from edge_sdk.training.client.second_view import SecondView, second_sampler
 from edge_sdk.training.client.state import ClientState
+from edge_sdk.training.client.whole.last_layer import split_last_layer, with_last_layer
+from edge_sdk.training.client.whole.own_network import OwnNetwork
+from edge_sdk.training.formulas.calibration import calibrated_loss, label_margins
 from edge_sdk.training.formulas.sgd import clip_l2
 from edge_sdk.training.protocol.feature_codec import encode_batch
 from edge_sdk.training.protocol.messages import (
@@ -75,6 +78,8 @@ class ClientRound:
         self.plan, self.number = plan, number
         sent, head = split_exit_head(state.start_weights(plan, start.weights), plan.depth)
         weights = without_auxiliary(sent, plan.depth)
+        if part.own_head:
+            weights = with_last_layer(weights, plan, state.personal)
         self.prefix = Prefix(state, plan, weights)
         self.exit_head = ExitHead(state, plan, number, head) if part.exit_head else None
         self._stages = network_of(plan).L
@@ -100,6 +105,8 @@ class ClientRound:
         if part.back is not None:
             self.responder = PersonalHead(state, plan, number)
             companions.append(self.responder)
+        if part.own_network is not None:
+            companions.append(OwnNetwork(state, plan, sent))
         self.companions = tuple(companions)
         # JSON has no infinity, so no limit is None here, in a simulation and over a network
         self._clip = None if part.clip in {None, math.inf} else part.clip
@@ -183,6 +190,10 @@ class ClientRound:
         if self.plan.part.whole:
             self._train_whole()
         weights = read_weights(self.prefix.module)
+        self.state.keep(self.prefix.kept(), self.number)
+        if self.plan.part.own_head:
+            weights, own = split_last_layer(weights, self.plan)
+            self.state.keep(own, self.number)
         if self.exit_head is not None:
             namespace = namespaces.exit_head(self.plan.depth)
             head = namespace.prefixed(read_weights(self.exit_head.module))
@@ -327,11 +338,26 @@ class ClientRound:
 
     def _train_whole(self) -> None:
         """Every batch of a client that holds the whole network."""
+        margins = self._margins()
         for step in range(self.batches.steps):
             x, y = self.state.at(self.batches.rows(step, None))
-            loss = nn.functional.cross_entropy(self.prefix.run(x), y)
+            batch = OpenBatch(x, y, self.prefix.run(x), self.prefix.parameters)
+            if margins is None:
+                loss = nn.functional.cross_entropy(batch.z, y)
+            else:
+                loss = calibrated_loss(batch.z, y, margins)
             self.prefix.step(torch.autograd.grad(loss, self.prefix.parameters))
             self._count(float(loss.detach()), len(y))
+            for companion in self.companions:
+                companion.close(batch)
+
+    def _margins(self) -> Tensor | None:
+        """FedLC's margins of the client's labels, (N,); None for plain cross-entropy."""
+        tau = self.plan.part.calibration
+        if not tau:
+            return None
+        counts = np.bincount(self.state.y, minlength=self.plan.classes)
+        return label_margins(torch.from_numpy(counts), tau).to(self.state.device)
 
     def _count(self, loss: float, samples: int) -> None:
         self._loss_sum += loss * samples

@@ -21,6 +21,8 @@ from edge_sdk.training.client.auxiliary import build_auxiliary, namespace_of
 from edge_sdk.training.client.fine_tuning import fine_tune, refitted_back
 from edge_sdk.training.client.personal_head import personal_classifier
 from edge_sdk.training.client.state import ClientState
+from edge_sdk.training.client.whole.last_layer import load_whole
+from edge_sdk.training.client.whole.own_network import load_own
 from edge_sdk.training.protocol.messages import Evaluate, Scores, Weights
 from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.weights import (
@@ -76,9 +78,12 @@ def _models(client: ClientState, message: Evaluate) -> tuple[nn.Module, nn.Modul
     plan, part, personal = message.plan, message.plan.part, client.personal
     net = deepcopy(network_of(plan))
     sent, head = split_exit_head(client.start_weights(plan, message.weights), plan.depth)
-    load_weights(net.segment(0, None), without_auxiliary(sent, plan.depth))
+    network = net.segment(0, None)
     if part.whole:
+        load_whole(network, plan, sent, personal)
+        load_own(network, personal)
         return net, None
+    load_weights(network, without_auxiliary(sent, plan.depth))
     prefix = net.prefix(plan.depth)
     suffix: nn.Module = net.suffix(plan.depth)
     if part.own_back:

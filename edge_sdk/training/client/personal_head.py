@@ -75,7 +75,7 @@ def personal_classifier(plan: Plan, personal: Weights) -> nn.Linear:
         personal: the client's personal weights.
     Raises: FrameError if they are of another network.
     """
-    classifier = deepcopy(network_of(plan).suffix(plan.depth).classifier)
+    classifier = deepcopy(network_of(plan).segment(0, None).classifier)
     names, kept = read_weights(classifier), BACK.select(personal)
     own = {name: kept[name] for name in names if name in kept}
     if own:

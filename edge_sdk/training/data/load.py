@@ -1,7 +1,8 @@
 """One grammar for data, `DATA`: a word names samples on this machine; nothing is downloaded.
 
     digits                               of scikit-learn
-    fashion-mnist=DIR, cifar-10=DIR, cifar-100=DIR, emnist=DIR, uci-har=DIR
+    fashion-mnist=DIR, cifar-10=DIR, cifar-100=DIR, emnist=DIR, uci-har=DIR, cinic-10=DIR,
+    tiny-imagenet=DIR, imagenette=DIR, isic=DIR, ham10000=DIR
                                          the published files in DIR
     DIR                                  pictures, flat (no labels) or a folder for each class
     FILE.npz                             x_train, and perhaps y_train, x_test, y_test, class_names
@@ -27,8 +28,10 @@ from edge_sdk.training.data.cifar import cifar10, cifar100
 from edge_sdk.training.data.dataset import Dataset, labelled_dataset
 from edge_sdk.training.data.har import uci_har
 from edge_sdk.training.data.idx import FASHION_CLASSES, emnist, fashion_mnist, read_idx
-from edge_sdk.training.data.pictures import PictureForm, holds_pictures, read_pictures
+from edge_sdk.training.data.picture_sets import cinic10, imagenette, tiny_imagenet
+from edge_sdk.training.data.pictures import PictureForm, Size, holds_pictures, read_pictures
 from edge_sdk.training.data.samples import Array, Part, Samples, checked_samples
+from edge_sdk.training.data.skin import ham10000, isic
 from edge_sdk.training.data.split import HELD_OUT_SHARE, SEED, Parts, split_samples
 from edge_sdk.training.data.table import TABLE_KEYS, read_table
 from edge_sdk.training.data.user import from_function
@@ -36,6 +39,7 @@ from edge_sdk.training.data.user import from_function
 __all__ = [
     "FASHION_CLASSES",
     "HELD_OUT_SHARE",
+    "OF_PICTURES",
     "PUBLISHED",
     "SEED",
     "Array",
@@ -61,7 +65,20 @@ PUBLISHED: Final[Mapping[str, tuple[Callable[[Path], Samples], str]]] = {
     "cifar-100": (cifar100, "the two files of the binary version"),
     "emnist": (emnist, "the IDX files of a split and its mapping"),
     "uci-har": (uci_har, "uci_har.npz or the folder 'UCI HAR Dataset'"),
+    "cinic-10": (cinic10, "the folders train and test"),
+    "tiny-imagenet": (tiny_imagenet, "the content of tiny-imagenet-200.zip"),
+    "imagenette": (imagenette, "the folders train and val"),
+    "isic": (isic, "the table and the folder of the training part of ISIC 2019"),
+    "ham10000": (ham10000, "HAM10000_metadata.csv and the folders of its pictures"),
 }
+# published pictures of many sizes, which `?resize=HxW` brings to one
+_RESIZED: Final[Mapping[str, Callable[[Path, Size | None], Samples]]] = {
+    "imagenette": imagenette,
+    "isic": isic,
+    "ham10000": ham10000,
+}
+# published sets whose files are folders of pictures themselves
+OF_PICTURES: Final = frozenset({"cinic-10", "tiny-imagenet", *_RESIZED})
 SIDE_MAX: Final = 10_000
 GRAMMAR: Final = (
     f"digits, {', '.join(f'{name}=DIR' for name in PUBLISHED)}, a folder of pictures, FILE.npz,"
@@ -181,7 +198,8 @@ def described(samples: Samples, parts: Mapping[str, int]) -> str:
 
 def _published(text: str, name: str) -> Samples:
     read, content = PUBLISHED[name]
-    options = read_word(text, ("split",) if name == "emnist" else ()).options
+    known = ("split",) if name == "emnist" else ("resize",) if name in _RESIZED else ()
+    options = read_word(text, known).options
     place = text.removeprefix(name).removeprefix("=").partition("?")[0]
     if not place:
         raise ConfigurationError(
@@ -189,6 +207,9 @@ def _published(text: str, name: str) -> Samples:
         )
     if not Path(place).is_dir():
         raise ConfigurationError(f"{place}: expected a folder there with {content} of {name}")
+    if name in _RESIZED:
+        size = picture_size(options["resize"]) if "resize" in options else None
+        return _RESIZED[name](Path(place), size)
     return emnist(Path(place), **options) if name == "emnist" else read(Path(place))
 
 

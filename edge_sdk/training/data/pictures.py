@@ -13,7 +13,7 @@ may also name classes without a folder.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -107,6 +107,33 @@ def read_pictures(
     else:
         names = _classes(folder)
         found = [_entries(folder, names, most)]
+    parts = decoded_parts(folder, found, form, size=size, labelled=bool(names))
+    skipped = sum(map(len, found)) - sum(map(len, parts))
+    samples = checked_samples(
+        folder.resolve().name, parts[0], (*parts, None)[1], source=folder, class_names=names
+    )
+    return replace(samples, skipped=skipped, what="damaged files")
+
+
+def decoded_parts(
+    folder: Path,
+    found: Sequence[Sequence[Entry]],
+    form: PictureForm | None = None,
+    *,
+    size: Size | None = None,
+    labelled: bool = True,
+    groups: Mapping[Path, int] | None = None,
+) -> list[Part]:
+    """The files of each part, decoded; what cannot be decoded is left out with a warning.
+
+    Args:
+        folder: of the files, for errors.
+        found: files and labels of each part.
+        form, size: as `read_pictures` takes them.
+        groups: by file, the person that it is of; None if unknown.
+    Raises: ConfigurationError where pictures have several sizes and none is asked for; InputError
+        where no file of a part is left, or all together are too large.
+    """
     decoder = _decoder(folder, [path for entries in found for path, _ in entries], form, size)
     needed = sum(map(len, found)) * int(np.prod(decoder.shape)) * decoder.dtype.itemsize
     if needed > PICTURES_BYTES_MAX:
@@ -114,18 +141,23 @@ def read_pictures(
             f"{folder}: expected pictures of at most {PICTURES_BYTES_MAX} bytes together, got"
             f" {needed}; make them smaller with --resize, or take fewer"
         )
-    parts, skipped = [], 0
+    parts = []
     for entries in found:
         x = np.empty((len(entries), *decoder.shape), decoder.dtype)
-        labels = _fill(x, entries, decoder)
-        skipped += len(entries) - len(labels)
-        if not labels:
+        kept = _fill(x, entries, decoder)
+        if not kept:
             raise InputError(f"{folder}: none of {len(entries)} pictures can be decoded")
-        parts.append(Part(x[: len(labels)], np.array(labels, np.int64) if names else None))
-    samples = checked_samples(
-        folder.resolve().name, parts[0], (*parts, None)[1], source=folder, class_names=names
-    )
-    return replace(samples, skipped=skipped, what="damaged files")
+        labels = np.array([label for _, label in kept], np.int64)
+        people = None
+        if groups is not None:
+            people = np.array([groups[path] for path, _ in kept], np.int64)
+        parts.append(Part(x[: len(kept)], labels if labelled else None, people))
+    return parts
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Pictures and arrays in a folder, by name."""
+    return _files(folder)
 
 
 def holds_pictures(folder: Path) -> bool:
@@ -155,20 +187,20 @@ def _entries(folder: Path, names: Sequence[str], most: int | None) -> list[Entry
     return found
 
 
-def _fill(x: Array, entries: Sequence[Entry], decoder: _Decoder) -> list[int]:
+def _fill(x: Array, entries: Sequence[Entry], decoder: _Decoder) -> list[Entry]:
     """Decode files into `x`, one after the other without gaps.
 
-    Returns: the labels of those that could be decoded.
+    Returns: those that could be decoded.
     """
-    labels: list[int] = []
+    kept: list[Entry] = []
     for path, label in entries:
         try:
-            x[len(labels)] = decoder.read(path)
+            x[len(kept)] = decoder.read(path)
         except _DAMAGED as err:
             logger.warning("%s: skipped, cannot be decoded (%s)", path, _said(err))
         else:
-            labels.append(label)
-    return labels
+            kept.append((path, label))
+    return kept
 
 
 def _decoder(

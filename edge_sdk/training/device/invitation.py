@@ -55,6 +55,7 @@ def commands(identity: Identity, state: Path) -> Iterator[queue.SimpleQueue[Mapp
         client_id=identity.device,
         password=identity.credential,
         ca=None if identity.ca is None else str(identity.ca),
+        insecure=identity.insecure,
     )
     link.subscribe(str(Topic(identity.fleet, identity.device, Kind.COMMAND)), receive)
     link.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from edge_sdk.errors import StateInUseError
-from edge_sdk.identity import Identity
+from edge_sdk.membership.rotation import current_identity
 from edge_sdk.nets import use_network
 from edge_sdk.state import StateLock
 from edge_sdk.training.client import TrainingClient
@@ -60,7 +60,7 @@ def participate(
     Raises: SplitedgeError saying what to change.
     """
     torch.set_num_threads(threads)
-    identity = Identity.load(state)
+    identity = current_identity(state)
     if backbone is not None:
         use_network(backbone)
     samples = open_data(data)
@@ -83,7 +83,9 @@ def participate(
                 trainer = wait_for_invitation(identity, state)
         else:
             note(read)
-        trainer_client = stack.enter_context(closing(TrainerClient(identity, trainer)))
+        trainer_client = stack.enter_context(
+            closing(TrainerClient(identity, trainer, lambda: current_identity(state)))
+        )
 
         def joined(welcome: Welcome) -> None:
             say(f"splitedge agent: {identity.device} trains {welcome.training} at {trainer}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -39,11 +41,15 @@ from edge_sdk.training.protocol.messages import (
     from_bytes,
     to_bytes,
 )
+from edge_sdk.wire.clear_text import refuse_clear_text
 
 CONNECT_S: Final = 5.0
 # What the network may add to the time a poll is held; how long the trainer may take for a reply.
 SLACK_S: Final = 0.5
 ANSWER_S: Final = 30.0
+UNAUTHORISED: Final = 401
+RENEWAL_S: Final = 2.0
+RENEWAL_PAUSE_S: Final = 0.1
 
 
 class TrainingEndedError(SplitedgeError):
@@ -63,11 +69,19 @@ class TrainerClient:
 
     Args:
         url: `http(s)://HOST:PORT` of the trainer.
+        renewed: the identity as it is on the disk, asked for where the credential is refused: the
+            device's agent may have replaced it meanwhile.
+    Raises: ConfigurationError for one on another machine without encryption, unless the identity is
+        `insecure`.
     """
 
-    def __init__(self, identity: Identity, url: str) -> None:
+    def __init__(
+        self, identity: Identity, url: str, renewed: Callable[[], Identity] | None = None
+    ) -> None:
+        refuse_clear_text(url, "trainer", insecure=identity.insecure)
         self._url = url.rstrip("/")
-        self._headers = {"Authorization": identity.authorization}
+        self._authorization = identity.authorization
+        self._renewed = renewed
         # the second connection is the heartbeat's
         self._http = HttpClient(tls=tls_context_for(url, identity.ca), connections=2)
 
@@ -137,15 +151,23 @@ class TrainerClient:
         timeout_s: float = ANSWER_S,
     ) -> Response:
         content = MESSAGE_TYPE if json is None else "application/json"
-        try:
-            response = self._http.request(
+        body = raw if json is None else orjson.dumps(asdict(json))
+
+        def send(authorization: str) -> Response:
+            return self._http.request(
                 method,
                 self._url + path,
-                headers={**self._headers, "Content-Type": content},
-                body=raw if json is None else orjson.dumps(asdict(json)),
+                headers={"Authorization": authorization, "Content-Type": content},
+                body=body,
                 timeout=Timeout(connect_s=min(CONNECT_S, timeout_s), read_s=timeout_s),
                 at_most=BYTES_MAX,
             )
+
+        try:
+            used = self._authorization
+            response = send(used)
+            if response.status == UNAUTHORISED and self._renew(used):
+                response = send(self._authorization)
         except ResponseTooLargeError as err:
             raise FrameTooLargeError(str(err)) from err
         if response.status in (200, 204):
@@ -158,6 +180,20 @@ class TrainerClient:
         if 400 <= response.status < 500 and response.status != BUSY:
             raise RefusedReplyError(text)
         raise LinkError(text)
+
+    def _renew(self, used: str) -> bool:
+        """Whether there is another credential than the one that was used."""
+        if self._renewed is None:
+            return False
+        end = time.monotonic() + RENEWAL_S
+        while True:
+            self._authorization = self._renewed().authorization
+            if self._authorization != used:
+                return True
+            # between the server's confirmation and the disk of this device is a moment
+            if time.monotonic() > end:
+                return False
+            time.sleep(RENEWAL_PAUSE_S)
 
 
 def _json(raw: bytes) -> dict[str, Any]:

@@ -31,6 +31,8 @@ EXCLUSIONS: Final = (
     ("bottleneck", "whole", _UNCUT),
     ("inversion", "whole", _UNCUT),
     ("views", "whole", _UNCUT),
+    ("frozen", "whole", _UNCUT),
+    ("frozen", "exit_head", "an exit head trains with its prefix"),
     ("inversion", "meta", f"{_ADAPTS}: features come from adapted copies of the prefix"),
     ("back", "meta", f"{_ADAPTS}: the adaptation answers the server's outputs"),
     ("back", "exit_head", 'there is an exit head; meta with head = "client" has both'),
@@ -38,6 +40,8 @@ EXCLUSIONS: Final = (
     ("noise", "meta", f"{_ADAPTS}: noise does not cover its answers to the server"),
     ("noise", "inversion", "a guard against inversion trains, which noise does not cover"),
 )
+# parts of a client that trains the whole network, and what stands for none of each
+_OF_WHOLE: Final = {"dynamic": 0.0, "calibration": 0.0, "own_network": None, "own_head": False}
 
 _EIGHTS: Final = Check(
     "a multiple of 8 from 8 to 512",
@@ -213,6 +217,14 @@ class ClientPart:
         personal_share: lambda: the client starts from lambda * its own last weights +
             (1 - lambda) * the average; 0 takes the average.
         prox_mu: FedProx's pull towards the round's start; 0 for none.
+        dynamic: alpha of FedDyn: that pull, and a linear term that the client keeps from round to
+            round; 0 for none.
+        calibration: tau of FedLC's calibrated logits; 0 for plain cross-entropy.
+        own_network: lambda of Ditto: the client also trains a whole network of its own, pulled
+            towards the round's start by that weight; None for none.
+        own_head: whether the last layer of a client that trains the whole network stays on the
+            client (FedPer).
+        frozen: whether the prefix keeps the weights that the server sends (PFSL).
         distil: the auxiliary model that the client trains too; None for none.
         bottleneck: channels to which the cut is narrowed (edge_sdk.nets.bottleneck); None leaves
             the backbone's own.
@@ -244,6 +256,11 @@ class ClientPart:
     views: bool = False
     evidence_rounds: int | None = None
     evidence: EvidentialLoss | None = field(default=None, metadata=added())
+    dynamic: float = field(default=0.0, metadata=added())
+    calibration: float = field(default=0.0, metadata=added())
+    own_network: float | None = field(default=None, metadata=added())
+    own_head: bool = field(default=False, metadata=added())
+    frozen: bool = field(default=False, metadata=added())
 
     @property
     def exit_evidence(self) -> EvidentialLoss | None:
@@ -255,7 +272,7 @@ class ClientPart:
     @property
     def answers(self) -> OutputKind | None:
         """Outputs of the server that the client answers with a gradient; None if none."""
-        if self.own_back:
+        if self.back is not None or (self.meta is not None and self.meta.head == "client"):
             return "embeddings"
         return None if self.meta is None else "logits"
 
@@ -272,7 +289,7 @@ class ClientPart:
     @property
     def own_back(self) -> bool:
         """Whether the network's last layer is the client's own."""
-        return self.back is not None or (self.meta is not None and self.meta.head == "client")
+        return self.own_head or self.answers == "embeddings"
 
     def __post_init__(self) -> None:
         check_fields(
@@ -287,7 +304,19 @@ class ClientPart:
             bottleneck=optional(whole(1)),
             views=flag,
             evidence_rounds=optional(whole(1)),
+            dynamic=number(least=0),
+            calibration=number(least=0),
+            own_network=optional(number(least=0)),
+            own_head=flag,
+            frozen=flag,
         )
+        for part, none in _OF_WHOLE.items():
+            need(
+                self.whole or getattr(self, part) == none,
+                part,
+                "none where the client trains a part of the network alone",
+                getattr(self, part),
+            )
         need(
             self.exit_head or self.fusion == "server",
             "fusion",

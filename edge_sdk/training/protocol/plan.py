@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from edge_sdk.checks import check_fields, need
 from edge_sdk.nets import build
@@ -109,6 +110,12 @@ def network_of(plan: Plan) -> Supernet:
         mean=plan.mean,
         std=plan.std,
     )
+
+
+def without_last_layer(weights: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
+    """The weights without those of the network's last layer."""
+    mark = network_of(plan).segment(0, None).classifier_prefix
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(mark)}
 
 
 @lru_cache(maxsize=8)

@@ -45,6 +45,7 @@ class UpdateCoding:
     """A codec and its numbers.
 
     Attributes:
+        codec: what is sent: see above.
         share: share of the entries that `top-k` keeps; it keeps at least one.
         samples, steps: numbers of `synthetic`: samples, and steps of the search for them.
     """

@@ -73,6 +73,8 @@ class Contribution:
 
 Contributions = Mapping[str, Contribution]
 WeightRule = Callable[[Contributions, RoundView], dict[str, float]]
+# the average and the number of clients in it, to the server's weights after the round
+Correction = Callable[[Weights, int, RoundView], Weights]
 
 
 def by_samples(contributions: Contributions, _now: RoundView) -> dict[str, float]:

@@ -39,6 +39,7 @@ from edge_sdk.training.protocol.messages import (
     from_bytes,
 )
 from server.errors import BadRequestError, EndedError, ForbiddenError, NotJoinedError
+from server.registry.trail.events import printable
 from server.routes import errors
 from server.routes.authentication import CredentialStore, authenticate
 from server.routes.bodies import BoundedRoute, read_body
@@ -93,9 +94,9 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
     slots = ReplySlots()
 
     def device(request: Request) -> str:
-        found = authenticate(keys, request)
+        found = authenticate(keys, request).device
         if found is None:
-            raise ForbiddenError("devices train, the operator does not")
+            raise ForbiddenError("devices train; the operator and keys do not")
         return found.id
 
     def see_end(name: str) -> None:
@@ -170,12 +171,13 @@ def create_app(  # noqa: C901, PLR0915 - one entry a route
 
     @app.post(DECLINE_PATH, status_code=204)
     def decline(name: Annotated[str, Depends(member)], body: DeclineBody) -> None:
-        logger.warning("device=%s declines: %s", name, body.reason)
+        reason = printable(body.reason, REASON_CHARACTERS)  # it goes to a terminal and a report
+        logger.warning("device=%s declines: %s", name, reason)
         if body.message:
-            mailbox.decline(name, body.message, body.reason)
+            mailbox.decline(name, body.message, reason)
         else:
-            withdrew(name, body.reason)
-            mailbox.withdraw(name, body.reason)
+            withdrew(name, reason)
+            mailbox.withdraw(name, reason)
 
     return app
 

@@ -70,7 +70,7 @@ class Inviter:
         """Invite every device that has not joined; one that cannot be reached is invited later."""
         joined = set(mailbox.wait_for_devices(0, 0))
         try:
-            devices = [d.id for d in registry.devices() if d.revoked_at is None]
+            devices = [d.id for d in registry.devices() if d.active]
         except ServerError as err:  # the database is busy or away; the next attempt may succeed
             logger.warning("invitations: %s", err)
             return

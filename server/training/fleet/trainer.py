@@ -44,9 +44,13 @@ from profiles.device import DeviceProfile
 from profiles.errors import InvalidProfileError
 from server.errors import ServerError
 from server.http_server import HttpServer
+from server.metrics.training import TrainingMetrics
 from server.registry.credentials import secret_sha256
-from server.registry.database import Registry, open_registry, registry_file
+from server.registry.database import Registry, open_registry
+from server.registry.location import has_registry
 from server.registry.operator import load_operator_secret
+from server.registry.records import Device
+from server.routes.host_names import checked
 from server.training.fleet.api import create_app
 from server.training.fleet.invite import Inviter
 from server.training.fleet.late_updates import LateUpdates
@@ -103,6 +107,9 @@ class _Keys:
     registry: Registry
     operator_sha256: str
 
+    def logged_in(self, device: Device, credential: str) -> None:
+        """Do nothing: logins are noted by the server."""
+
 
 def train(
     recipe: Recipe,
@@ -124,7 +131,7 @@ def train(
         too few devices join; StateInUseError if this training runs already.
     """
     recipe = replace(recipe, round=recipe.round.with_devices())
-    if not registry_file(settings.state).is_file():
+    if not has_registry(settings.state):
         raise ConfigurationError(f"{settings.state}: not the state folder of a server")
     with ExitStack() as stack:
         folder = settings.folder
@@ -163,22 +170,34 @@ def train(
         trainer = _Trainer(
             run, dataset, mailbox, registry, settings, late=late, started=started, say=say
         )
-        app = trainer.app(_Keys(registry, secret_sha256(secret)), run_id)
-        http = stack.enter_context(
-            HttpServer(app, listen(settings.http), settings.tls_cert, settings.tls_key)
+        keys, listener = _Keys(registry, secret_sha256(secret)), listen(settings.http)
+        metrics = TrainingMetrics(
+            settings.name,
+            run.method.name,
+            rounds=recipe.train.rounds,
+            present=lambda: len(mailbox.wait_for_devices(0, 0)),
         )
+        trainer_app = trainer.app(keys, run_id)
+        trainer_app.include_router(metrics.router(keys, everyone=settings.http.loopback))
+        app = checked(trainer_app, listener.address, settings.tls_cert)
+        http = stack.enter_context(HttpServer(app, listener, settings.tls_cert, settings.tls_key))
         if settings.server is not None:
             ask = Inviter(settings.server, secret, http.url, settings.tls_cert)
             stack.enter_context(ask.inviting(registry, mailbox))
         stack.callback(trainer.end_rounds)
         say(f"splitedge train: {http.url}, waiting for {plural(first, 'device')}")
         trainer.gather(first)
+
+        def tell(row: Row) -> None:
+            metrics.note_round(row)
+            on_round(row)
+
         record_rounds(
             folder,
             run,
             rows,
             trainer.rounds(rows),
-            on_round,
+            tell,
             on_saved=trainer.drop_merged_updates,
         )
         trainer.end_rounds()
@@ -323,7 +342,9 @@ class _Trainer:
             self._started.begin(number, run.plans, self._mailbox.samples())
         run.loop.set_clients(run.plans, self._mailbox)
         result = run.loop.run_round(number, recipe.seed, self._mailbox.take_late())
-        accuracy = self._accuracy() if run.measures(number) else None
+        # where devices keep the last layer, the server's own is untrained
+        measured = run.measures(number) and not run.method.client.own_back
+        accuracy = self._accuracy() if measured else None
         missed = missed_by_device(self._mailbox.take_missed())
         failures = {name: entries[-1]["why"] for name, entries in missed.items()}
         failures |= self._why_absent(self._mailbox.wait_for_devices(0, 0))

@@ -28,7 +28,7 @@ def waiting_line(
     away = [
         f"{device.id} ({absent.get(device.id) or _seen(device)})"
         for device in enrolled
-        if device.revoked_at is None and device.id not in joined
+        if device.active and device.id not in joined
     ]
     left = f"{left_s / 60:.0f} min" if left_s >= 90 else f"{left_s:.0f} s"
     return (

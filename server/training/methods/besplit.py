@@ -1,5 +1,5 @@
 """BESplit: weights by evidence, biased clients that exchange samples, an auxiliary model with two
-teachers. docs/methods.md, BESplit.
+teachers. docs/methods/besplit.md.
 
     client, forward      z = W_C(x), to the server with its labels
     server

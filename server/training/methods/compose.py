@@ -36,7 +36,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "gate": ("evidence",),
     "server": ("server_step", "trunk", "batch_share", "gives_outputs", "keeps_records", "asks"),
     "align": ("align",),
-    "weigh": ("weigh", "server_weight", "reads_records"),
+    "weigh": ("weigh", "server_weight", "correct", "reads_records"),
 }
 # the parts that join the client's half, by the field of `ClientPart` that holds them
 COMPANIONS: Final[Mapping[str, str]] = {"auxiliary": "distil", "guard": "inversion"}
@@ -210,4 +210,12 @@ def _of_weights(of: _Sources) -> Iterator[str]:
         yield (
             f"{of.weigh.name}'s weights come from records that its own server step keeps,"
             f" {of.server.name}'s keeps none: expected the server part of {of.weigh.name} with them"
+        )
+    dynamic, averaged = of.client.client.dynamic, of.weigh.client.dynamic
+    if dynamic != averaged:
+        one, other = (of.client, of.weigh) if dynamic else (of.weigh, of.client)
+        yield (
+            f"{one.name} corrects its clients and their average by the same term, and {other.name}"
+            f" by another or none (clients by {dynamic:g}, the average by {averaged:g}): expected"
+            " the client part and the weigh part of one method with the same numbers"
         )

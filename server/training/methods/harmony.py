@@ -1,5 +1,5 @@
 """HARMONY: extractors that learn to be personalised, and a server that aligns their features.
-docs/methods.md, HARMONY; the paper's 3.1-3.5.
+docs/methods/harmony.md; the paper's 3.1-3.5.
 
     client      adapt (f, h) to B1 and to B2;  z1 = f1[:K](x2), z2 = f2(x1)           (Eq. 3-4)
                 I = [y1 == y2];  sends z2, z1, K, I

@@ -17,7 +17,7 @@ from edge_sdk.training.protocol.client_part import ClientPart, OutputKind
 from edge_sdk.training.protocol.fine_tuning import EPOCHS_MAX, FineTuning
 from profiles.checks import number, optional, whole
 from server.training.core.server_state import Trunk
-from server.training.core.weighted_mean import WeightRule, by_samples
+from server.training.core.weighted_mean import Correction, WeightRule, by_samples
 from server.training.methods.formulas.batch_share import BatchShare
 from server.training.methods.formulas.contrastive import Alignment
 from server.training.methods.steps import ServerStep, needs_labels, per_client
@@ -40,6 +40,8 @@ class Method:
             client its plan's batch.
         weigh: aggregation weights of the participants, on both sides of the cut.
         server_weight: lambda, the server's own weight in aggregation.
+        correct: changes the average before it becomes the server's weights (FedDyn); None leaves
+            it.
         share_exits: whether exit heads are averaged and sent out, or stay on their clients.
         gives_outputs: whether the server step returns its logits with the gradients.
         keeps_records: whether the server step keeps client records in the method's memory.
@@ -64,6 +66,7 @@ class Method:
     batch_share: BatchShare | None = None
     weigh: WeightRule = by_samples
     server_weight: float = 0.0
+    correct: Correction | None = None
     share_exits: bool = False
     finetune_steps: int = 0
     finetune_rate: float | None = None

@@ -1,4 +1,4 @@
-"""SCALA: concatenated activations and logit adjustments. The paper's Alg. 1; docs/methods.md.
+"""SCALA: concatenated activations and logit adjustments. The paper's Alg. 1; docs/methods/scala.md.
 
     start              B_k = max(1, floor(B * n_k / sum n_j)) for the participants         (Eq. 3)
     each of T iterations

@@ -1,5 +1,5 @@
 """SplitLPF: a network split in three, the last layer personal, the average fair.
-docs/methods.md, SplitLPF; the paper's Alg. 1-3.
+docs/methods/splitlpf.md; the paper's Alg. 1-3.
 
     client, front     z = f(x)                                           x, y never leave
     server, middle    e = S_k(z), this client's copy of the middle
@@ -12,7 +12,7 @@ The client's lines are edge_sdk.training.client.personal_head. What comes up at 
 may be coded as synthetic samples (Eq. 5): `[train] update_codec = "synthetic"`.
 
 Differs: Algorithm 2 compares the backs' gradients. Backs are personal and have no average to be
-compared with, so the fronts' are (docs/methods.md).
+compared with, so the fronts' are (docs/methods/splitlpf.md).
 """
 
 from __future__ import annotations

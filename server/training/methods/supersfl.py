@@ -1,5 +1,5 @@
 """SuperSFL: a weight-sharing super-network, three-phase gradient fusion, a client that goes on
-without its server. docs/methods.md, SuperSFL; the paper's Alg. 1-3.
+without its server. docs/methods/supersfl.md; the paper's Alg. 1-3.
 
     allocate (Eq. 1)      profiles.supersfl_depth, once, before training
     client, forward       z = f(x);  Lc = CE(h(z), y);  g_c = clip(dLc/df, 0.5);  step h

@@ -4,7 +4,7 @@ Every function takes the labels and a seed and returns one array of indices a cl
 arguments give the same parts on every machine; parts never share a sample, and together they hold
 all samples unless the function says otherwise.
 
-docs/methods.md, "Data and measures"; for UDD, UDS and UDDS also "SplitLPF".
+docs/methods/common.md.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def dirichlet(
     """Split each class over the clients by a draw from Dir(concentration).
 
     BESplit, E.2 (its kappa); SuperSFL uses 0.5. Redrawn until every client has `least` samples
-    (docs/methods.md: 10).
+    (docs/methods/common.md: 10).
     """
     _check("dirichlet", y, clients)
     check_value("partition dirichlet: concentration", concentration, number(above=0))
@@ -197,8 +197,9 @@ def quantity(y: Labels, clients: int, seed: int, *, per_client: int = 2) -> Part
 def udd(y: Labels, clients: int, seed: int) -> Parts:
     """Unbalanced data distribution: client k of K holds ceil(k * classes / K) classes.
 
-    SplitLPF, 4.1; ours (docs/methods.md): client k holds k classes, as this is for as many clients
-    as classes. The classes are drawn; the clients of a class share it equally. Weakest first.
+    SplitLPF, 4.1; ours (docs/methods/common.md): client k holds k classes, as this is for as many
+    clients as classes. The classes are drawn; the clients of a class share it equally. Weakest
+    first.
     """
     _check("udd", y, clients)
     rng, pools = _generator(Stream.PARTITION, seed), _classes(y)

@@ -48,8 +48,8 @@ DELTA: Final = 1e-5
 # opacus' own default orders stop at 63, where a small epsilon is not yet tight
 ORDERS: Final = [1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 128, 256, 512, 1024]
 # by their own numbers; a recipe's parts may change that
-NOISED: Final = "fedavg, fedprox, splitfed-v1, splitfed-v2, minibatch-sfl, multi-exit, splitgp,\
- scala, splitlpf and besplit"
+NOISED: Final = "fedavg, fedprox, feddyn, fedlc, fedper, ditto, splitfed-v1, splitfed-v2,\
+ minibatch-sfl, mergesfl, multi-exit, splitgp, scala, pfsl, splitlpf and besplit"
 
 
 @dataclass(frozen=True, slots=True)

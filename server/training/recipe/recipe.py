@@ -1,6 +1,6 @@
 """Recipes: TOML files that name a method, its numbers, data and training.
 
-method = "supersfl"
+method = "supersfl"       # or a function of one's own: see docs/own-method.md
 
 [method_numbers]          # arguments of the method's function; all have defaults
 fusion = "tpgf"
@@ -33,17 +33,29 @@ from typing import Any, Final, Literal, get_args, get_type_hints
 from edge_sdk.checks import check_fields, check_value, need
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.gate_form import read_gate
-from edge_sdk.installation import names_function
+from edge_sdk.installation import names_function, user_function
 from edge_sdk.nets import TOKENS, use_network
 from edge_sdk.records import added, check_types, inline, read_record, table_of
-from edge_sdk.training.data.load import HELD_OUT_SHARE, PUBLISHED, data_word
+from edge_sdk.training.data.load import HELD_OUT_SHARE, OF_PICTURES, PUBLISHED, data_word
 from edge_sdk.training.data.pictures import holds_pictures
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCoding
 from profiles.checks import flag, number, one_of, optional, share, whole
 from profiles.energy import PowerModel, declared_power
 from profiles.errors import InvalidProfileError
-from server.training.methods import besplit, fedavg, harmony, scala, splitfed, splitlpf, supersfl
+from server.training.methods import (
+    besplit,
+    fedavg,
+    feddyn,
+    harmony,
+    mergesfl,
+    personal,
+    pfsl,
+    scala,
+    splitfed,
+    splitlpf,
+    supersfl,
+)
 from server.training.methods.compose import combine, taken_from
 from server.training.methods.method import Method
 from server.training.recipe.privacy import PrivacySettings, with_noise
@@ -58,6 +70,10 @@ Split = Literal["global", "local", "own-mix"]
 METHODS: Final[Mapping[str, Callable[..., Method]]] = {
     "fedavg": fedavg.fedavg,
     "fedprox": fedavg.fedprox,
+    "feddyn": feddyn.feddyn,
+    "fedlc": fedavg.fedlc,
+    "fedper": personal.fedper,
+    "ditto": personal.ditto,
     "splitfed-v1": splitfed.splitfed_v1,
     "splitfed-v2": splitfed.splitfed_v2,
     "minibatch-sfl": splitfed.minibatch,
@@ -65,6 +81,8 @@ METHODS: Final[Mapping[str, Callable[..., Method]]] = {
     "splitgp": splitfed.splitgp,
     "harmony": harmony.harmony,
     "scala": scala.scala,
+    "mergesfl": mergesfl.mergesfl,
+    "pfsl": pfsl.pfsl,
     "splitlpf": splitlpf.splitlpf,
     "supersfl": supersfl.supersfl,
     "besplit": besplit.besplit,
@@ -76,6 +94,7 @@ class DataSettings:
     """The data set and its partition among the clients.
 
     Attributes:
+        clients: number of simulated clients, or of devices that a training waits for.
         partition: `iid`, `shards`, `dirichlet`, ... (server.training.recipe.partition).
         numbers: arguments of the partition.
         name: word that names the data (edge_sdk.training.data.load): `digits`,
@@ -131,7 +150,8 @@ class DataSettings:
         """
         folder, name = Path(data), self.name.partition("=")[0]
         in_folder = name in PUBLISHED or names_function(name) or (folder / name).is_file()
-        if folder.is_dir() and in_folder and not holds_pictures(folder):
+        own_pictures = name not in OF_PICTURES and folder.is_dir() and holds_pictures(folder)
+        if folder.is_dir() and in_folder and not own_pictures:
             return replace(self, name=name, folder=folder)
         return replace(self, name=data, folder=None)
 
@@ -144,12 +164,14 @@ class TrainSettings:
         backbone: a name (edge_sdk.nets), or a network of one's own as `package.module:function`.
         backbone_folder: searched for that module after the current folder; by default the folder
             of the recipe's file.
+        rounds: number of rounds.
         start: a .safetensors file of first weights (server.training.run.first_weights), in the
             current folder or in that of the recipe's file.
         training: the numbers that plans carry and the server shares.
         depth: of every client; None lets SuperSFL's Eq. 1 choose by memory and latency, drawn
             uniformly from `memory_gb` and `latency_ms`.
         depths: depths of the clients in turn, in place of `depth`; only in a simulation.
+        memory_gb, latency_ms: least and largest value that Eq. 1's draw may give a client.
         decay: factor of learning rates from one round to the next, on both sides.
         server_learning_rate: the server's own; None for the clients'.
         server_clip: largest L2 norm of the gradient of one step of the server; None for no limit.
@@ -246,11 +268,16 @@ class Recipe:
     """A whole recipe, checked.
 
     Attributes:
+        method: name of the method: supersfl, besplit, scala, harmony, splitlpf or a baseline; or a
+            function of one's own that returns a Method, as `package.module:function`.
         method_numbers: arguments of the method's function.
         parts: by part, the other method that it is taken from (server.training.methods.compose):
             its name, or a table of `method` and `numbers`.
+        method_folder: searched for that module after the current folder; by default the folder of
+            the recipe's file.
         gate: what exits are judged by, as text (edge_sdk.gate_form); None for the method's measure.
             An export fits scales that it leaves open.
+        seed: of every random stream; the same seed gives the same weights on one machine.
     """
 
     method: str
@@ -264,6 +291,7 @@ class Recipe:
     parts: Mapping[str, Any] = field(default_factory=dict)
     gate: str | None = None
     seed: int = 0
+    method_folder: Path | None = field(default=None, metadata=added())
 
     def __post_init__(self) -> None:
         check_fields(self, seed=whole(0))
@@ -291,44 +319,75 @@ class Recipe:
 
         Raises: ConfigurationError naming what is wrong and what is known.
         """
-        method = _method(self.method, self.method_numbers, "method_numbers")
+        folder = self.method_folder
+        method = _method(self.method, self.method_numbers, "method_numbers", folder)
         if self.parts:
-            parts = {name: _part(name, source) for name, source in self.parts.items()}
+            parts = {name: _part(name, source, folder) for name, source in self.parts.items()}
             method = combine(method, parts)
         return with_noise(replace(method, judged_by=self.gate), self.privacy.noise())
 
 
-def _method(name: str, numbers: object, where: str) -> Method:
-    factory = METHODS.get(name)
-    if factory is None:
-        raise ConfigurationError(f"method {name!r}: expected one of {', '.join(METHODS)}")
+def _factory(name: str, folder: Path | None) -> Callable[..., Method]:
+    """The function that builds a method: one of METHODS, or the user's own.
+
+    Args:
+        folder: searched for a user's module after the current one.
+    Raises: ConfigurationError if there is none of that name.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    if names_function(name):
+        folders = () if folder is None else (Path.cwd(), folder)
+        return user_function(name, folders, what="method")
+    raise ConfigurationError(
+        f"method {name!r}: expected one of {', '.join(METHODS)}, or your own as"
+        " package.module:function"
+    )
+
+
+def _method(name: str, numbers: object, where: str, folder: Path | None) -> Method:
+    factory = _factory(name, folder)
     if not isinstance(numbers, Mapping):
         raise ConfigurationError(f"{where}: expected a table, got {numbers!r}")
-    known = list(inspect.signature(factory).parameters)
+    parameters = inspect.signature(factory).parameters
+    known = list(parameters)
     unknown = sorted(set(numbers) - set(known))
     if unknown:
         takes = ", ".join(known) or "none"
         raise ConfigurationError(f"{where}: {name} takes {takes}; got {', '.join(unknown)}")
+    lacking = [key for key, each in parameters.items() if each.default is each.empty]
+    if missing := [key for key in lacking if key not in numbers]:
+        raise ConfigurationError(
+            f"{where}: {name} needs {', '.join(missing)}; give a value, or give the function a"
+            " default"
+        )
     try:
         check_types(numbers, get_type_hints(factory))
-        return factory(**numbers)
+        method = factory(**numbers)
     except ConfigurationError as err:
         raise ConfigurationError(f"{where}: {err}") from err
+    if not isinstance(method, Method):
+        raise ConfigurationError(
+            f"method {name!r}: expected the function to return a Method"
+            f" (server.training.methods.method), got {type(method).__name__}"
+        )
+    return method
 
 
-def _part(name: str, source: object) -> Method:
+def _part(name: str, source: object, folder: Path | None) -> Method:
     """The method that one part is taken from."""
     where = f"parts.{name}"
     if isinstance(source, str):
-        return _method(source, {}, where)
+        return _method(source, {}, where, folder)
     keys = set(source) if isinstance(source, Mapping) else set()
     if not isinstance(source, Mapping) or not {"method"} <= keys <= {"method", "numbers"}:
         raise ConfigurationError(
             f"{where}: expected a method's name, or a table of method and numbers, got {source!r}"
         )
     numbers = source.get("numbers", {})
-    method = _method(source["method"], numbers, f"{where}.numbers")
-    unused = next(_unused_numbers(name, source["method"], numbers), None)
+    method = _method(source["method"], numbers, f"{where}.numbers", folder)
+    factory = _factory(source["method"], folder)
+    unused = next(_unused_numbers(name, factory, numbers), None)
     if unused is not None:
         raise ConfigurationError(
             f"{where}.numbers: {unused} has no effect on the {name} part of {method.name}: leave it"
@@ -337,20 +396,21 @@ def _part(name: str, source: object) -> Method:
     return method
 
 
-def _unused_numbers(part: str, method: str, numbers: Mapping[str, Any]) -> Iterator[str]:
+def _unused_numbers(
+    part: str, factory: Callable[..., Method], numbers: Mapping[str, Any]
+) -> Iterator[str]:
     """Names of numbers that differ from their defaults and have no effect on a part.
 
     None for a part with functions: two of them differ even when built from the same numbers.
     """
 
     def taken(given: Mapping[str, Any]) -> list[Any]:
-        built = METHODS[method](**given)
-        return list(taken_from(part, built).values())
+        return list(taken_from(part, factory(**given)).values())
 
     all_numbers = taken(numbers)
     if any(map(callable, all_numbers)):
         return
-    defaults = inspect.signature(METHODS[method]).parameters
+    defaults = inspect.signature(factory).parameters
     for name, value in numbers.items():
         others = {other: numbers[other] for other in numbers if other != name}
         if value != defaults[name].default and taken(others) == all_numbers:
@@ -376,6 +436,8 @@ def load_recipe(path: Path) -> Recipe:
 
 def _with_places(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
     """The tables with the places of the user's own files, some of which are next to the recipe."""
+    if _names_own_method(data):
+        data = {"method_folder": str(folder), **data}
     train = data.get("train")
     if not isinstance(train, Mapping):
         return data
@@ -386,6 +448,14 @@ def _with_places(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
     if isinstance(start, str) and not Path(start).is_file() and (folder / start).is_file():
         train["start"] = str(folder / start)
     return {**data, "train": train}
+
+
+def _names_own_method(data: Mapping[str, Any]) -> bool:
+    """Whether the method, or that of a part, is a function of the user's own."""
+    parts = data.get("parts")
+    sources = list(parts.values()) if isinstance(parts, Mapping) else []
+    named = [each.get("method") if isinstance(each, Mapping) else each for each in sources]
+    return any(names_function(str(each)) for each in (data.get("method"), *named))
 
 
 def _with_text_paths(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -403,7 +473,8 @@ def _with_text_paths(table: Mapping[str, Any]) -> dict[str, Any]:
 def read_recipe(data: Mapping[str, Any]) -> Recipe:
     """Build a recipe from tables as TOML has them, and check it.
 
-    The module of a backbone of one's own is imported: read recipes of this machine only.
+    The modules of a backbone and of a method of one's own are imported: read recipes of this
+    machine only.
 
     Raises: ConfigurationError naming the table, the key and what was expected.
     """
@@ -416,6 +487,17 @@ def read_recipe(data: Mapping[str, Any]) -> Recipe:
         raise ConfigurationError(
             f"train: {backbone}'s features are tokens, not maps that can be pooled: expected"
             ' auxiliary_head = "exit", or another backbone'
+        )
+    if method.client.frozen and recipe.train.start is None:
+        raise ConfigurationError(
+            f"train: {method.name} keeps the fronts as the server sends them, and without start"
+            " they are random: expected start, a .safetensors file of pre-trained weights, or"
+            " fronts that train (freeze_front = false)"
+        )
+    if method.client.own_head and recipe.train.update.codec == "synthetic":
+        raise ConfigurationError(
+            "train: update codec synthetic replays the whole network's gradient, and the last layer"
+            f" of {method.name} stays on its clients: expected another codec"
         )
     if method.client.shared_auxiliary and recipe.train.update.codec == "synthetic":
         raise ConfigurationError(

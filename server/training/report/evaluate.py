@@ -5,9 +5,11 @@
              supervised
     gated    the exit head where its uncertainty is below a threshold, else the server: methods
              that train and share their exits together with the rest (multi-exit, SplitGP)
-    backs    the whole network with each client's own last layer: SplitLPF
+    backs    the whole network with each client's own last layer: SplitLPF, FedPer
+    own      a whole network of each client's own: Ditto; on the global test set the average is
+             tested
 
-docs/methods.md, "Data and measures".
+docs/methods/common.md.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from edge_sdk.training.protocol.weights import load_weights, split_exit_head
 from server.training.recipe.partition import RhoTest, own_mix, rho_tests
 from server.training.report.client_scores import ClientScore, GatedScore, by_choice, gated_client
 from server.training.report.metrics import Score, benign_rate, score
-from server.training.report.own_backs import base_of, own_back
+from server.training.report.own_backs import base_of, own_back, own_network
 from server.training.report.thresholds import (
     PairAnswers,
     Right,
@@ -43,7 +45,7 @@ from server.training.report.thresholds import (
 from server.training.report.uncertainty import uncertainty_of
 from server.training.run.run import Simulation
 
-AnswerPath = Literal["full", "exits", "gated", "backs"]
+AnswerPath = Literal["full", "exits", "gated", "backs", "own"]
 
 BATCH: Final = 128  # 512 took 120 MiB more on cnn6 and was no faster
 # Drift, as a share of a client's own test samples.
@@ -76,6 +78,8 @@ class Evaluator:
     def answers(self, *, supervised: bool) -> AnswerPath:
         """Path that answers a client's test samples."""
         path = self.path(supervised=supervised)
+        if self._run.method.client.own_network is not None:
+            return "own"
         return "gated" if path != "exits" and self._run.method.share_exits else path
 
     def accuracy(self, *, supervised: bool) -> float:
@@ -184,6 +188,8 @@ class Evaluator:
                 return self._right_of_wholes()
             case "backs":
                 return self._right_of_backs()
+            case "own":
+                return self._right_of_own()
             case _:
                 return self._right_of_exits()
 
@@ -229,6 +235,11 @@ class Evaluator:
             for name, each in answers.items():
                 right[name] = torch.cat(each).numpy() == run.y_test
         return {name: right[name] for name in run.clients}
+
+    def _right_of_own(self) -> dict[str, Right]:
+        """Right answers of each client's own network, one network at a time."""
+        run = self._run
+        return {name: self.labels(own_network(run, name)) == run.y_test for name in run.clients}
 
     def _exits(self) -> Iterator[tuple[nn.Module, dict[str, nn.Module]]]:
         """Prefixes with their exit heads; a client with a personal prefix comes alone."""

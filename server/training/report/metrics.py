@@ -1,6 +1,6 @@
 """Measures of a run: accuracy, fairness over clients, missed malignant samples, modelled latency.
 
-docs/methods.md, "Data and measures", "HARMONY" (Eq. 12) and "SplitLPF" (fairness). Accuracies are
+docs/methods/common.md. Accuracies are
 shares of 1. A figure that is not defined (no samples, no spread) is NaN, which JSON writes as null.
 """
 

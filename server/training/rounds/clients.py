@@ -149,4 +149,4 @@ def _batch_shares(
     if rule is None or not ready:
         return {}
     batch = max(context.plans[name].training.batch for name in ready)
-    return rule({name: now.view.samples[name] for name in ready}, batch)
+    return rule({name: now.view.samples[name] for name in ready}, batch, now.view)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from edge_sdk.bundles import namespaces
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.training.protocol.messages import Reply, Request, Weights
-from edge_sdk.training.protocol.plan import Plan
+from edge_sdk.training.protocol.plan import Plan, without_last_layer
 from server.training.core.server_state import ServerState
 from server.training.methods.method import Method
 from server.training.rounds.round import RoundSettings, RoundUnderWay
@@ -19,6 +19,8 @@ from server.training.rounds.transport import Transport
 class RoundContext:
     """The method, the server's state, and the clients of the rounds to come.
 
+    Raises: ConfigurationError for late updates with a method that they would bias.
+
     Attributes:
         plans: by client, in the order in which floats are added.
         using_state: held by whatever reads or changes `state`, since clients may be trained in
@@ -27,6 +29,12 @@ class RoundContext:
     """
 
     def __init__(self, method: Method, state: ServerState, settings: RoundSettings) -> None:
+        if method.client.dynamic and (settings.buffer is not None or settings.staleness_max):
+            raise ConfigurationError(
+                f"round: {method.name}'s clients commit their term with each update, so one that"
+                " counts late, or less, biases all later rounds: expected staleness_max = 0, and no"
+                " buffer"
+            )
         self.method = method
         self.state = state
         self.settings = settings
@@ -111,4 +119,5 @@ def trained_part(weights: Weights, plan: Plan, *, exit_head: bool) -> Weights:
         starts.append(f"exit{plan.depth}.")
     if plan.part.shared_auxiliary:
         starts.append(f"{namespaces.auxiliary(plan.depth).name}.")
-    return {name: t for name, t in weights.items() if name.startswith(tuple(starts))}
+    found = {name: t for name, t in weights.items() if name.startswith(tuple(starts))}
+    return without_last_layer(found, plan) if plan.part.own_head else found

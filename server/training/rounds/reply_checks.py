@@ -21,6 +21,7 @@ from edge_sdk.training.protocol.weights import check_weights, is_variance
 # The largest value of half precision, to which its codec clips. Larger ones, which the other codecs
 # carry, are clipped to it as they arrive: their squares would leave infinities in the server's
 # BatchNorm statistics.
+NOT_FINITE: Final = "infinity or NaN"  # in the reasons of refusals
 LARGEST_FEATURE: Final = 65504.0
 
 
@@ -95,7 +96,7 @@ def clip_features(values: torch.Tensor, name: str) -> tuple[torch.Tensor, int]:
     """
     low, high = (float(bound) for bound in torch.aminmax(values))
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise FrameError(f"{name}: expected finite values, got infinity or NaN")
+        raise FrameError(f"{name}: expected finite values, got {NOT_FINITE}")
     if low > -LARGEST_FEATURE and high < LARGEST_FEATURE:
         return values, 0
     at_ends = int((values.abs() >= LARGEST_FEATURE).sum())

@@ -38,7 +38,7 @@ KEPT: Final = 2
 FORMAT: Final = 3
 # places of files, which may have moved, and what only tests
 _MAY_CHANGE: Final = {
-    *("train.rounds", "train.backbone_folder", "train.start", "data.folder"),
+    *("train.rounds", "train.backbone_folder", "train.start", "data.folder", "method_folder"),
     *("evaluate.every", "evaluate.rho", "evaluate.local", "evaluate.powers"),
 }
 _NAME: Final = re.compile(r"round-(\d{6,})\.safetensors")

@@ -87,7 +87,7 @@ def count(module: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("backbone", "shape", "depth", "classes", "expected"),
     [
-        # the paper's Table 8: 84.2K and 347.1K; docs/methods.md's backbone table to the last one
+        # the paper's Table 8: 84.2K and 347.1K; docs/methods/common.md to the last one
         ("resnet18", (3, 32, 32), 2, 10, 84_170),
         ("resnet18", (1, 28, 28), 2, 10, 77_898),
         ("densenet121", (3, 64, 64), 1, 10, 347_146),

@@ -183,6 +183,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "exit_head": {"exit_head": True},
     "distil": {"distil": Distillation()},
     "back": {"back": PersonalBack()},
+    "frozen": {"frozen": True},
     "bottleneck": {"bottleneck": 4},
     "inversion": {"inversion": Inversion()},
     "views": {"views": True},
@@ -202,7 +203,7 @@ def test_parts_that_exclude_each_other_are_refused_with_the_reason(
 
 def test_all_other_pairs_of_parts_combine() -> None:
     excluded = {frozenset(pair[:2]) for pair in EXCLUSIONS}
-    implied = {frozenset({"meta", "whole"})}  # meta has an exit head
+    implied = {frozenset({"meta", part}) for part in ("whole", "frozen")}  # meta has an exit head
     for pair in combinations(PARTS, 2):
         if frozenset(pair) not in excluded | implied:
             ClientPart(**PARTS[pair[0]] | PARTS[pair[1]])

@@ -103,7 +103,7 @@ def test_weights_sum_to_about_one_over_the_clients() -> None:
 
 
 def test_the_servers_share_grows_with_clients_and_depth_as_the_paper_s_devices_have_it() -> None:
-    """docs/methods.md: at 50 clients a third on stages all hold, half at 100; 0.43 at stage 6."""
+    """At 50 clients a third on stages all hold, half at 100; 0.43 at stage 6."""
 
     def share(clients: int, stage: int) -> float:
         found = []

@@ -150,6 +150,19 @@ def test_a_device_that_takes_no_part_is_not_waited_for_and_its_reason_is_kept(
     assert trainer.mailbox.wait_for_devices(1, 0) == ["pi"]
 
 
+def test_reason_that_would_forge_lines_is_kept_as_one_line(
+    trainer: Any, pi: TrainerClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FAULTS row 26: it goes to the log, to a terminal and to the report."""
+    asking = Asking(trainer, {"pi": start()}, 60)
+    fetched(pi)
+    pi.decline("", "no\nround=9 all is well\x1b[2K\r\u202e")
+    assert asking.replies() == {}
+    (missed,) = trainer.mailbox.take_missed()
+    assert missed.why == "no round=9 all is well [2K"
+    assert "declines: no round=9" in caplog.text
+
+
 def test_device_that_missed_a_deadline_is_not_waited_for_until_it_is_heard_of(
     trainer: Any, pi: TrainerClient
 ) -> None:
@@ -175,6 +188,7 @@ def test_message_is_fetched_again_until_it_is_answered(trainer: Any, pi: Trainer
 def test_first_complete_reply_counts_and_others_are_counted(
     trainer: Any, pi: TrainerClient
 ) -> None:
+    """FAULTS row 9."""
     asking = Asking(trainer, {"pi": start(), "other": start()}, 1.5)
     now = fetched(pi)
     assert pi.reply(now, Ready(7, 1, 1, ())) == "foreign"  # of another round
@@ -191,6 +205,7 @@ def test_first_complete_reply_counts_and_others_are_counted(
 def test_hostile_bytes_are_refused_and_leave_the_place_to_a_sound_reply(
     make_trainer: Callable[..., Any],
 ) -> None:
+    """FAULTS row 26."""
     trainer = make_trainer(SHAPE, reply_bytes_max=100_000)
     identity = trainer.enrol("pi")
     link = trainer.link(identity)
@@ -272,7 +287,7 @@ def test_a_device_answers_only_for_itself(trainer: Any, pi: TrainerClient) -> No
     eve = trainer.enrol("eve")
     asking = Asking(trainer, {"pi": start()}, 10)
     now = fetched(pi)
-    stranger = trainer.link(Identity("http://x", "pi", "default", "x" * 43))
+    stranger = trainer.link(Identity("http://127.0.0.1:1", "pi", "default", "x" * 43))
     with pytest.raises(RefusedReplyError, match="401"):
         stranger.reply(now, GOOD)
     with pytest.raises(NotJoinedError):
@@ -280,7 +295,7 @@ def test_a_device_answers_only_for_itself(trainer: Any, pi: TrainerClient) -> No
     other = trainer.link(eve)
     other.join(30, SHAPE)
     assert other.reply(now, Ready(1, 1, 1, ())) == "foreign"
-    operator = trainer.link(Identity("http://x", "operator", "default", trainer.operator))
+    operator = trainer.link(Identity("http://127.0.0.1:1", "operator", "default", trainer.operator))
     with pytest.raises(RefusedReplyError, match="403"):
         operator.join(30, SHAPE)
     assert pi.reply(now, GOOD) == "taken"
@@ -490,6 +505,8 @@ class Noisy(TrainerClient):
 
 
 def test_duplicate_and_reordered_replies_leave_no_trace_in_the_weights(trainer: Any) -> None:
+    """FAULTS row 9."""
+
     def weights(transport: Any) -> dict[str, Tensor]:
         plans = {name: plan_with(exit_head=False) for name in ("ada", "bob")}
         state = ServerState(deepcopy(network_of(plans["ada"])), Training(0.1, 8))
@@ -568,7 +585,7 @@ def test_personal_weights_survive_a_restart_and_damage_is_named(tmp_path: Path) 
 
 
 def test_invitation_is_taken_to_the_servers_own_host_only() -> None:
-    plain = Identity("http://10.0.0.5:8000", "pi", "default", "secret")
+    plain = Identity("http://10.0.0.5:8000", "pi", "default", "secret", insecure=True)
     safe = Identity("https://hub:8000", "pi", "default", "secret")
     assert resolve_trainer_url(plain, "http://10.0.0.5:8100") == "http://10.0.0.5:8100"
     assert resolve_trainer_url(plain, "http://0.0.0.0:8100") == "http://10.0.0.5:8100"
@@ -584,6 +601,7 @@ def test_invitation_is_taken_to_the_servers_own_host_only() -> None:
 
 
 def test_trainer_does_not_listen_to_the_network_in_the_clear(tmp_path: Path) -> None:
+    """FAULTS row 13."""
     everywhere = Address("0.0.0.0", 8100)
     with pytest.raises(ConfigurationError, match="without encryption"):
         TrainerSettings(tmp_path, "run", everywhere)
@@ -592,3 +610,25 @@ def test_trainer_does_not_listen_to_the_network_in_the_clear(tmp_path: Path) -> 
     )
     with pytest.raises(ConfigurationError, match="certificate and its key"):
         TrainerSettings(tmp_path, "run", everywhere, tls_cert=tmp_path / "cert.pem")
+
+
+def test_device_that_gets_a_new_credential_while_it_trains_stays_in_the_training(
+    make_trainer: Callable[..., Any],
+) -> None:
+    trainer = make_trainer()
+    old = trainer.enrol("pi-1")
+    stored = [old]
+    link = TrainerClient(old, trainer.url, lambda: stored[-1])
+    try:
+        link.join(8, (1, 8, 8))
+        members = trainer.registry.membership
+        new = members.new_credential("pi-1")
+        link.alive()
+        members.confirm_credential("pi-1", new)
+        # the agent writes it to the disk a moment after the server's confirmation
+        later = threading.Timer(0.2, lambda: stored.append(replace(old, credential=new)))
+        later.start()
+        link.alive()
+        assert stored[-1].credential == new
+    finally:
+        link.close()

@@ -1,13 +1,13 @@
 """kill -9 of the trainer and of devices while they exchange, again and again: training ends.
 
-make faults-training     many more points, drawn at random
+make faults ARGS=training-kill     many more points, drawn at random
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -142,7 +142,7 @@ def check(report: dict[str, Any], folder: Path) -> None:
 def test_training_ends_though_everybody_is_killed_in_the_middle(
     fork_server: Any, tmp_path: Path, free_port: int
 ) -> None:
-    """In the first messages, between steps, with updates in hand, and before a round is saved."""
+    """FAULTS row 20: in the first messages, between steps, with updates in hand, before a save."""
     kills: dict[str, list[Kill]] = {
         "trainer": [("reply", 2), ("reply", 6), ("save", 1), ("reply", 10)],
         "pi-0": [("handle", 3), ("hand_in", 4)],
@@ -156,12 +156,18 @@ def test_training_ends_though_everybody_is_killed_in_the_middle(
 
 
 def test_training_ends_wherever_its_processes_are_killed(
-    fork_server: Any, tmp_path: Path, free_port: int, thorough: bool
+    fork_server: Any,
+    tmp_path: Path,
+    free_port: int,
+    thorough: bool,
+    reached: Callable[..., None],
 ) -> None:
+    """FAULTS row 20: trainer and devices are killed before calls drawn at random."""
+    trainings, killed = (25 if thorough else 1), 0
     seed = random.randrange(2**32) if thorough else 7
     print(f"seed {seed}")
     draw = random.Random(seed)
-    for number in range(25 if thorough else 1):
+    for number in range(trainings):
         kills: dict[str, list[Kill]] = {
             process: [
                 (draw.choice(calls), draw.randint(1, 2 * CALLS_A_ROUND)) for _ in range(times)
@@ -180,3 +186,10 @@ def test_training_ends_wherever_its_processes_are_killed(
         assert run.killed > 0, "no process came to the point it was to be killed at"
         check(report, folder)
         fork_server.end_all()
+        killed += run.killed
+    reached(
+        "training-kill",
+        f"{trainings} of {trainings} trainings through {killed} kills, seed {seed}",
+        trainings=trainings,
+        kills=killed,
+    )

@@ -203,6 +203,7 @@ def test_an_update_that_the_disk_did_not_take_may_come_again() -> None:
     assert mailbox.reply("pi", "", update_of(3)) == "kept"
 
 
+@pytest.mark.deadline
 def test_an_update_asked_for_as_it_is_written_answers() -> None:
     disk = SlowDisk()
     mailbox = Mailbox([("pi", 2)], keep=disk.keep)

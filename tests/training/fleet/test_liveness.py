@@ -100,7 +100,7 @@ def test_end_waits_for_a_device_that_is_behind_and_alive() -> None:
 def test_frozen_device_costs_seconds_of_a_long_deadline(
     make_trainer: Callable[..., Any], fork_server: Any, tmp_path: Path
 ) -> None:
-    """A process trains for longer than it may be silent, and is frozen (SIGSTOP) while it does."""
+    """FAULTS row 21: a process trains longer than it may be silent, and is frozen meanwhile."""
     trainer = make_trainer(SHAPE, silence_s=SILENCE_S)
     state, data = tmp_path / "pi", load_dataset("digits")
     trainer.enrol("pi").save(state)

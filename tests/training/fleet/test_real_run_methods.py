@@ -7,6 +7,7 @@ one process.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.data.load import load_dataset
 from profiles import DeviceProfile
 from server.tokens import create_token
+from server.training.commands import _of_devices
 from server.training.core.server_state import ServerState
 from server.training.recipe.recipe import Recipe, read_recipe
 from server.training.rounds.loop import RoundLoop
@@ -157,6 +159,22 @@ def same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> Non
         assert torch.equal(tensor, expected[name]), name
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "own", "said"),
+    [
+        (0.5, 0.75, "accuracy on the test part 50.0%"),
+        (None, 0.75, "mean accuracy of devices on their own test samples 75.0%"),
+        (None, math.nan, "no accuracy, since devices keep the last layer and did not score"),
+    ],
+)
+def test_a_training_says_whose_accuracy_it_ends_with(
+    accuracy: float | None, own: float, said: str
+) -> None:
+    final = {"accuracy": accuracy, "accuracy_id": own}
+    result = {"rounds": [{}, {}], "clients": 1, "final": final, "weights": "w.safetensors"}
+    assert _of_devices(result) == f"2 rounds with 1 device, {said}: w.safetensors"
+
+
 @pytest.mark.deadline
 @pytest.mark.parametrize("name", CASES)
 def test_a_method_trains_on_though_an_agent_and_the_trainer_are_killed(
@@ -194,6 +212,11 @@ def test_a_method_trains_on_though_an_agent_and_the_trainer_are_killed(
     assert [row["missing"] for row in rows] == [[], ["pi-1"], []]
     assert [row["participants"] for row in rows] == [[*NAMES], ["pi-0"], [*NAMES]]
     assert not any(row["refused"] for row in rows)
+    # the last layer of the server is untrained where devices keep theirs, and they score alone
+    own = read_recipe(tomllib.loads(case.recipe)).built_method.client.own_back
+    assert [row["accuracy"] is None for row in rows] == [own] * 3
+    assert (report["final"]["accuracy"] is None) == own
+    assert report["final"]["accuracy_id"] > 0
     assert [[*row["missed"]] for row in rows] == [[], ["pi-1"], []]
     assert rows[1]["missed"]["pi-1"][0]["why"] == "it was restarted"
     assert {device["client"] for device in report["each_client"]} == set(NAMES)

@@ -112,7 +112,7 @@ def test_running_server_is_known_by_its_certificate_whatever_names_are_in_it(
     async def command(device: str, request: Request) -> None:
         asked.append((device, await request.json()))
 
-    registry = SimpleNamespace(devices=lambda: [SimpleNamespace(id="pi", revoked_at=None)])
+    registry = SimpleNamespace(devices=lambda: [SimpleNamespace(id="pi", active=True)])
     with HttpServer(app, listen(Address("127.0.0.1", 0)), hub.cert, hub.key) as server:
         for pinned in (other.cert, hub.cert):
             inviter = Inviter(server.url, "secret", "https://hub:8100", pinned)

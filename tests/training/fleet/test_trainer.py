@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -66,6 +68,7 @@ def profile(memory_gb: float, score: float, latency_ms: float | None = 5.0) -> D
 def test_training_ends_though_one_device_is_killed_and_one_frozen(
     tmp_path: Path, commands: Any
 ) -> None:
+    """FAULTS row 21."""
     state, data = tmp_path / "server", load_dataset("digits")
     free = "--http", "127.0.0.1:0"
     server = commands(
@@ -206,3 +209,24 @@ def test_depths_follow_the_devices_profiles() -> None:
     assert choose_depths(3, net, devices) == dict.fromkeys(devices, 3)
     with pytest.raises(ConfigurationError, match="1, 2, 3, 4"):
         choose_depths(9, net, devices)
+
+
+@pytest.mark.deadline
+def test_sigterm_ends_a_training_in_order(tmp_path: Path) -> None:
+    """As systemd asks for it; 130 would be a failure there."""
+    state, recipe = tmp_path / "server", tmp_path / "run.toml"
+    recipe.write_text(RECIPE)
+    create_token(state)
+    load_or_create_operator_secret(state)
+    command = [sys.executable, "-P", "-m", "edge_sdk.cli", "train", str(recipe)]
+    command += ["--state", str(state), "--http", "127.0.0.1:0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert "waiting for 4 devices" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "continue with --resume" in said
+    assert "Traceback" not in said

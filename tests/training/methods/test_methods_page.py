@@ -1,4 +1,4 @@
-"""docs/methods.md has each number of each method, with the default that the code has."""
+"""docs/methods has each number of each method, with the default that the code has."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ import pytest
 
 from server.training.recipe.recipe import METHODS
 
-PAGE = Path(__file__).parents[3] / "docs" / "methods.md"
+PAGES = Path(__file__).parents[3] / "docs" / "methods"
 NOT_SET = "not set"
 NUMBERED = [name for name, made in METHODS.items() if inspect.signature(made).parameters]
+
+
+def pages() -> str:
+    """All pages, one after the other."""
+    return "\n".join(page.read_text() for page in sorted(PAGES.glob("*.md")))
 
 
 def tables(text: str) -> dict[str, dict[str, tuple[str, str]]]:
@@ -38,16 +43,19 @@ def tables(text: str) -> dict[str, dict[str, tuple[str, str]]]:
 
 def read_default(text: str) -> Any:
     """A default of the page; None for a number that a recipe leaves out."""
-    return None if text == NOT_SET else tomllib.loads(f"value = {text.strip('`')}")["value"]
+    if text == NOT_SET:
+        return None
+    value = tomllib.loads(f"value = {text.strip('`')}")["value"]
+    return tuple(value) if isinstance(value, list) else value
 
 
 def test_each_method_with_numbers_has_a_table_and_no_other_has() -> None:
-    assert sorted(tables(PAGE.read_text())) == sorted(NUMBERED)
+    assert sorted(tables(pages())) == sorted(NUMBERED)
 
 
 @pytest.mark.parametrize("name", NUMBERED)
 def test_the_table_has_every_number_with_its_default(name: str) -> None:
-    page = tables(PAGE.read_text())[name]
+    page = tables(pages())[name]
     code = {
         number: parameter.default
         for number, parameter in inspect.signature(METHODS[name]).parameters.items()

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributions import Categorical
 
+from server.training.core.round_view import RoundView
 from server.training.methods.formulas.adjustment import (
     adjusted_losses,
     adjustment,
@@ -21,21 +22,25 @@ from server.training.methods.formulas.batch_share import proportional
 
 def test_shares_of_a_batch_by_hand() -> None:
     # 320 * 100 / 600 = 53.3, 320 * 200 / 600 = 106.7, 320 * 300 / 600 = 160
-    assert proportional({"a": 100, "b": 200, "c": 300}, 320) == {"a": 53, "b": 106, "c": 160}
+    assert proportional({"a": 100, "b": 200, "c": 300}, 320, RoundView(1)) == {
+        "a": 53,
+        "b": 106,
+        "c": 160,
+    }
 
 
 def test_a_small_client_brings_one_sample_at_least() -> None:
-    assert proportional({"a": 1, "b": 9_999}, 32) == {"a": 1, "b": 31}
+    assert proportional({"a": 1, "b": 9_999}, 32, RoundView(1)) == {"a": 1, "b": 31}
 
 
 def test_a_batch_smaller_than_the_fleet_has_one_of_each() -> None:
-    assert proportional(dict.fromkeys("abcde", 10), 3) == dict.fromkeys("abcde", 1)
+    assert proportional(dict.fromkeys("abcde", 10), 3, RoundView(1)) == dict.fromkeys("abcde", 1)
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=50), st.integers(1, 10**6))
 def test_shares_are_floors_of_exact_fractions(sizes: list[int], batch: int) -> None:
     samples = {str(place): size for place, size in enumerate(sizes)}
-    shares = proportional(samples, batch)
+    shares = proportional(samples, batch, RoundView(1))
     total = sum(sizes)
     for name, share in shares.items():
         # in whole numbers, where no float rounds: share <= B*n/N < share + 1, or 1 where that is 0

@@ -34,7 +34,10 @@ def built(method: str, **numbers: Any) -> Recipe:
     return read_recipe(small(method=method, method_numbers=numbers))
 
 
-KEPT = {"fedavg", "fedprox", "harmony", "splitlpf"}
+KEPT = {
+    *("fedavg", "fedprox", "feddyn", "fedlc", "fedper", "ditto"),
+    *("harmony", "splitlpf", "pfsl"),
+}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -58,7 +58,7 @@ def test_each_client_has_a_power_of_its_own() -> None:
     found = answer_latency(
         simulation, dict.fromkeys(simulation.plans, 10), dict.fromkeys(simulation.plans, 1.0)
     )
-    # `tiny`: prefixes of 80 and 5,888 parameters, 8 and 32 channels (docs/methods.md)
+    # `tiny`: prefixes of 80 and 5,888 parameters, 8 and 32 channels (docs/methods/common.md)
     shallow = 10 * (80 / 5 + 8 + (34_282 - 80) / 100)
     deep = 10 * (5_888 / 40 + 32 + (34_282 - 5_888) / 100)
     each = list(found["each"].values())

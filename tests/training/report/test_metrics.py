@@ -97,8 +97,8 @@ def test_latency_by_hand() -> None:
 def test_latency_is_near_what_the_paper_prints_for_splitfed() -> None:
     """Table 2, rho 0: 104.80 +- 4.21 x 10^8 for CIFAR-10, 50 clients, Shard-2, VGG-11.
 
-    Counts of prefix and suffix after 2, 3 and 4 stages from docs/methods.md (the third stage adds
-    128 x 256 x 9 weights and 3 x 256 of bias and BatchNorm); SplitFed has no exits. A client's
+    Counts of prefix and suffix after 2, 3 and 4 stages from docs/methods/common.md (the third stage
+    adds 128 x 256 x 9 weights and 3 x 256 of bias and BatchNorm); SplitFed has no exits. A client's
     shards are of one class in 9 of 99 cases, else of two, of 1,000 test samples each.
     """
     third = 128 * 256 * 9 + 3 * 256

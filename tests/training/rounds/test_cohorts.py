@@ -42,7 +42,7 @@ def test_which_methods_train_clients_apart() -> None:
     apart = {name for name, method in METHODS.items() if can_train_apart(method(), RoundSettings())}
     assert apart == {
         *("splitfed-v1", "multi-exit", "splitgp", "harmony", "splitlpf"),
-        *("fedavg", "fedprox"),
+        *("fedavg", "fedprox", "feddyn", "fedlc", "fedper", "ditto", "pfsl"),
     }
     assert not can_train_apart(splitfed_v1(), RoundSettings(robust="trimmed"))
 

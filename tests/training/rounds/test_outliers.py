@@ -393,6 +393,7 @@ def blobs(seed: int, count: int = 40) -> tuple[NDArray[np.float32], NDArray[np.i
 
 
 def test_two_of_ten_that_turn_features_and_labels_over_are_found_and_cost_little() -> None:
+    """FAULTS row 23."""
     attacked = Fleet(BAD, -10.0)
     found = attacked.run(10)
     assert attacked.accuracy > 0.95  # 24 % where the server's half learns from whatever comes

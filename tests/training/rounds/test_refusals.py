@@ -88,6 +88,7 @@ BAD_UPDATES: dict[str, tuple[Change, str]] = {
 def test_an_update_that_is_not_sound_is_refused_by_name_and_the_round_goes_on_without(
     method: Callable[[], Method], change: Change, reason: str
 ) -> None:
+    """FAULTS row 10."""
     world = World(
         method(),
         settings=RoundSettings(norm_bound=100.0),
@@ -215,6 +216,7 @@ BAD_FEATURES: dict[str, tuple[Change, str]] = {
 def test_features_that_are_not_sound_put_their_client_out_of_the_round(
     method: Callable[[], Method], change: Change, reason: str
 ) -> None:
+    """FAULTS row 10."""
     meddlers: list[Meddler] = []
 
     def transport(clients: Mapping[str, TrainingClient]) -> Transport:

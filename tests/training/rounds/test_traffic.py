@@ -19,7 +19,7 @@ from tests.training.worlds import (
 )
 def test_bytes_are_counted_by_kind_by_hand(codec: Codec, size: int, extra: int) -> None:
     # a: 9 samples at depth 1, 8 channels of 8x8; its prefix has 80 weights (8 * 3*3 + 8)
-    # b: 4 samples at depth 3, 32 channels of 4x4; its prefix has 5,888 (docs/methods.md)
+    # b: 4 samples at depth 3, 32 channels of 4x4; its prefix has 5,888 (docs/methods/common.md)
     [result] = World(splitfed_v2(), "ab", codec=codec).run(1)
     elements = 9 * 8 * 8 * 8 + 4 * 32 * 4 * 4
     assert result.bytes_by_kind == {

@@ -31,8 +31,13 @@ from edge_sdk.training.protocol.training import Training
 from server.training.core.server_state import ServerState
 from server.training.methods.besplit import besplit
 from server.training.methods.compose import combine
+from server.training.methods.fedavg import fedlc
+from server.training.methods.feddyn import feddyn
 from server.training.methods.harmony import harmony
+from server.training.methods.mergesfl import mergesfl
 from server.training.methods.method import Method
+from server.training.methods.personal import ditto, fedper
+from server.training.methods.pfsl import pfsl
 from server.training.methods.scala import scala
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.splitlpf import splitlpf
@@ -211,6 +216,34 @@ def weights_after(
 )
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_http_trains_to_the_same_bits_as_local(
+    make_trainer: Callable[..., Any],
+    digits: Dataset,
+    method: Callable[[], Method],
+    codec: str,
+) -> None:
+    assert_same_over_http(make_trainer, digits, method, codec)
+
+
+def frozen_pfsl() -> Method:
+    """PFSL with fronts that nobody trains."""
+    return pfsl(freeze_front=True)
+
+
+def mergesfl_of_two_speeds() -> Method:
+    """MergeSFL with a half batch for every second worker."""
+    return mergesfl((1.0, 0.5))
+
+
+@pytest.mark.parametrize(
+    "method", [feddyn, fedlc, fedper, ditto, frozen_pfsl, mergesfl_of_two_speeds]
+)
+def test_http_trains_a_baseline_to_the_same_bits_as_local(
+    make_trainer: Callable[..., Any], digits: Dataset, method: Callable[[], Method]
+) -> None:
+    assert_same_over_http(make_trainer, digits, method, "fp32")
+
+
+def assert_same_over_http(
     make_trainer: Callable[..., Any],
     digits: Dataset,
     method: Callable[[], Method],

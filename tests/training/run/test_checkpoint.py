@@ -210,6 +210,7 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(
     undisturbed: dict[str, tuple[dict[str, torch.Tensor], Any]],
     tmp_path: Path,
 ) -> None:
+    """FAULTS row 20."""
     recipe = RECIPES[name] | BASE
     for how, number in kills:
         if fork_server.run(how, number, tmp_path, recipe):

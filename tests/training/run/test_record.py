@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from edge_sdk.errors import ConfigurationError
 from server.training.recipe.recipe import load_recipe
 from server.training.run.checkpoint import latest_checkpoint
 from server.training.run.record import LOG, record_rounds
@@ -41,3 +43,32 @@ def test_files_that_a_checkpoint_replaces_go_before_anything_else_can_fail(tmp_p
         )
     assert saved == [1]
     assert len((tmp_path / LOG).read_bytes().splitlines()) == 1
+
+
+def broken_round(number: int, refused: int) -> Row:
+    why = dict.fromkeys([f"pi-{n}" for n in range(refused)], "features: got infinity or NaN")
+    return {
+        "round": number,
+        "participants": [],
+        "refused": why,
+        "merged": 0,
+        "loss": None,
+    }
+
+
+@pytest.mark.parametrize(("clients", "kept"), [(1, 2), (3, 0)])
+def test_one_broken_client_ends_no_training_in_a_round(
+    tmp_path: Path, clients: int, kept: int
+) -> None:
+    simulation = build_simulation(load_recipe(RECIPE))
+    rows: list[Row] = []
+    shown: list[int] = []
+
+    def rounds() -> Iterator[Row]:
+        for number in range(1, 10):
+            rows.append(broken_round(number, clients))
+            yield rows[-1]
+
+    with pytest.raises(ConfigurationError, match=f"diverged: {clients} of {clients} clients"):
+        record_rounds(tmp_path, simulation, rows, rounds(), lambda row: shown.append(row["round"]))
+    assert len(shown) == kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from edge_sdk.state import StateLock
 from edge_sdk.training.data.load import load_dataset
 from server.training.commands import simulate_app as app
 from server.training.run.checkpoint import read_checkpoint
+from tests.commands import Splitedge
 from tests.waiting import wait_until
 
 SMALL = """
@@ -226,6 +228,7 @@ def test_data_may_lie_anywhere(tmp_path: Path, fashion_mnist_fixture: Path) -> N
     assert run.exit_code == 0, run.output
 
 
+@pytest.mark.deadline
 @pytest.mark.parametrize(
     ("method", "how", "status", "printed"),
     [
@@ -262,3 +265,19 @@ def test_a_stopped_command_goes_on_to_the_same_weights(
     )
     assert ended.keys() == expected.keys()
     assert all(torch.equal(ended[key], expected[key]) for key in expected)
+
+
+def test_a_learning_rate_of_500_stops_at_the_first_round_that_diverged(
+    tmp_path: Path, splitedge: Splitedge
+) -> None:
+    """The digits whole: enough steps for the weights to leave the numbers."""
+    recipe = tmp_path / "digits.toml"
+    recipe.write_text(
+        'method = "splitfed-v2"\n[data]\nname = "digits"\nclients = 4\n[train]\n'
+        'backbone = "tiny"\nrounds = 50\nbatch = 16\nlearning_rate = 500.0\nmomentum = 0.9\n'
+    )
+    called = splitedge("simulate", recipe, "--out", tmp_path / "run")
+    assert called.status == 1
+    (said,) = [line for line in called.err.splitlines() if line.startswith("error: ")]
+    assert re.match(r"error: round [12] diverged: .* reached infinity or NaN, with \[train\]", said)
+    assert "learning_rate = 500; try a tenth of it" in said

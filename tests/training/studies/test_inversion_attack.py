@@ -96,6 +96,7 @@ def test_features_that_are_the_image_give_it_away_and_a_constant_gives_nothing(
 
 
 def test_the_attack_repeats_and_leaves_the_prefix_as_it_was(digits: Dataset) -> None:
+    """FAULTS row 33."""
     net = build("resnet18", input_shape=(1, 8, 8), seed=0)
     prefix = net.prefix(2)
     before = read_weights(prefix)

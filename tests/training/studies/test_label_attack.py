@@ -52,6 +52,7 @@ def accuracy(guesses: Tensor, labels: Tensor) -> float:
 def test_logit_gradients_give_every_label_away(
     embeddings: Tensor, head: nn.Linear, labels: Tensor
 ) -> None:
+    """FAULTS row 33."""
     logits, gradients, _ = returned(embeddings, head, labels)
     assert accuracy(by_sign(gradients), labels) == 1
     assert accuracy(by_likelihood(gradients, candidate_gradients(logits, B)), labels) == 1
@@ -105,6 +106,7 @@ def test_guessing_rate_is_the_commonest_labels_share() -> None:
 def test_noise_takes_attacks_to_guessing(
     embeddings: Tensor, head: nn.Linear, labels: Tensor
 ) -> None:
+    """FAULTS row 33."""
     logits, gradients, _ = returned(embeddings, head, labels)
     candidates = candidate_gradients(logits, B)
     found = []

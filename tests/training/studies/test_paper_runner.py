@@ -154,6 +154,7 @@ def test_a_signal_ends_the_time_and_a_second_one_the_program(number: signal.Sign
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.deadline
 def test_a_command_that_is_told_to_end_says_how_far_it_came(tmp_path: Path) -> None:
     # nine rows of thirty rounds on the digits: it cannot be done before the signal
     words = ["splitlpf-alpha", "--scale", "cpu", "--seeds", "1", "--resume"]

@@ -125,6 +125,15 @@ def test_all_rows_of_a_table_train_on_as_many_samples_a_round() -> None:
     assert recipe.train.training.epochs == 2
 
 
+def test_the_fastest_worker_of_mergesfl_has_the_batch_of_the_other_rows() -> None:
+    besplit = TABLES["besplit"]
+    row = next(row for row in besplit.rows if row.name == "MergeSFL")
+    numbers = job_of("besplit", besplit, row, "cpu").recipe.train.training
+    assert numbers.batch == 32
+    # as many samples as the epochs of the others, in batches of 32 * (1 + 0.75 + 0.5 + 0.25) / 4
+    assert numbers.iterations == 12
+
+
 def test_no_number_that_may_be_chosen_makes_two_rows_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (0, 1):  # trials take turns with the two values of a method's own number
         chosen = {method: changes_of(trials_of(method, "digits")[place]) for method in SWEEP}

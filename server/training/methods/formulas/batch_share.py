@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-# n_k by client and the batch of all together, to the batch of each
-BatchShare = Callable[[Mapping[str, int], int], Mapping[str, int]]
+from server.training.core.round_view import RoundView
+
+# n_k by participant, the plan's batch and the round, to the batch of each participant
+BatchShare = Callable[[Mapping[str, int], int, RoundView], Mapping[str, int]]
 
 
-def proportional(samples: Mapping[str, int], batch: int) -> dict[str, int]:
+def proportional(samples: Mapping[str, int], batch: int, _now: RoundView) -> dict[str, int]:
     """Batches in proportion to the clients' samples.
 
     B_k = max(1, floor(B * n_k / sum n_j))    SCALA, Eq. 3

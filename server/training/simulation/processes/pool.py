@@ -2,9 +2,9 @@
 
     clients that do not meet    a worker trains a client's whole round, the server's copy of the
                                 suffix included: SplitFedV1, multi-exit, SplitGP, HARMONY, SplitLPF,
-                                FedAvg, FedProx
+                                PFSL, FedAvg and all whose clients train the whole network
     clients that meet           workers have the clients' halves; server steps stay in the parent,
-                                one after another: SuperSFL, SplitFedV2, SCALA, BESplit
+                                one after another: SuperSFL, SplitFedV2, SCALA, MergeSFL, BESplit
 
 Every draw is keyed by client, round and step, and floats are added in client order by the parent,
 so neither the number of workers nor who trains whom changes a bit.
