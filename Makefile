@@ -1,17 +1,23 @@
 # make demo   train, deploy and run a small fleet on this machine (sets itself up)
 # make test   lint, types and every test (sets itself up)
-# make faults-training   kill trainer and devices at many more points, drawn at random
+# make faults   the full figures under faults; ARGS names some of them (needs hours, and root for one)
+# make docs   build the site of the documents into site/
 # make adopt-cuts   cut the nine graphs of the onnx wheel at every place, against the whole
+# make arm64   the agent in an emulated arm64 system, against a server here (root, Debian; minutes)
+# make installations   build and use the images of deploy/, and the services under a booted systemd (as arm64)
+# make bench-peers   our server beside LitServe and plain FastAPI, which get an environment of their own
 # make bench-flower   our simulation beside Flower's, which gets an environment of its own
+# make pictures   the pictures of the dashboard in docs/pictures (needs Chromium)
 PYTHON ?= python3
 VENV ?= .venv
 FLOWER_VENV ?= .venv-flower
+PEERS_VENV ?= .venv-peers
 # Processes that share the tests, file by file; 0 runs all in one.
 WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: adopt-cuts demo test lint types unit bench bench-flower faults-training clean
+.PHONY: adopt-cuts arm64 installations demo docs test lint types unit bench bench-flower bench-peers faults pictures clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -32,8 +38,19 @@ demo: $(VENV)/installed-server
 bench: $(VENV)/installed-server
 	@$(BIN)/splitedge bench $(ARGS)
 
+# the site of the documents, in site/, without the network
+docs: $(VENV)/installed-dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 adopt-cuts: $(VENV)/installed-server
 	@$(BIN)/python -m benchmarks.adopt_cuts --every
+
+arm64: $(VENV)/installed-dev
+	@$(BIN)/python -m benchmarks.install.arm64 $(ARGS)
+
+installations: $(VENV)/installed-dev
+	@$(BIN)/python -m benchmarks.install.installations $(ARGS)
 
 bench-flower: $(VENV)/installed-server $(FLOWER_VENV)/installed
 	@$(BIN)/python -m benchmarks.flower compare --flower $(FLOWER_VENV)/bin/python $(ARGS)
@@ -46,12 +63,24 @@ $(FLOWER_VENV)/installed: pyproject.toml constraints.txt
 		scikit-learn
 	@touch $@
 
+bench-peers: $(VENV)/installed-server $(PEERS_VENV)/installed
+	@$(BIN)/python -m benchmarks.peers --peers $(PEERS_VENV)/bin/python $(ARGS)
+
+# uvicorn[standard]: the parser and the loop in C that LitServe brings, for plain FastAPI too
+$(PEERS_VENV)/installed: constraints.txt
+	$(PYTHON) -m venv $(PEERS_VENV)
+	@$(PEERS_VENV)/bin/python -m pip install --quiet --constraint constraints.txt fastapi litserve \
+		numpy onnxruntime orjson 'uvicorn[standard]'
+	@touch $@
+
 test: lint types unit
 
 lint: $(VENV)/installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/hadolint deploy/*.Dockerfile
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/compose.yaml
 
 types: $(VENV)/installed-dev
 	@$(BIN)/mypy
@@ -59,9 +88,11 @@ types: $(VENV)/installed-dev
 unit: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
-faults-training: $(VENV)/installed-dev
-	@$(BIN)/python -m pytest tests/training/fleet/test_kills.py --hypothesis-profile=faults \
-		--timeout=1800 $(ARGS)
+faults: $(VENV)/installed-dev
+	@$(BIN)/python -m benchmarks.faults figures $(ARGS)
+
+pictures: $(VENV)/installed-dev
+	@$(BIN)/python -m benchmarks.dashboard.pictures $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(FLOWER_VENV) build dist *.egg-info splitedge-demo
+	rm -rf $(VENV) $(FLOWER_VENV) $(PEERS_VENV) build dist *.egg-info splitedge-demo

@@ -29,16 +29,16 @@ from edge_sdk.errors import (
     shown,
 )
 from edge_sdk.http import HttpClient, Timeout
-from edge_sdk.identity import Identity, check_not_enrolled, check_server_url
+from edge_sdk.identity import Identity, check_not_enrolled, check_server_url, host_id
 from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.settings_file.settings_file import write_settings_template
 from edge_sdk.tls import tls_context, tls_context_for
-from edge_sdk.wire.answers import HEADER_LENGTH, read_header_length
-from edge_sdk.wire.frames import HTTP_LIMITS, decode, encode
-from edge_sdk.wire.messages import RETRY_AFTER_MAX_S, Problem, Query, Reply, read_reply
+from edge_sdk.wire.clear_text import refuse_clear_text
 from edge_sdk.wire.topics import PAYLOAD_BYTES
+from edge_sdk.wire.traceparent import TRACEPARENT
 
 if TYPE_CHECKING:
+    from edge_sdk.wire.messages import Query, Reply
     from profiles.device import DeviceProfile
     from profiles.measured import BundleMeasurement, Conditions
 
@@ -46,13 +46,8 @@ TIMEOUT_S: Final = 10.0
 CONNECTION_NAME: Final = "connection.json"
 ROOT_NAME: Final = "tuf/root.json"
 CA_NAME: Final = "ca.pem"
-REFUSED: Final = {
-    404: Problem.UNKNOWN_MODEL,
-    429: Problem.OVERLOADED,
-    500: Problem.FAILED,  # the same as over MQTT, so that a late query ends in the same way
-    503: Problem.NOT_READY,
-    504: Problem.EXPIRED,
-}
+# header of an enrolment by an agent that can wait for the operator's approval
+WAITS_HEADER: Final = "Splitedge-Waits-For"
 # The longest answer in JSON; that of a query holds tensors, and may be longer.
 JSON_BYTES: Final = 2_000_000
 # Room on the disk for root, connection and identity, which take less.
@@ -94,6 +89,7 @@ def enroll(
     profile: DeviceProfile | None = None,
     name: str | None = None,
     ca: str | Path | None = None,
+    insecure: bool = False,
 ) -> Identity:
     """Make this device a member of the server's fleet: once, before the first `EdgeAgent.open`.
 
@@ -110,15 +106,19 @@ def enroll(
         token: from `splitedge server token create`.
         state: the folder of everything the device keeps; made where missing, for its owner only.
         profile: of this device; None measures it, which takes seconds.
-        name: wanted device id; None takes the profile's.
+        name: wanted device id; None takes the name of this machine.
         ca: PEM file of the only authority to trust, which is copied; None trusts the system's.
+        insecure: let the token and the device's credential travel to other machines unencrypted,
+            now and later.
     Returns: the device's identity from now on.
-    Raises: before the token is spent: ConfigurationError for the URL, the `ca`, or a folder that
-        has an identity already; StorageError if the folder cannot be written; LinkError if the
-        server cannot be reached. EnrolmentError with the server's reason.
+    Raises: before the token is spent: ConfigurationError for the URL, for another machine without
+        encryption unless `insecure`, for the `ca`, or for a folder that has an identity already;
+        StorageError if the folder cannot be written; LinkError if the server cannot be reached.
+        EnrolmentError with the server's reason.
     """
     state = Path(state)
     check_server_url(server)
+    refuse_clear_text(server, "server", insecure=insecure)
     check_not_enrolled(state)
     authority = None if ca is None else _read_authority(Path(ca))
     if profile is None:
@@ -135,8 +135,8 @@ def enroll(
         if authority is not None:
             write_atomic(state / CA_NAME, authority)
         kept = None if authority is None else state / CA_NAME
-        about = {"name": name, "profile": profile.to_dict()}
-        return _enroll(server, token, state, about, kept)
+        about = {"name": name or host_id(), "profile": profile.to_dict()}
+        return _enroll(server, token, state, about, kept, insecure=insecure)
     except BaseException:
         if new:
             shutil.rmtree(state, ignore_errors=True)
@@ -162,6 +162,58 @@ def locate_broker(
             if found != FleetBroker.load(state):
                 _save_broker(state, answer)
     return found
+
+
+def is_approved(identity: Identity, *, timeout_s: float = TIMEOUT_S) -> bool:
+    """Whether the operator has let this device in; a server that asks for no approval has.
+
+    Raises: LinkError; EnrolmentError if the server does not accept the credential.
+    """
+    url = identity.url(f"api/v1/devices/{identity.device}/approval")
+    status, answer = _call("GET", url, ca=identity.ca, identity=identity, timeout_s=timeout_s)
+    if status == 404:  # a server of the release before
+        return True
+    _check_accepted(status, answer)
+    return bool(_expect(status, answer, url).get("approved"))
+
+
+def new_credential(identity: Identity, *, timeout_s: float = TIMEOUT_S) -> str:
+    """Ask the server for a new credential, which is valid beside the one of `identity`.
+
+    Raises: LinkError, also where the server is of a release that makes none; EnrolmentError if it
+        does not accept this device.
+    """
+    url = identity.url(f"api/v1/devices/{identity.device}/credential")
+    status, answer = _call("POST", url, ca=identity.ca, identity=identity, timeout_s=timeout_s)
+    _check_accepted(status, answer)
+    if status != 201 or not isinstance(answer.get("credential"), str):
+        raise LinkError(f"{url}: {_reason(answer, status)}")
+    return str(answer["credential"])
+
+
+def confirm_credential(identity: Identity, *, timeout_s: float = TIMEOUT_S) -> None:
+    """Make the credential of `identity`, a new one, the only one of this device.
+
+    Raises: LinkError: it may be the only one or not, so confirm again; EnrolmentError if the server
+        does not accept it.
+    """
+    url = identity.url(f"api/v1/devices/{identity.device}/credential/confirm")
+    status, answer = _call("POST", url, ca=identity.ca, identity=identity, timeout_s=timeout_s)
+    _check_accepted(status, answer)
+    if status != 204:
+        raise LinkError(f"{url}: {_reason(answer, status)}")
+
+
+def report_done(identity: Identity, op: str, argument: str = "") -> None:
+    """Tell the server that an order is carried out, so that it is not sent again.
+
+    Raises: LinkError.
+    """
+    url = identity.url(f"api/v1/devices/{identity.device}/orders/done")
+    body = {"op": op, "argument": argument}
+    status, answer = _call("POST", url, ca=identity.ca, identity=identity, body=body)
+    if status != 204:
+        raise LinkError(f"{url}: {_reason(answer, status)}")
 
 
 def report_profile(identity: Identity, profile: DeviceProfile) -> None:
@@ -288,6 +340,16 @@ def infer(
     Raises: LinkError if the server cannot be reached in time, does not know this device or is
         broken, all of which may pass; FrameError for a bad answer.
     """
+    # with numpy, which takes a quarter of an enrolment's time, and only queries need it
+    from edge_sdk.wire.answers import HEADER_LENGTH, read_header_length  # noqa: PLC0415
+    from edge_sdk.wire.frames import HTTP_LIMITS, decode, encode  # noqa: PLC0415
+    from edge_sdk.wire.messages import (  # noqa: PLC0415
+        RETRY_AFTER_MAX_S,
+        Problem,
+        Reply,
+        read_reply,
+    )
+
     if query.tensor is None:
         raise FrameError("infer: expected a tensor, got a probe")
     header = {
@@ -295,6 +357,9 @@ def infer(
         "parameters": {"deadline_ms": query.deadline_ms, "binary_data_output": True},
     }
     text, parts = encode(header, [query.tensor], key="inputs")
+    headers = {HEADER_LENGTH: str(len(text)), "Authorization": identity.authorization}
+    if query.trace is not None:
+        headers[TRACEPARENT] = query.trace.traceparent
     url = identity.url(f"v2/models/{query.model}/versions/{query.version}/infer")
     body = b"".join((text, *parts))
     if count is not None:
@@ -303,7 +368,7 @@ def infer(
         answer = client.request(
             "POST",
             url,
-            headers={HEADER_LENGTH: str(len(text)), "Authorization": identity.authorization},
+            headers=headers,
             body=body,
             timeout=Timeout(total_s=max(deadline - time.monotonic(), 0.001)),
             at_most=HTTP_LIMITS.frame_bytes,
@@ -312,7 +377,13 @@ def infer(
         count(0, len(answer.body))
     if answer.status != 200:
         detail = _reason(_json(answer.body), answer.status)
-        problem = REFUSED.get(answer.status)
+        problem = {
+            404: Problem.UNKNOWN_MODEL,
+            429: Problem.OVERLOADED,
+            500: Problem.FAILED,  # the same as over MQTT, so that a late query ends in the same way
+            503: Problem.NOT_READY,
+            504: Problem.EXPIRED,
+        }.get(answer.status)
         if problem is None and (answer.status in (401, 403) or answer.status >= 500):
             raise LinkError(f"{url}: {detail}")
         seconds = answer.headers.get("Retry-After", "")
@@ -325,11 +396,21 @@ def infer(
 
 
 def _enroll(
-    server: str, token: str, state: Path, about: Mapping[str, Any], ca: Path | None
+    server: str,
+    token: str,
+    state: Path,
+    about: Mapping[str, Any],
+    ca: Path | None,
+    *,
+    insecure: bool,
 ) -> Identity:
-    secret, _, fingerprint = token.strip().partition(".")
+    fingerprint = token.strip().partition(".")[2]
     url = f"{server.rstrip('/')}/api/v1/enroll"
-    status, answer = _call("POST", url, ca=ca, body={"token": secret, **about})
+    # whole: the server may have had another root since the token was made, and sends that one
+    # a server that asks for approval lets in only devices that say that they can wait for it
+    waits = {WAITS_HEADER: "approval"}
+    body = {"token": token.strip(), **about}
+    status, answer = _call("POST", url, ca=ca, body=body, more=waits)
     if status != 201:
         raise EnrolmentError(f"the server refused to enrol this device: {_reason(answer, status)}")
     root = str(answer.get("root")).encode()
@@ -340,7 +421,12 @@ def _enroll(
         )
     try:
         identity = Identity(
-            server, str(answer["device"]), str(answer["fleet"]), str(answer["credential"]), ca
+            server,
+            str(answer["device"]),
+            str(answer["fleet"]),
+            str(answer["credential"]),
+            ca,
+            insecure,
         )
         _read_broker(answer)
     except (KeyError, SplitedgeError) as err:
@@ -352,6 +438,11 @@ def _enroll(
     _save_broker(state, answer)
     identity.save(state)
     return identity
+
+
+def _check_accepted(status: int, answer: Mapping[str, Any]) -> None:
+    if status in (401, 403):
+        raise EnrolmentError(f"the server does not accept this device: {_reason(answer, status)}")
 
 
 def _read_authority(ca: Path) -> bytes:
@@ -384,8 +475,9 @@ def _call(
     identity: Identity | None = None,
     body: Mapping[str, Any] | None = None,
     timeout_s: float = TIMEOUT_S,
+    more: Mapping[str, str] | None = None,
 ) -> tuple[int, dict[str, Any]]:
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", **(more or {})}
     if identity is not None:
         headers["Authorization"] = identity.authorization
     # a client for each call: these are rare, and none should hold a socket until the next

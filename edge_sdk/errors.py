@@ -70,6 +70,10 @@ class UpdateRefusedError(BundleError):
     """A new bundle was refused; the one installed before keeps running."""
 
 
+class WrongAnswersError(UpdateRefusedError):
+    """A trial in which the golden inputs did not get the golden answers; it would fail again."""
+
+
 class StorageError(SplitedgeError):
     """The disk is full or read-only; the text says how much space is needed and available.
 

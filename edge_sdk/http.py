@@ -8,15 +8,18 @@ Whatever the network does is a LinkError. A status other than 200 is an answer, 
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
+import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, cast
 
 import urllib3
 
@@ -61,7 +64,7 @@ class StreamedResponse:
 
     def __init__(self, response: urllib3.BaseHTTPResponse, url: str) -> None:
         self._response = response
-        self._url = url
+        self.url = url
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
 
@@ -75,7 +78,7 @@ class StreamedResponse:
             while piece := self._response.read1(CHUNK_BYTES, decode_content=False):
                 yield piece
         except (urllib3.exceptions.HTTPError, OSError) as err:
-            raise LinkError(f"{self._url}: the answer broke off ({_cause(err)})") from err
+            raise LinkError(f"{self.url}: the answer broke off ({_cause(err)})") from err
 
 
 class HttpClient:
@@ -86,15 +89,24 @@ class HttpClient:
             (`pinned_tls_context`) is taken at its word.
         connections: how many stay open to one server.
         retries: how often a request is sent again after its connection failed.
+        head_s: seconds that the head of an answer may take in all; None for no limit. A socket's
+            timeout starts again with each byte of it.
     """
 
     def __init__(
-        self, *, tls: ssl.SSLContext | None = None, connections: int = 1, retries: int = 0
+        self,
+        *,
+        tls: ssl.SSLContext | None = None,
+        connections: int = 1,
+        retries: int = 0,
+        head_s: float | None = None,
     ) -> None:
         again = urllib3.Retry(retries, redirect=0, status=0, backoff_factor=0.2)
         self._pool = urllib3.PoolManager(
             maxsize=connections, ssl_context=tls, retries=again if retries else False
         )
+        if head_s is not None:
+            self._pool.pool_classes_by_scheme = _pools_that_bound_the_head(head_s)
         if tls is not None and not tls.check_hostname:
             self._pool.connection_pool_kw["assert_hostname"] = False
 
@@ -202,6 +214,43 @@ class HttpClient:
         self.close()
 
 
+class _BoundedHead:
+    """A connection that is cut if the head of an answer takes too long."""
+
+    head_s: float
+    sock: socket.socket
+
+    def getresponse(self) -> urllib3.HTTPResponse:
+        sock, late = self.sock, threading.Event()
+
+        def cut() -> None:
+            late.set()
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(self.head_s, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            response = super().getresponse()  # type: ignore[misc]  # of the connection that it is mixed into
+        finally:
+            timer.cancel()
+        if late.is_set():  # http.client takes half a head for a whole one
+            raise TimeoutError(f"its head was not whole after {self.head_s:g} s")
+        return cast("urllib3.HTTPResponse", response)
+
+
+def _pools_that_bound_the_head(head_s: float) -> dict[str, type[urllib3.HTTPConnectionPool]]:
+    """urllib3's pools, whose connections wait so long for the head of an answer."""
+    limit = {"head_s": head_s}
+    plain = type("BoundedHttp", (_BoundedHead, urllib3.connection.HTTPConnection), limit)
+    tls = type("BoundedHttps", (_BoundedHead, urllib3.connection.HTTPSConnection), limit)
+    return {
+        "http": type("Pool", (urllib3.HTTPConnectionPool,), {"ConnectionCls": plain}),
+        "https": type("TlsPool", (urllib3.HTTPSConnectionPool,), {"ConnectionCls": tls}),
+    }
+
+
 def _cause(err: Exception) -> str:
     """The inmost reason, which urllib3 wraps, without numbers of errors and lines of C."""
     return _NOISE.sub("", str(_inmost(err)))[:300]
@@ -214,7 +263,20 @@ def _advice(err: Exception) -> str:
         return "is this the address of the API, and not of the broker?"
     if "WRONG_VERSION_NUMBER" in str(inner):
         return "is it an http:// address, without TLS?"
+    if "CERTIFICATE_VERIFY_FAILED" in str(inner):
+        return _certificate_advice(str(inner))
     return "is the server running?"
+
+
+def _certificate_advice(said: str) -> str:
+    if "mismatch" in said:
+        return "its certificate is for other names; use an address that the certificate names"
+    if "expired" in said or "not yet valid" in said:
+        return "check the certificate's dates, and the clock of this device"
+    return (
+        "its certificate is not trusted here; copy the server's certificate to this device and"
+        " give --ca FILE to `agent enroll`, which keeps it as ca.pem in the state folder"
+    )
 
 
 def _inmost(err: Exception) -> Exception:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -11,6 +13,7 @@ import orjson
 
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.errors import ConfigurationError, EnrolmentError
+from edge_sdk.wire.clear_text import is_clear, refuse_clear_text
 from edge_sdk.wire.topics import check_id
 
 IDENTITY_NAME: Final = "agent.json"
@@ -25,6 +28,9 @@ class Identity:
         device, fleet: ids as in topics.
         credential: 256 bits, for HTTP and MQTT alike; kept out of `repr`, so out of logs.
         ca: PEM file of the only authority to trust for `server`; None for the system's.
+        insecure: whether the user lets the credential travel to other machines unencrypted.
+    Raises: ConfigurationError naming the field that is wrong, or for a `server` on another machine
+        without encryption unless `insecure`.
     """
 
     server: str
@@ -32,11 +38,13 @@ class Identity:
     fleet: str
     credential: str = field(repr=False)
     ca: Path | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         check_id(self.device, "device")
         check_id(self.fleet, "fleet")
         check_server_url(self.server)
+        refuse_clear_text(self.server, "server", insecure=self.insecure)
         if not self.credential or not self.credential.isascii() or ":" in self.credential:
             raise ConfigurationError("credential: expected ASCII without ':'; enrol again")
 
@@ -62,9 +70,14 @@ class Identity:
         write_atomic(state / IDENTITY_NAME, raw, mode=0o600)
 
     @classmethod
-    def load(cls, state: Path) -> Identity:
+    def load(cls, state: Path, *, insecure: bool | None = None) -> Identity:
         """Read the identity from the state folder.
 
+        A device that an earlier release enrolled without encryption goes on so: its credential has
+        crossed the network already.
+
+        Args:
+            insecure: in place of what the file says.
         Raises: EnrolmentError if this device was never enrolled; ConfigurationError naming what is
             wrong with the file.
         """
@@ -79,16 +92,25 @@ class Identity:
             raise ConfigurationError(f"{path}: cannot be read ({err.strerror})") from err
         try:
             data = orjson.loads(raw)
-            ca = data["ca"]
+            ca, server = data["ca"], str(data["server"])
+            if insecure is None:
+                insecure = bool(data.get("insecure", is_clear(server)))
             return cls(
-                server=str(data["server"]),
+                server=server,
                 device=str(data["device"]),
                 fleet=str(data["fleet"]),
                 credential=str(data["credential"]),
                 ca=None if ca is None else state / str(ca),
+                insecure=insecure,
             )
         except (orjson.JSONDecodeError, KeyError, TypeError) as err:
             raise ConfigurationError(f"{path}: {err}; enrol again") from err
+
+
+def host_id() -> str | None:
+    """The name of this machine as a device id; None for a name that says nothing."""
+    name = re.sub(r"[^a-z0-9]+", "-", platform.node().partition(".")[0].lower()).strip("-")
+    return None if name in ("", "localhost") else name[:63].rstrip("-")
 
 
 def check_not_enrolled(state: Path) -> None:

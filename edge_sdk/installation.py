@@ -1,4 +1,4 @@
-"""The installed packages of splitedge: their version, and how to import them next to user files.
+"""The installed packages of splitedge: version, date, and how to import them next to user files.
 
 A script's folder comes first on Python's path, so a user's `profiles.py` is found in place of our
 package `profiles`. The name `profiles` stays the user's then; our modules are imported from their
@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from importlib import import_module, invalidate_caches
 from importlib.machinery import PathFinder
@@ -26,6 +27,12 @@ from pkgutil import iter_modules
 from typing import Any, Final
 
 from edge_sdk.errors import ConfigurationError, HiddenPackageError
+
+# The day of the newest entry of CHANGELOG.md that has one. No copy of this release is older, so a
+# clock that says an earlier time is wrong. A constant, since files may carry any date.
+BUILD_DATE: Final = datetime(2026, 11, 22, tzinfo=UTC)
+# A clock that says a later time is likelier to be wrong than the release to be so old.
+CLOCK_TRUSTED_FOR: Final = timedelta(days=5 * 365)
 
 _ROOT = Path(__file__).parents[1]
 _FUNCTION: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -39,6 +46,27 @@ def installed_version() -> str:
         return version("splitedge")
     except PackageNotFoundError:  # run from a checkout that was never installed
         return "0+unknown"
+
+
+def clock_is_wrong(now: datetime | None = None) -> bool:
+    """Whether a time is plainly wrong: before this release was built, or years after.
+
+    Args:
+        now: None for the time by this machine's clock.
+    """
+    at = datetime.now(UTC) if now is None else now
+    return not BUILD_DATE <= at <= BUILD_DATE + CLOCK_TRUSTED_FOR
+
+
+def why_clock_is_untrusted() -> str:
+    """The reason why this machine's clock is not believed, for people; empty where it is."""
+    now = datetime.now(UTC)
+    if not clock_is_wrong(now):
+        return ""
+    return (
+        f"clock untrusted: it says {now:%Y-%m-%d}, and this release is of {BUILD_DATE:%Y-%m-%d};"
+        " set it (NTP, or `date`)"
+    )
 
 
 def import_profiles() -> None:

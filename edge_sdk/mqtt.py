@@ -28,7 +28,10 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from edge_sdk.errors import ConfigurationError, FrameTooLargeError, LinkError
-from edge_sdk.tls import pinned_tls_context, tls_context
+from edge_sdk.installation import clock_is_wrong
+from edge_sdk.tls import pinned_tls_context, set_date_checks, tls_context
+from edge_sdk.wire.address import is_loopback
+from edge_sdk.wire.clear_text import clear_text_reason, is_clear
 from edge_sdk.wire.topics import PAYLOAD_BYTES
 
 logger = logging.getLogger(__name__)
@@ -129,7 +132,8 @@ Handler = Callable[[Message], None]
 class MqttLink:
     """A connection that reconnects with jitter, resubscribes and bounds its queue.
 
-    Tries MQTT 5 once, and stays with 3.1.1 if the broker refuses it.
+    Tries MQTT 5 once, and stays with 3.1.1 if the broker refuses it. It never connects with a
+    password to another machine without encryption, unless `insecure`; `last_error` says so.
 
     Args:
         username: None takes the client id; an empty one sends no login.
@@ -139,6 +143,7 @@ class MqttLink:
             the connection, and paho would send them again without end.
         mqtt5: False starts with 3.1.1, for a peer without use for the properties of 5, which take
             35 us a message to read.
+        insecure: send the password unencrypted to other machines too.
         on_state: called in the network thread, with True when the connection is up and subscribed,
             with False when it is lost.
     """
@@ -158,6 +163,7 @@ class MqttLink:
         max_in_flight: int = 256,
         on_state: Callable[[bool], None] | None = None,
         mqtt5: bool = True,
+        insecure: bool = False,
     ) -> None:
         self.address = address
         self._client_id = client_id
@@ -170,6 +176,7 @@ class MqttLink:
         self._max_packet_bytes = max_packet_bytes
         self._max_in_flight = max_in_flight
         self._on_state = on_state
+        self._insecure = insecure
         self._handlers: dict[str, tuple[Handler, int]] = {}
         self._lock = threading.Lock()
         self._changing = threading.Lock()  # `stop` against a fall-back in the network thread
@@ -207,6 +214,10 @@ class MqttLink:
 
         Raises: ConfigurationError for a certificate file that cannot be used.
         """
+        if self._password and not self._insecure and is_clear(self.address.url):
+            self._last_error = clear_text_reason(self.address.url)
+            logger.error("%s does not connect: %s", self._client_id, self._last_error)
+            return
         with self._changing:
             if self._client is None:
                 self._start_client()
@@ -294,7 +305,7 @@ class MqttLink:
         if self._will is not None:
             client.will_set(self._will.topic, self._will.payload, qos=1, retain=True)
         if self.address.tls:
-            client.tls_set_context(self._tls_context())
+            self._secure(client)
             client.tls_insecure_set(self._pinned is not None)  # checks all but the name
         client.max_queued_messages_set(4 * self._max_in_flight)
         client.max_inflight_messages_set(self._max_in_flight)
@@ -412,10 +423,15 @@ class MqttLink:
             return "the connection was lost: the broker ended, or the network failed"
         return f"the connection was lost: {reason}"
 
-    def _tls_context(self) -> ssl.SSLContext:
+    def _secure(self, client: paho.Client) -> None:
         if self._pinned is not None:
-            return pinned_tls_context(Path(self._pinned))
-        return tls_context(None if self._ca is None else Path(self._ca))
+            client.tls_set_context(pinned_tls_context(Path(self._pinned)))
+            return
+        context = tls_context(None if self._ca is None else Path(self._ca))
+        client.tls_set_context(context)
+        if self._ca is not None:
+            # before each attempt: a clock may be set right, or jump, while this link lives
+            client.on_pre_connect = lambda *_: set_date_checks(context, not clock_is_wrong())
 
     def _set_delay(self, client: paho.Client) -> None:
         bound = min(RECONNECT_FIRST_S * 2 ** min(self._failures, 10), RECONNECT_LAST_S)
@@ -447,7 +463,7 @@ class _RpcProperties:
 
 def loopback(address: BrokerAddress) -> bool:
     """Whether that broker is on this machine."""
-    return address.host in ("localhost", "::1") or address.host.startswith("127.")
+    return is_loopback(address.host)
 
 
 def with_login(address: BrokerAddress, username: str, password: str) -> BrokerAddress:
@@ -460,7 +476,10 @@ def _why_unreachable(err: BaseException | None, host: str) -> str:
         case socket.gaierror():
             why = f"the name {host} cannot be resolved ({err.strerror})"
         case ssl.SSLCertVerificationError():
-            why = f"its certificate is not trusted ({err.verify_message})"
+            why = (
+                f"its certificate is not trusted here ({err.verify_message}); copy that of its"
+                " authority here and give it: --ca of `agent enroll`, --mqtt-ca of `server run`"
+            )
         case ssl.SSLError():
             why = f"TLS failed ({err.reason or err.strerror})"
         case ConnectionRefusedError():

@@ -47,6 +47,12 @@ def inline(prefix: str = "") -> dict[str, str]:
     return {_PREFIX: prefix}
 
 
+def prefix_of(field: Field[Any]) -> str | None:
+    """The prefix of an inlined record's names; None for a field with an entry of its own."""
+    prefix: str | None = field.metadata.get(_PREFIX)
+    return prefix
+
+
 def added() -> dict[str, bool]:
     """Metadata of a field that older readers do not know; its default means what they do."""
     return {_ADDED: True}
@@ -157,9 +163,10 @@ def _entries(kind: type[DataclassInstance], prefix: str = "") -> Mapping[str, _E
     """Every entry of the record's table, by name; those of inlined records included."""
     found: dict[str, _Entry] = {}
     for field, hint, record in _fields(kind):
-        if _PREFIX in field.metadata:
+        inlined = prefix_of(field)
+        if inlined is not None:
             assert record is not None, f"{kind.__name__}.{field.name}: only a record is inlined"
-            found |= _entries(record, prefix + field.metadata[_PREFIX])
+            found |= _entries(record, prefix + inlined)
         else:
             required = field.default is field.default_factory is MISSING
             found[prefix + field.name] = _Entry(hint, required, record)

@@ -11,6 +11,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edge_sdk.errors import BundleError, ConfigurationError, InputError, OutOfMemoryError
+from edge_sdk.providers.names import CPU, ORT_NAMES
 
 Array = NDArray[Any]
 
@@ -34,6 +35,7 @@ class Session:
         path: the ONNX file.
         content: of the file, where it is not to be read; None reads it.
         threads: for one run; 1 keeps a small device responsive and its bits reproducible.
+        provider: runs the graph; what it cannot run, the CPU does (edge_sdk.providers).
         quiet: whether onnxruntime keeps failures to itself, where one is an answer: a probe.
     Raises: BundleError if onnxruntime refuses the file; OutOfMemoryError.
     """
@@ -44,6 +46,7 @@ class Session:
         *,
         content: bytes | None = None,
         threads: int = 1,
+        provider: str = CPU,
         quiet: bool = False,
     ) -> None:
         options = onnxruntime.SessionOptions()
@@ -58,7 +61,7 @@ class Session:
             self._session = onnxruntime.InferenceSession(
                 str(path) if content is None else content,
                 options,
-                providers=["CPUExecutionProvider"],
+                providers=_with_cpu(provider, threads),
             )
         except Exception as err:  # onnxruntime's errors have no common base class
             if _is_memory(err):
@@ -66,6 +69,12 @@ class Session:
                     f"{path.name}: onnxruntime has no memory to load it: {_first_line(err)}"
                 ) from err
             raise BundleError(f"{path.name}: onnxruntime refuses it: {_first_line(err)}") from err
+        # onnxruntime takes the CPU in silence where a library of the provider is missing
+        if ORT_NAMES[provider] not in self._session.get_providers():
+            raise BundleError(
+                f"{path.name}: provider {provider} does not start here; are its driver and its"
+                " libraries installed?"
+            )
         try:
             self.inputs = {node.name: _NUMPY_OF[node.type] for node in self._session.get_inputs()}
         except KeyError as err:
@@ -113,6 +122,29 @@ class Session:
                 raise OutOfMemoryError(f"onnxruntime: no memory: {_first_line(err)}") from err
             raise InputError(f"onnxruntime: {_first_line(err)}") from err
         return outputs
+
+
+def available_providers() -> tuple[str, ...]:
+    """The providers that this onnxruntime was built with, the CPU among them."""
+    there = onnxruntime.get_available_providers()
+    return tuple(name for name, known in ORT_NAMES.items() if known in there)
+
+
+def onnxruntime_version() -> str:
+    """Version of onnxruntime, and the providers that it was built with."""
+    return f"{onnxruntime.__version__} {','.join(available_providers())}"
+
+
+def _with_cpu(provider: str, threads: int) -> list[str | tuple[str, dict[str, str]]]:
+    """The providers of a session, the first one preferred, with their options."""
+    cpu = ORT_NAMES[CPU]
+    if provider == CPU:
+        return [cpu]
+    options = {
+        "openvino": {"device_type": "CPU", "num_of_threads": str(threads)},
+        "xnnpack": {"intra_op_num_threads": str(threads)},  # it has threads of its own
+    }
+    return [(ORT_NAMES[provider], options.get(provider, {})), cpu]
 
 
 def _is_memory(err: Exception) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
+from urllib.parse import urlsplit
 
 from edge_sdk.checks import check_fields, check_value, need
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import CODECS, Codec
+from edge_sdk.providers.names import AUTO
+from edge_sdk.providers.names import SETTINGS as PROVIDERS
 from profiles.checks import flag, number, one_of, optional, whole
 from profiles.errors import InvalidProfileError
 
@@ -20,6 +23,9 @@ GRID_SIZE: Final = 10
 # audits that a choice of the threshold looks back on
 AUDIT_WINDOW: Final = 2000
 SECONDS: Final = number(above=0, most=600)
+# the URL of traces that the environment names, as OpenTelemetry's own programs read it
+TRACES_OF_ENVIRONMENT: Final = "env"
+TRACES_SHARE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,26 @@ class Learn:
 
 
 @dataclass(frozen=True, slots=True)
+class Traces:
+    """Sends traces to a collector: see edge_sdk.tracing.
+
+    Attributes:
+        url: of the collector, for OTLP over HTTP, such as http://collector:4318; `env` takes it
+            from the variable OTEL_EXPORTER_OTLP_ENDPOINT.
+        share: of the predictions that are traced, or of the queries that bring no trace, in [0, 1].
+    """
+
+    url: str
+    share: float = TRACES_SHARE
+
+    def __post_init__(self) -> None:
+        check_fields(self, "traces", share=number(least=0, most=1))
+        expected = f"http://HOST:4318, https://HOST:4318 or {TRACES_OF_ENVIRONMENT}"
+        usable = self.url == TRACES_OF_ENVIRONMENT or _names_host(self.url)
+        need(usable, "traces: url", expected, self.url)
+
+
+@dataclass(frozen=True, slots=True)
 class AgentSettings:
     """Settings of one `EdgeAgent`.
 
@@ -150,6 +176,8 @@ class AgentSettings:
         offload: False answers every input on the device.
         late_answers: keep queries that got no reply in the outbox until the server answers them.
         threads: of one onnxruntime run.
+        provider: execution provider of onnxruntime (edge_sdk.providers): `auto` takes the fastest
+            that gives the golden answers here, a name takes that one.
         probe_interval_s: time between two probes of a server that is away.
         heartbeat_s: time between two telemetry messages.
         max_in_flight: offloads of `predict_many` under way at once.
@@ -157,6 +185,7 @@ class AgentSettings:
             (edge_sdk.bundles.personal_weights). None answers with the bundle's weights.
         power: prices every answer in joules; None does not.
         learn: learns the exit head while the agent runs; None leaves it as it is.
+        traces: sends traces of predictions to a collector; None makes none.
         report_change: share by which free memory, latency or link must change to be reported; 0
             reports nothing.
         report_after_s: how long such a change must last.
@@ -170,12 +199,14 @@ class AgentSettings:
     offload: bool = True
     late_answers: bool = False
     threads: int = 1
+    provider: str = AUTO
     probe_interval_s: float = 0.5
     heartbeat_s: float = 30.0
     max_in_flight: int = 32
     personal: str | None = None
     power: Power | None = None
     learn: Learn | None = None
+    traces: Traces | None = None
     report_change: float = 0.25
     report_after_s: float = 60.0
 
@@ -188,6 +219,7 @@ class AgentSettings:
             threshold=optional(number()),
             codec=optional(one_of(CODECS)),
             threads=whole(1, 256),
+            provider=one_of(PROVIDERS),
             probe_interval_s=SECONDS,
             heartbeat_s=SECONDS,
             max_in_flight=whole(1, 200),
@@ -221,6 +253,15 @@ class AgentSettings:
                 f"gate {self.gate}: expected it with a threshold{example}; the bundle's is for the"
                 " bundle's gate"
             )
+
+
+def _names_host(url: object) -> bool:
+    """Whether it is a URL of HTTP."""
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+    except ValueError:  # of an address of IPv6 that is none
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def check_budget(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from edge_sdk.durable import make_folder, storage_error
 from edge_sdk.errors import StateInUseError
 
-Role = Literal["agent", "keep", "server", "simulation", "training", "update"]
+Role = Literal["agent", "backup", "keep", "rotation", "server", "simulation", "training", "update"]
+
+# so long a look at the lock may last on a busy machine
+LOOK_S: Final = 0.05
 
 
 class StateLock:
@@ -32,15 +36,13 @@ class StateLock:
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as err:
             raise storage_error(path, 0, err) from err
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock(self._handle):
             owner = os.pread(self._handle, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._handle)
             raise StateInUseError(
                 f"{state}: process {owner} already runs as {role} here; stop it, or use another"
                 " state folder"
-            ) from None
+            )
         # the pid only informs a second process: on a full disk the lock works without it
         try:
             os.ftruncate(self._handle, 0)
@@ -64,6 +66,20 @@ class StateLock:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
+
+
+def _lock(handle: int) -> bool:
+    """Whether the lock could be taken; `is_held` of another process has it for microseconds."""
+    end = time.monotonic() + LOOK_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(LOOK_S / 10)
+        else:
+            return True
 
 
 def is_held(state: Path, role: Role) -> bool:

@@ -8,29 +8,42 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.installation import clock_is_wrong
 
 _NO_CHECK_TIME: Final = 0x200000  # X509_V_FLAG_NO_CHECK_TIME, which ssl does not name
 
 
-def tls_context(ca: Path | None, *, check_dates: bool = True) -> ssl.SSLContext:
+def tls_context(ca: Path | None, *, check_dates: bool | None = None) -> ssl.SSLContext:
     """A context that verifies peers against the authorities in the PEM file `ca` only.
 
     Args:
         ca: None for the system's authorities.
-        check_dates: False ignores the dates of certificates, and only where `ca` is given.
+        check_dates: False ignores the dates of certificates, and only where `ca` is given; None
+            ignores them while this device's clock is plainly wrong.
     Raises: ConfigurationError if the file is missing or holds no certificate.
     """
     try:
         context = ssl.create_default_context(cafile=ca)
     except OSError as err:  # an SSLError is one too
         raise _unusable(ca, err) from err
-    if ca is not None and not check_dates:
-        context.verify_flags |= _NO_CHECK_TIME
+    if ca is not None:
+        set_date_checks(context, not clock_is_wrong() if check_dates is None else check_dates)
     return context
 
 
+def set_date_checks(context: ssl.SSLContext, check_dates: bool) -> None:
+    """Make a context check the dates of certificates, or ignore them, from the next handshake on.
+
+    Ignore them only for an authority of our own, and only while the clock is plainly wrong.
+    """
+    if check_dates:
+        context.verify_flags &= ~_NO_CHECK_TIME
+    else:
+        context.verify_flags |= _NO_CHECK_TIME
+
+
 def tls_context_for(
-    url: str, ca: Path | None, *, check_dates: bool = True
+    url: str, ca: Path | None, *, check_dates: bool | None = None
 ) -> ssl.SSLContext | None:
     """The same for the server at `url`; None where that is no https URL, whatever `ca` names."""
     return tls_context(ca, check_dates=check_dates) if urlsplit(url).scheme == "https" else None

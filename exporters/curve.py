@@ -17,7 +17,7 @@ from edge_sdk.manifest import GatePoint, GatePolicy, GateSpec
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 
-# HARMONY's grid for 10 classes, in nats (its paper, docs/methods.md); it scales with ln N.
+# HARMONY's grid for 10 classes, in nats (docs/methods/common.md); it scales with ln N.
 HARMONY_GRID: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.3)
 QUANTILES: Final = tuple(q / 20 for q in range(1, 20))
 # Half a point is one sample of a few hundred: luck would decide, and everything would exit.

@@ -16,7 +16,7 @@ from profiles.calibration import DepthCosts, Taken, at_present_speed
 from profiles.cost import CostTable
 from profiles.device import DeviceProfile
 from profiles.errors import AllocationError, InvalidProfileError
-from server.backend.models import ServedModel
+from server.backend.models import StoredModel
 from server.registry.records import Capability, Device, Failure, FailureKind
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Choice:
 
 def choose_bundle(
     device: Device,
-    model: ServedModel,
+    model: StoredModel,
     fleet: Iterable[Device],
     rule: str,
     *,
@@ -76,12 +76,12 @@ def choose_bundle(
     return Choice(depth, variant, unmeasured, pinned)
 
 
-def published_depths(model: ServedModel) -> tuple[int, ...]:
+def published_depths(model: StoredModel) -> tuple[int, ...]:
     """The depths at which a model has bundles, ascending."""
     return tuple(cut for cut in model.manifest.cuts if f"d{cut}" in model.manifest.variants)
 
 
-def held_depths(model: ServedModel, failures: Iterable[Failure], now: float) -> set[int]:
+def held_depths(model: StoredModel, failures: Iterable[Failure], now: float) -> set[int]:
     """Depths of this model that the device had to leave lately, and those below them.
 
     A version is not told apart: another training of a model takes the same memory.
@@ -113,7 +113,7 @@ def is_shallower(bundle: str, than: str) -> bool:
 
 def _depth(
     device: Device,
-    model: ServedModel,
+    model: StoredModel,
     fleet: Iterable[Device],
     rule: str,
     *,
@@ -152,7 +152,7 @@ def _depth(
         return depth
 
 
-def _taken(model: ServedModel, known: Capability) -> dict[str, Taken]:
+def _taken(model: StoredModel, known: Capability) -> dict[str, Taken]:
     """Time and memory of the model's bundles on the device, as far as it measured them.
 
     A bundle that it has not measured counts as the same variant of another version, the one that it
@@ -168,7 +168,7 @@ def _taken(model: ServedModel, known: Capability) -> dict[str, Taken]:
     }
 
 
-def _is_of(bundle: str | None, model: ServedModel) -> bool:
+def _is_of(bundle: str | None, model: StoredModel) -> bool:
     return bundle is not None and bundle.split("/")[0] == model.manifest.name
 
 
@@ -194,7 +194,7 @@ def _present_profile(device: Device, known: Capability) -> DeviceProfile:
     return profile
 
 
-def _measured_depths(model: ServedModel, taken: Mapping[str, Taken]) -> dict[int, Taken]:
+def _measured_depths(model: StoredModel, taken: Mapping[str, Taken]) -> dict[int, Taken]:
     """Measurement of each depth of the model, in its fastest variant."""
     found: dict[int, Taken] = {}
     for depth in published_depths(model):
@@ -204,7 +204,7 @@ def _measured_depths(model: ServedModel, taken: Mapping[str, Taken]) -> dict[int
     return found
 
 
-def _variants(model: ServedModel, depth: int) -> list[str]:
+def _variants(model: StoredModel, depth: int) -> list[str]:
     """The names of the published bundles of a depth, int8 first."""
     manifest = model.manifest
     return [

@@ -6,38 +6,57 @@ Each command imports what it needs, so that `--help` is quick.
 from __future__ import annotations
 
 import logging
+import os
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from edge_sdk.cli.output import print_json, print_table
-from edge_sdk.cli.times import ago
+from edge_sdk.cli.output import print_json
+from edge_sdk.cli.times import length_in
+from edge_sdk.discovery.record import SERVICE
+from edge_sdk.tracing.options import TracesShare, TracesUrl, chosen_traces
 from edge_sdk.wire.topics import PAYLOAD_BYTES
-from server.deployment.cli import STATE_DEFAULT, AsJson, State
+from server.access.cli import app as keys_app
+from server.alerts.cli import app as alerts_app
+from server.audit.cli import audit
+from server.dashboard.cli import dashboard_link
 from server.deployment.cli import app as models_app
+from server.membership.cli import devices_app, quarantine_app
+from server.membership.token_cli import app as token_app
+from server.options import STATE_DEFAULT, AsJson, PassphraseFile, State
+from server.registry.options import RegistryPasswordFile, RegistryUrl
+from server.rollouts.cli import app as rollout_app
+from server.signing.cli import app as root_app
+from server.systemd.cli import mount as mount_service
+from server.upkeep.cli import app as upkeep_app
 
 if TYPE_CHECKING:
     from edge_sdk.mqtt import BrokerAddress
     from edge_sdk.wire.address import Address
-    from server.deployment.overview import DeviceState
     from server.registry.records import FleetModel
+    from server.run import Addresses
 
 app = typer.Typer(
     help="Run and manage the server: API, models, broker, devices.",
     epilog="Example: splitedge server run --state ./server",
     no_args_is_help=True,
 )
-token_app = typer.Typer(
-    help="Make one-time tokens, each of which enrols a device.",
-    epilog="Example: splitedge server token create --state ./server",
-    no_args_is_help=True,
-)
 app.add_typer(token_app, name="token")
 app.add_typer(models_app, name="models")
+app.add_typer(keys_app, name="keys")
+app.add_typer(rollout_app, name="rollout")
+app.add_typer(alerts_app, name="alerts")
+app.add_typer(upkeep_app)  # backup, restore, doctor
+app.add_typer(devices_app, name="devices")
+app.add_typer(quarantine_app, name="quarantine")
+app.command(epilog="Example: splitedge server audit --since 1h --state ./server")(audit)
+app.add_typer(root_app, name="root")
+app.command(
+    "dashboard-link", epilog="Example: splitedge server dashboard-link --state ./server --name anna"
+)(dashboard_link)
 
 
 @app.command(epilog="Example: splitedge server run --http 127.0.0.1:8000 --state ./server")
@@ -49,9 +68,11 @@ def run(
     mqtt: Annotated[
         str | None,
         typer.Option(
-            help="embedded[:HOST:PORT], or your broker's mqtt://[USER@]HOST:PORT (or mqtts://); "
-            "default: as last time, else embedded:127.0.0.1:1883. mqtt://USER:PASSWORD@... works "
-            "too, but other users of this machine can read the password with ps."
+            help="auto (Mosquitto if it is installed, else the embedded broker), mosquitto or "
+            "embedded, each also with :HOST:PORT, or your broker's mqtt://[USER@]HOST:PORT (or "
+            "mqtts://); default: as last time, else auto at 127.0.0.1:1883. "
+            "mqtt://USER:PASSWORD@... works too, but other users of this machine can read the "
+            "password with ps."
         ),
     ] = None,
     mqtt_password_file: Annotated[
@@ -65,7 +86,7 @@ def run(
         str | None,
         typer.Option(
             help="mqtt://HOST:PORT (or mqtts://) at which devices reach the broker, if not at "
-            "--mqtt; default: as last time, else --mqtt."
+            '--mqtt; default: as last time, else --mqtt; "" forgets that of last time.'
         ),
     ] = None,
     mqtt_packet_bytes: Annotated[
@@ -86,6 +107,18 @@ def run(
     queue: Annotated[
         int, typer.Option(help="Largest number of waiting queries; more are refused.")
     ] = 256,
+    limit_requests: Annotated[
+        float | None,
+        typer.Option(help="Most queries a second of one device; more are refused. Default: none."),
+    ] = None,
+    limit_rows: Annotated[
+        float | None,
+        typer.Option(help="Most samples a second of one device; more are refused. Default: none."),
+    ] = None,
+    limit_bytes: Annotated[
+        float | None,
+        typer.Option(help="Most bytes a second of one device; more are refused. Default: none."),
+    ] = None,
     threads: Annotated[int, typer.Option(help="Compute threads; 0 means half the cores.")] = 0,
     tls_cert: Annotated[
         Path | None, typer.Option(help="PEM certificate for HTTPS and MQTTS.")
@@ -97,101 +130,137 @@ def run(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow unencrypted connections from other machines.")
     ] = False,
+    enrolment: Annotated[
+        str | None,
+        typer.Option(
+            help="token: a token lets a device in; approve: it waits for `splitedge server devices "
+            "approve` too; default: as last time, else token."
+        ),
+    ] = None,
+    new_versions: Annotated[
+        str | None,
+        typer.Option(
+            help="all: a new version of a model goes to all its devices at once; hold: it waits "
+            "for `splitedge server rollout start`; default: as last time, else all."
+        ),
+    ] = None,
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name by which requests may call an API on loopback, for a proxy in front of it; "
+            "may be repeated. With it, inference needs a login. localhost, loopback addresses and "
+            "the certificate's names may always."
+        ),
+    ] = None,
+    audit_rows: Annotated[
+        int, typer.Option(help="Most changes, and most logins and refusals, in the audit log.")
+    ] = 100_000,
+    audit_days: Annotated[
+        float,
+        typer.Option(
+            metavar="DAYS",
+            parser=length_in("d"),
+            help="Days (or 12h, 2w) that the audit log goes back.",
+        ),
+    ] = 365.0,
+    telemetry_points: Annotated[
+        int,
+        typer.Option(help="Most points in the devices' history, of about 600 bytes each."),
+    ] = 400_000,
+    registry: RegistryUrl = None,
+    registry_password_file: RegistryPasswordFile = None,
+    root_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="offline:DIR",
+            help="Write the root keys of a new server to DIR, outside the state; only `server root "
+            "renew` and `rotate` need them again.",
+        ),
+    ] = None,
+    root_keys: Annotated[int, typer.Option(min=1, help="Number of offline root keys.")] = 1,
+    root_threshold: Annotated[int, typer.Option(min=1, help="How many must sign a root.")] = 1,
+    key_passphrase_file: PassphraseFile = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard/--no-dashboard", help="Pages for people at /.")
+    ] = True,
+    announce_: Annotated[
+        bool,
+        typer.Option(
+            "--announce",
+            help="Tell the local network where this server is, for `splitedge agent enroll"
+            " --discover`; needs the extra `discovery`.",
+        ),
+    ] = False,
+    service_type: Annotated[
+        str, typer.Option(envvar="SPLITEDGE_SERVICE_TYPE", hidden=True)
+    ] = SERVICE,
+    traces: TracesUrl = None,
+    traces_share: TracesShare = None,
 ) -> None:
     """Run the server until Ctrl-C: API, broker and models."""
-    from edge_sdk.wire.address import Address
-    from server.run import Addresses, serve
-    from server.settings import EMBEDDED, HTTP_DEFAULT, ServerSettings, parse_broker
+    from server.stopping import Stopping
 
+    stopping = Stopping()
+    from edge_sdk.systemd.notify import Notifier
+    from edge_sdk.wire.address import Address
+    from server.backend.senders import SenderLimits
+    from server.registry.options import registry_location
+    from server.run import (
+        Addresses,
+        choose_broker,
+        last_enrolment,
+        last_new_versions,
+        serve,
+    )
+    from server.settings import HTTP_DEFAULT, ServerSettings
+    from server.signing.keys import RootKeys
+    from server.state import check_not_a_device
+
+    check_not_a_device(state)
+    if logging.getLogger().level > logging.INFO:
+        logging.getLogger("server").setLevel(logging.INFO)
     last = Addresses.load(state)
+    program, broker = choose_broker(mqtt, last)
     more: dict[str, Any] = {"threads": threads} if threads else {}
     settings = ServerSettings(
         state=state,
         http=Address.parse(http or (last.http if last else HTTP_DEFAULT), "--http"),
-        broker=_with_password(
-            parse_broker(mqtt or (last.mqtt if last else EMBEDDED)), mqtt_password_file
-        ),
-        mqtt_public=mqtt_public or (last.mqtt_public if last else None),
+        broker=_with_password(broker, mqtt_password_file),
+        broker_program=program,
+        mqtt_public=_public(mqtt_public, last),
         batch_max=batch,
         queue_max=queue,
+        limits=SenderLimits(limit_requests, limit_rows, limit_bytes),
         allocation=allocation or (last.allocation if last else None) or "budget",
         max_packet_bytes=mqtt_packet_bytes,
         tls_cert=tls_cert,
         mqtt_ca=mqtt_ca,
         tls_key=tls_key,
         insecure=insecure,
+        enrolment=enrolment or last_enrolment(state),
+        new_versions=new_versions or last_new_versions(state),
+        host_names=tuple(host_name or ()),
+        audit_rows=audit_rows,
+        audit_days=audit_days,
+        telemetry_points=telemetry_points,
+        registry=registry_location(registry, registry_password_file),
+        root_keys=RootKeys.parse(root_key, root_keys, root_threshold),
+        key_passphrase_file=key_passphrase_file,
+        dashboard=dashboard,
+        announce=service_type if announce_ else None,
+        traces=chosen_traces(traces, traces_share, None),
         **more,
     )
-    if logging.getLogger().level > logging.INFO:
-        logging.getLogger("server").setLevel(logging.INFO)
 
-    def announce(http_url: str, mqtt_url: str) -> None:
+    def announce(http_url: str, mqtt_url: str, dashboard: str | None) -> None:
         typer.echo(f"splitedge server: {http_url} (API), {mqtt_url} (broker), state in {state}")
+        if dashboard is not None:
+            typer.echo(f"dashboard: {dashboard}")
 
-    serve(settings, announce)
-
-
-@token_app.command("create", epilog="Example: splitedge server token create --state ./server")
-def token_create(
-    state: State = STATE_DEFAULT,
-    fleet: Annotated[str, typer.Option(help="Fleet that the device joins.")] = "default",
-    minutes: Annotated[float, typer.Option(help="Minutes until the token expires.")] = 60.0,
-    note: Annotated[str, typer.Option(help="Note of your own, kept with the token.")] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Print a token that enrols one device, whether the server runs or not."""
-    from server.registry.database import registry_file
-    from server.state import check_not_a_device
-    from server.tokens import create_token
-
-    check_not_a_device(state)
-    if not registry_file(state).exists():
-        typer.echo(
-            f"note: no server has run on {state} yet, so keys and a registry are made there; the"
-            " token is for that new server",
-            err=True,
-        )
-    token = create_token(state, fleet=fleet, ttl_s=60 * minutes, note=note)
-    if as_json:
-        print_json({"token": token, "fleet": fleet, "expires_in_s": 60 * minutes})
-    else:
-        typer.echo(token)
+    serve(settings, stopping, announce, Notifier.take(os.environ))
 
 
-@app.command(epilog="Example: splitedge server devices --state ./server --fleet kitchen")
-def devices(
-    state: State = STATE_DEFAULT,
-    fleet: Annotated[str | None, typer.Option(help="List the devices of this fleet only.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the enrolled devices: the bundle that each runs, wants and refused."""
-    from server.deployment.overview import device_states
-    from server.state import existing_registry
-
-    with existing_registry(state) as registry:
-        states = device_states(registry, fleet)
-    if as_json:
-        print_json([asdict(one) for one in states])
-        return
-    if not states:
-        of = "" if fleet is None else f" in fleet {fleet}"
-        typer.echo(f"no devices{of} yet; make a token with `splitedge server token create`")
-        return
-    table = Table("device", "fleet", "depth", "runs", "wants", "refused", "last seen")
-    for one in states:
-        table.add_row(
-            one.device,
-            one.fleet,
-            "" if one.depth is None else str(one.depth),
-            one.runs or "not reported",
-            _wanted(one),
-            one.refused or "",
-            ago(one.last_seen) or "never",
-        )
-    print_table(table)
-    for one in states:
-        if one.refused is not None:
-            typer.echo(f"{one.device} refused {one.refused}: {one.why}")
+mount_service(app, run)  # install-service, uninstall-service
 
 
 @app.command(epilog="Example: splitedge server revoke pi-4 --state ./server")
@@ -286,14 +355,6 @@ def broker_config(
         typer.echo(f"{shlex.join(broker)}\n{shlex.join(server)}")
 
 
-def _wanted(state: DeviceState) -> str:
-    """The bundle that a device should run, and whether it is pinned."""
-    if state.revoked:
-        return "revoked"
-    pinned = "" if state.pinned is None else f" (pinned to {state.pinned})"
-    return f"{state.wants or 'no model yet'}{pinned}"
-
-
 def _published(state: Path) -> list[str]:
     """The bundles `MODEL/VERSION/VARIANT` in a server's state folder."""
     manifests = sorted((state / "models").glob("*/*/bundles/*/manifest.json"))
@@ -326,6 +387,12 @@ def _check_depth(state: Path, depth: int, model: FleetModel) -> None:
             f" {version if model.model else 'no model yet'}, which has no bundle of that depth;"
             f" there are {', '.join(there) or 'none'}"
         )
+
+
+def _public(given: str | None, last: Addresses | None) -> str | None:
+    if given is None:
+        return last.mqtt_public if last else None
+    return given or None
 
 
 def _with_password(broker: Address | BrokerAddress, file: Path | None) -> Address | BrokerAddress:

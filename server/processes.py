@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +26,16 @@ class ChildProcess:
         name: what errors call it.
         log: file to which its stderr is appended; without it, its stderr is ours.
         folder: where it runs.
+        environment: its environment; ours by default.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path | None = None, folder: Path | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path | None = None,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._name = name
         self._log = log
@@ -37,7 +43,14 @@ class ChildProcess:
         with contextlib.ExitStack() as stack:
             stderr = None if log is None else stack.enter_context(log.open("ab"))
             self._process = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=stderr, text=True, bufsize=1, cwd=folder
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=stderr,
+                text=True,
+                bufsize=1,
+                cwd=folder,
+                env=environment,
             )
 
     @classmethod
@@ -145,6 +158,12 @@ class ServerProcess:
         line = self._process.expect("(API),", "did not start").split()
         self.http = line[line.index("(API),") - 1]
         return time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server."""
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
 
     def stop(self) -> None:
         """End it as SIGTERM does, and wait."""

@@ -17,24 +17,43 @@ from typing import Any, Final
 import orjson
 
 from edge_sdk.durable import make_folder
-from edge_sdk.errors import SplitedgeError
+from edge_sdk.errors import ConfigurationError, SplitedgeError
 from edge_sdk.mqtt import MqttLink
 from edge_sdk.wire.topics import Kind, Topic
+from server.alerts.limits import AlertLimits
+from server.alerts.senders import open_senders
+from server.alerts.trainings import running_trainings
+from server.alerts.watch import AlertWatch, manifest_reader
 from server.allocation import Choice, is_shallower
+from server.audit.broker_events import read_broker_event
+from server.audit.log import AuditLog
 from server.backend.batcher import Batcher
 from server.backend.inference import Inference
 from server.backend.models import ModelStore
+from server.backend.senders import Senders
 from server.backend.worker import MqttWorker
 from server.deployment.assignment import Assigner
 from server.deployment.calls import UpdateCalls
-from server.deployment.heartbeats import Heartbeats
+from server.deployment.heartbeats import Heartbeats, News
 from server.deployment.publisher import ModelPublisher, refuse_used_number
+from server.errors import ArtifactError, RegistryError, gist
 from server.fleet_broker import FleetBroker
-from server.registry.artifacts import ArtifactRepository
+from server.listening.certificate import CertificateEnds
+from server.membership.calls import OrderCalls
+from server.metrics.server_metrics import ServerMetrics
+from server.registry.credentials import mosquitto_hash
 from server.registry.database import open_registry
+from server.registry.location import settle
 from server.registry.operator import load_or_create_operator_secret
 from server.registry.records import Device
+from server.rollouts.runner import RolloutRunner
 from server.settings import ServerSettings
+from server.signing.artifacts import ArtifactRepository
+from server.signing.clock import Clock, utc_now
+from server.signing.keys import read_passphrase
+from server.signing.report import ExpiryWarnings, problems
+from server.telemetry.recorder import TelemetryRecorder
+from server.tracing.query_traces import QueryTraces
 
 logger = logging.getLogger(__name__)
 
@@ -49,14 +68,23 @@ class Services:
 
     Args:
         settings: where the state is, and the limits.
+        clock: the time to sign by.
     Raises: at `start`, ConfigurationError or LinkError saying what to change.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, *, clock: Clock = utc_now) -> None:
         self.settings = settings
+        self.traces = None if settings.traces is None else QueryTraces.open(settings.traces)
         make_folder(settings.state, mode=0o700)
-        self.registry = open_registry(settings.state)
-        self.artifacts = ArtifactRepository(settings.state)
+        location = settle(settings.state, settings.registry)
+        self.registry = open_registry(settings.state, location)
+        self._registry_location = location
+        self.artifacts = ArtifactRepository(
+            settings.state,
+            passphrase=read_passphrase(settings.key_passphrase_file),
+            root_keys=settings.root_keys,
+            clock=clock,
+        )
         catalogue = self.registry.catalogue
         self.models = ModelStore(
             settings.state / "models",
@@ -68,9 +96,21 @@ class Services:
             queue_max=settings.queue_max,
             queue_bytes=settings.queue_bytes,
         )
-        self.inference = Inference(self.models, self.batcher, settings.batch_max)
-        self.broker = FleetBroker(settings, self.registry)
-        self.publisher = ModelPublisher(self.models, self.artifacts, catalogue)
+        self.inference = Inference(
+            self.models,
+            self.batcher,
+            settings.batch_max,
+            Senders(settings.limits),
+            traces=self.traces,
+        )
+        self.audit = AuditLog(
+            self.registry.trail, rows=settings.audit_rows, age_s=86_400 * settings.audit_days
+        )
+        self.broker = FleetBroker(settings, self.registry, self._note_broker_event)
+        self.publisher = ModelPublisher(
+            self.models, self.artifacts, catalogue, hold=settings.new_versions == "hold"
+        )
+        self.rollouts = RolloutRunner(self.registry, self.registry.telemetry, time.monotonic)
         self.assigner = Assigner(
             self.registry,
             wanted=self.publisher.wanted,
@@ -79,29 +119,54 @@ class Services:
         )
         self.operator_sha256 = ""
         self._link: MqttLink | None = None
+        self._worker: MqttWorker | None = None
         self._heartbeats = Heartbeats()
+        self.metrics = ServerMetrics(self)
+        self.telemetry = TelemetryRecorder(
+            self.registry.telemetry,
+            points_most=settings.telemetry_points,
+            recorded=self.metrics.devices.add,
+        )
+        self.listener_certificate: Callable[[], CertificateEnds | None] = lambda: None
+        limits = AlertLimits.load(settings.state)
+        for path in limits.open_secrets(settings.state):
+            logger.warning("%s: other users can read this secret; run `chmod go= %s`", path, path)
+        self.alerts = AlertWatch(
+            self.registry,
+            limits,
+            open_senders(limits, settings.state),
+            manifests=manifest_reader(settings.state / "models"),
+            signing=partial(problems, self.artifacts),
+            certificate=self.certificate_ends,
+            trainings=partial(running_trainings, settings.state / "training"),
+        )
         self._calls = UpdateCalls()
+        self._orders = OrderCalls()
         self._devices: list[Device] = []
         self._devices_read = -1  # the registry's last change that they show
         self._followed = -1  # the registry's last change that the broker's logins show
         self._next_full_check = 0.0
-        self._next_timestamp = 0.0
+        self._new_hashes: dict[tuple[str, str], str] = {}  # of devices that lack Mosquitto's
+        self._next_signing = 0.0
+        self._expiry = ExpiryWarnings(clock)
         self._complaints: dict[str, str] = {}
+        self._turned_at = time.monotonic()  # housekeeping
         self._stopping = threading.Event()
         self._housekeeper = threading.Thread(target=self._housekeeping, daemon=True)
 
     def start(self) -> None:
         """Open the state, publish the models on disk, start the broker and serve its queries."""
-        self.artifacts.open_or_create()
+        self._try("registry's place", partial(self._registry_location.save, self.settings.state))
+        self._try("signing", self._keep_signed, fatal=(ArtifactError, ConfigurationError))
         secret = load_or_create_operator_secret(self.settings.state)
         self.operator_sha256 = hashlib.sha256(secret.encode()).hexdigest()
         self.publisher.refresh()
         link = self._link = self.broker.start()
         self._try("devices", self.broker.sync)
-        self._call_devices()  # nobody yet: later turns see what has changed since
+        self._try("calls to devices", self._call_devices)  # later turns see what has changed since
         self.broker.warn_of_loopback()
         beats = self._heartbeats
-        MqttWorker(link, self.inference, seen=beats.note, heard=beats.note_message)
+        self._worker = MqttWorker(link, self.inference, seen=beats.note, heard=beats.note_message)
         link.start()
         link.wait_connected(BROKER_WAIT_S)
         self._housekeeper.start()
@@ -115,17 +180,64 @@ class Services:
         if self._link is not None:
             self._link.stop()
         self.broker.stop()
+        self._try("audit log", partial(self.audit.write, last=True))
+        self._try("uses of keys", self.registry.keys.write_uses)
+        self.telemetry.note(self._heartbeats.take().heartbeats)
+        self._try("history", partial(self.telemetry.write, last=True))
+        self._try("alerts", self.alerts.close)
+        if self.traces is not None:
+            self.traces.close()
+        self.registry.checkpoint()
         self.registry.close()
+
+    def hangs(self, limit_s: float) -> str:
+        """Why the server does not do its work; empty while it does.
+
+        Args:
+            limit_s: time that a batch, or a turn of housekeeping, may take.
+        """
+        silent_s = time.monotonic() - self._turned_at
+        if self._housekeeper.is_alive() and silent_s > limit_s:
+            return f"housekeeping has not come back for {silent_s:.0f} s"
+        return self.batcher.hangs(limit_s)
+
+    # for the metrics
+
+    def certificate_ends(self) -> CertificateEnds | None:
+        """Ends of the certificate that the listener shows; None without TLS, or without one."""
+        return self.listener_certificate()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the link to the broker is up."""
+        return self._link is not None and self._link.connected
+
+    @property
+    def malformed(self) -> int:
+        """Number of messages over MQTT that were no queries."""
+        return 0 if self._worker is None else self._worker.malformed
 
     # for the management routes
 
-    def root_bytes(self) -> bytes:
-        """The TUF root that a new device is given."""
-        return self.artifacts.root_bytes
+    @property
+    def approves_devices(self) -> bool:
+        """Whether every new device waits for the operator's approval."""
+        return self.settings.enrolment == "approve"
+
+    def root_bytes(self, fingerprint: str = "") -> bytes:
+        """The TUF root that a new device is given: that of its token, or the newest.
+
+        Raises: ClockError, NotReadyError while no device can enrol.
+        """
+        return self.artifacts.root_for_enrolment(fingerprint)
 
     def broker_address(self) -> dict[str, Any]:
         """The broker's `url` and `max_packet_bytes`, as devices are told."""
         return {"url": self.broker.public_url, "max_packet_bytes": self.settings.max_packet_bytes}
+
+    def seen(self, device_id: str) -> None:
+        """Note that a device was heard; housekeeping writes it down."""
+        self._heartbeats.note(device_id)
 
     def admit(self, device: Device, credential: str) -> None:
         """Let a new device log in at the broker.
@@ -133,6 +245,13 @@ class Services:
         Raises: LinkError or ConfigurationError if the broker did not take it.
         """
         self.broker.admit(device, credential)
+
+    def logged_in(self, device: Device, credential: str) -> None:
+        """Note a login over HTTP: a Mosquitto may have waited to see the credential."""
+        key = device.id, device.credential_sha256
+        if device.mosquitto_hash is None and key not in self._new_hashes:
+            self._new_hashes[key] = mosquitto_hash(credential)
+        self.broker.logged_in(device, credential)
 
     def expel(self, device: Device) -> None:
         """Refuse a device at the broker from now on, and cut its connection."""
@@ -153,7 +272,7 @@ class Services:
         """
         device = self.registry.device(device_id)
         before = device.bundle
-        if device.revoked_at is not None:
+        if not device.active:
             return device
         choice = self._assign(device)
         if (choice and choice.bundle) != before:
@@ -180,16 +299,25 @@ class Services:
     # housekeeping
 
     def _housekeeping(self) -> None:
-        self._next_timestamp = time.monotonic() + TIMESTAMP_S
         while not self._stopping.wait(HOUSEKEEPING_S):
+            self._turned_at = time.monotonic()
             full = time.monotonic() >= self._next_full_check
             if full:
                 self._next_full_check = time.monotonic() + FULL_CHECK_S
             # revocations come first; a duty that fails does not stop the next one
             self._try("devices", partial(self._follow_registry, full=full))
+            self._try("logins", self._keep_hashes)
             self._try("models", partial(self.publisher.refresh, again=full))
             self._try("calls to devices", self._call_devices)
-            self._try("timestamp", self._keep_timestamp)
+            self._try("roll-outs", self.rollouts.turn)
+            self._try("audit log", self.audit.write)
+            self._try("history", self.telemetry.write)
+            self._try("alerts", self.alerts.turn)
+            if full:
+                self._try("bounds of the history", self.telemetry.keep_bounds)
+                self._try("bounds of the audit log", self.audit.prune)
+                self._try("uses of keys", self.registry.keys.write_uses)
+            self._try("signing", self._keep_signed)
 
     def _follow_registry(self, *, full: bool) -> None:
         change = self.registry.last_change()
@@ -198,11 +326,21 @@ class Services:
             self.assigner.follow_pins(self.reassign)
             self._followed = change  # after a failure it stays, so the next turn tries again
 
+    def _keep_hashes(self) -> None:
+        new = dict(self._new_hashes)
+        if new:
+            self.registry.keep_mosquitto_hashes(new)
+            for key in new:
+                del self._new_hashes[key]
+
     def _call_devices(self) -> None:
         """Note what devices report, and call those that should run another version."""
         news = self._heartbeats.take()
+        self.telemetry.note(news.heartbeats, news.gone)
         if news.seen:
-            self.registry.touch(*news.seen)
+            self._try("last seen", partial(self.registry.touch, *news.seen))
+        heard_at = {device: at for device, (at, _) in news.heartbeats.items()}
+        self.rollouts.heard(news.running, news.seen, news.gone - news.connected, at=heard_at)
         reports = self.registry.reports.all()
         new = {
             device: bundle
@@ -210,38 +348,67 @@ class Services:
             if device not in reports or reports[device].running != bundle
         }
         if new:
-            self.registry.reports.note_running(new)
+            self._try("reports of devices", partial(self.registry.reports.note_running, new))
             reports = self.registry.reports.all()
         change = self.registry.last_change()
         if change != self._devices_read:  # enrolments, revocations and assignments are changes
-            self._devices = [one for one in self.registry.devices() if one.revoked_at is None]
+            self._devices = [one for one in self.registry.devices() if one.active]
             self._devices_read = change
         devices = self._devices
-        targets = {}
-        for fleet in {device.fleet for device in devices}:
-            model = self.publisher.wanted(fleet)
-            if model is not None:
-                targets[fleet] = f"{model.manifest.name}/{model.manifest.version}"
+        targets = self.assigner.versions(devices)
         self._calls.came_back(news.connected)
         pins = self.registry.capabilities.pinned()
         pinned = {device: pin.bundle for device, pin in pins.items() if pin.bundle is not None}
         for device in self._calls.due(devices, targets, reports, news.seen, pinned):
             self.command(device, {"op": "update"})
+        self._send_orders(news)
 
-    def _keep_timestamp(self) -> None:
-        if time.monotonic() >= self._next_timestamp:
-            self.artifacts.refresh_timestamp()
-            self._next_timestamp = time.monotonic() + TIMESTAMP_S
+    def _send_orders(self, news: News) -> None:
+        """Tell devices what they have been ordered to do, until they have done it."""
+        active = {device.id: device for device in self._devices}
+        orders = [one for one in self.registry.membership.orders() if one.device in active]
+        for order in self._orders.due(orders, news.seen, news.connected):
+            command = {"op": order.op, "argument": order.argument}
+            self.command(active[order.device], command)
 
-    def _try(self, duty: str, work: Callable[[], None]) -> None:
-        """Do a duty; log its failure once, until it succeeds or fails in another way."""
+    def _note_broker_event(self, told: Mapping[str, Any]) -> None:
+        event = read_broker_event(told)
+        if event is not None:
+            self.audit.note(event)
+
+    def _keep_signed(self) -> None:
+        """Sign a fresh timestamp when it is due, and what could not be signed before."""
+        if time.monotonic() < self._next_signing:
+            return
+        self.artifacts.open_or_create()
+        self._next_signing = time.monotonic() + TIMESTAMP_S
+        if "signing" in self._complaints:
+            self._next_full_check = 0.0  # models that could not be signed are tried again at once
+        self._expiry.log(self.artifacts)
+
+    def _try(
+        self, duty: str, work: Callable[[], None], *, fatal: tuple[type[SplitedgeError], ...] = ()
+    ) -> None:
+        """Do a duty; log its failure once, until it succeeds or fails in another way.
+
+        Args:
+            fatal: failures that are raised.
+        """
         try:
             work()
+        except fatal:
+            raise
         except SplitedgeError as err:
-            if self._complaints.get(duty) != str(err):
-                logger.warning("%s: %s; it is tried again", duty, err)
-            self._complaints[duty] = str(err)
-        except Exception:  # outermost loop of this thread: one failed turn must not be the last
-            logger.exception("%s: housekeeping failed", duty)
+            if self._complaints.get(duty) != gist(err):
+                # the registry says its own troubles, once for all duties
+                level = logging.DEBUG if isinstance(err, RegistryError) else logging.WARNING
+                logger.log(level, "%s: %s; it is tried again", duty, err)
+            self._complaints[duty] = gist(err)
+        except Exception as err:  # outermost loop of this thread: it must go on
+            kind = f"{type(err).__name__}: {gist(err)}"
+            if self._complaints.get(duty) != kind:  # no traceback a second
+                logger.exception("%s: housekeeping failed; it is tried again", duty)
+            self._complaints[duty] = kind
         else:
-            self._complaints.pop(duty, None)
+            if self._complaints.pop(duty, None) is not None:
+                logger.info("%s: works again", duty)

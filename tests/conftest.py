@@ -1,6 +1,7 @@
-"""Shared by every test folder: the real data if present, a free port, hypothesis profiles.
+"""Shared by every test folder: the real data if present, a free port, full figures under faults.
 
---hypothesis-profile=faults     ten times as many generated examples, for `make faults-training`
+--fault-figures=FILE    the tests of `make faults` in their full form, which report to FILE
+--soak-minutes=MINUTES  how long a soak lasts there
 """
 
 from __future__ import annotations
@@ -15,8 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import HealthCheck, settings
+
+from benchmarks.faults.figures import FIGURES
+from edge_sdk.cli.main import main
+from tests.commands import Called, Splitedge
 
 END_WITHIN_S = 60.0
 ROOT = Path(__file__).parents[1]
@@ -28,6 +34,26 @@ settings.register_profile("splitedge", PATIENT, max_examples=100)
 settings.register_profile("faults", PATIENT, max_examples=1000)
 settings.load_profile("splitedge")
 
+Reached = Callable[..., None]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of `make faults`."""
+    parser.addoption(
+        "--fault-figures",
+        metavar="FILE",
+        help="run tests in the full form of `make faults`, and append what they reach to FILE",
+    )
+    parser.addoption(
+        "--soak-minutes", metavar="MINUTES", type=float, default=10.0, help="length of a soak"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Ten times as many generated examples for full figures."""
+    if config.getoption("--fault-figures"):
+        settings.load_profile("faults")
+
 
 def pytest_report_header() -> str:
     """Say which images the tests run on."""
@@ -36,11 +62,64 @@ def pytest_report_header() -> str:
     return f"fashion-mnist: {used}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run a failed test once more if it carries the marker `deadline`: a real fault fails twice."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run a failed test once more if it carries the marker `deadline`: a real fault fails twice.
+
+    What carries the marker `fault_figures` belongs to `make faults` alone.
+    """
+    if config.getoption("--fault-figures"):
+        return  # minutes each: a figure is reached or it is not
+    left = [item for item in items if item.get_closest_marker("fault_figures")]
+    items[:] = [item for item in items if not item.get_closest_marker("fault_figures")]
+    if left:
+        config.hook.pytest_deselected(items=left)
     for item in items:
         if item.get_closest_marker("deadline"):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.fixture
+def splitedge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Splitedge:
+    """Runs the command line in this process: `splitedge("agent", "status", "--json")`."""
+
+    def call(*words: object) -> Called:
+        monkeypatch.setattr(sys, "argv", ["splitedge", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        code = left.value.code
+        return Called(code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def thorough(pytestconfig: pytest.Config) -> bool:
+    """Whether this run makes full figures (`make faults`), and so leaves nothing out."""
+    return pytestconfig.getoption("--fault-figures") is not None
+
+
+@pytest.fixture(scope="session")
+def soak_s(pytestconfig: pytest.Config) -> float:
+    """How long a soak of `make faults` lasts, in seconds."""
+    return 60.0 * float(pytestconfig.getoption("--soak-minutes"))
+
+
+@pytest.fixture(scope="session")
+def reached(pytestconfig: pytest.Config) -> Reached:
+    """Reports what a figure came to: `reached("black-hole", "1,000 answered", first_s=0.51)`.
+
+    Call it before the assertions, so that a figure that is missed is told as well.
+    """
+    file = pytestconfig.getoption("--fault-figures")
+
+    def report(figure: str, text: str, **numbers: float) -> None:
+        assert figure in FIGURES, f"benchmarks/faults/figures.py has no figure {figure!r}"
+        if file is not None:
+            line = {"figure": figure, "reached": text, "numbers": numbers}
+            with Path(file).open("ab") as out:
+                out.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_sdk.answers.price import EnergyReport
-from edge_sdk.gate.controllers import AgreementReport
+from edge_sdk.gate.controllers import AgreementReport, BudgetReport
 
 
 @dataclass(slots=True)
@@ -41,14 +41,19 @@ class Status:
 
     Attributes:
         gate: what answers are judged by, as text (edge_sdk.gate_form); the user's or the bundle's.
+        offloading: whether the device asks its server; False where the user turned it off, and
+            without a server.
         personal: the training that the personal weights are from; None if the bundle's weights
             answer.
         bytes_up, bytes_down: payloads of all queries that were sent, audits and late answers
             included, and of all replies.
+        provider: the execution provider that runs the bundle's graphs.
         agreement: the guarantee of the `Agreement` controller; None without one.
+        budget: what the `Budget` controller has spent; None without one.
         trouble: the last failure for want of memory, and when; empty if there was none.
+        clock: why this device's clock is not believed; empty where it is.
         energy: of the answers, by `AgentSettings.power`; None without.
-        reports: of the agent's observers, by name.
+        reports: of the agent's observers, by name, and of its traces.
     """
 
     device: str
@@ -61,8 +66,12 @@ class Status:
     bytes_up: int
     bytes_down: int = 0
     gate: str = ""
+    provider: str = "cpu"
     counters: Counters = field(default_factory=Counters)
     agreement: AgreementReport | None = None
+    budget: BudgetReport | None = None
+    offloading: bool = True
     trouble: str = ""
+    clock: str = ""
     energy: EnergyReport | None = None
     reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)

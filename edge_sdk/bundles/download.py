@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final
+
+import orjson
 
 from edge_sdk.bundles.store import FileRecord, file_damage
 from edge_sdk.durable import storage_error, sync_file
@@ -20,7 +23,13 @@ from edge_sdk.tls import tls_context_for
 
 TIMEOUT: Final = Timeout(connect_s=5.0, read_s=15.0)
 RETRIES: Final = 2  # of a connection that fails
+REASON_CHARACTERS: Final = 500
 ATTEMPTS: Final = 4  # per file and run; each goes on where the one before broke off
+# an answer may take this long, and longer by a second for each so many bytes that have come
+PATIENCE_S: Final = 20.0
+BYTES_A_SECOND: Final = 1_000
+
+_WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class StatusError(LinkError):
@@ -37,15 +46,20 @@ class ServerClient:
     Args:
         check_dates: False while this device's clock is plainly wrong: ignores the dates of
             certificates, and only where the identity names its own authority.
+        patience_s: seconds that the head of an answer may take, and the same for its body, besides
+            those for the bytes that have come.
     Attributes:
         date: the server's clock in its last answer; None before the first.
     Raises: ConfigurationError if the authority's file cannot be used.
     """
 
-    def __init__(self, identity: Identity, *, check_dates: bool) -> None:
+    def __init__(
+        self, identity: Identity, *, check_dates: bool, patience_s: float = PATIENCE_S
+    ) -> None:
+        self._patience_s = patience_s
         self._headers = {"Authorization": identity.authorization}
         tls = tls_context_for(identity.server, identity.ca, check_dates=check_dates)
-        self._client = HttpClient(tls=tls, retries=RETRIES)
+        self._client = HttpClient(tls=tls, retries=RETRIES, head_s=patience_s)
         self.date: datetime | None = None
 
     @contextmanager
@@ -59,6 +73,22 @@ class ServerClient:
             self.date = _parse_date(response.headers.get("Date")) or self.date
             yield response
 
+    def pieces(self, response: StreamedResponse) -> Iterator[bytes]:
+        """The body's bytes as they arrive.
+
+        Raises: LinkError if they come so slowly that the update would never end.
+        """
+        received, began = 0, time.monotonic()
+        for piece in response.pieces():
+            received += len(piece)
+            took_s = time.monotonic() - began
+            if took_s > self._patience_s + received / BYTES_A_SECOND:
+                raise LinkError(
+                    f"{response.url}: expected at least {BYTES_A_SECOND} bytes a second, got"
+                    f" {received} in {took_s:.0f} s; the next update goes on from there"
+                )
+            yield piece
+
     def read(self, url: str, at_most: int) -> bytes:
         """The whole body of one GET.
 
@@ -67,12 +97,22 @@ class ServerClient:
         body = bytearray()
         with self.get(url) as response:
             if response.status != 200:
-                raise StatusError(f"{url}: HTTP {response.status}", response.status)
-            for piece in response.pieces():
+                raise StatusError(f"{url}: {_reason(response)}", response.status)
+            for piece in self.pieces(response):
                 body += piece
                 if len(body) > at_most:
                     raise ResponseTooLargeError(f"{url}: more than {at_most} bytes")
         return bytes(body)
+
+
+def _reason(response: StreamedResponse) -> str:
+    """The status of an answer, and the reason that the server gives, if it gives one."""
+    try:
+        # what comes at once: a server that sends slowly is not waited for
+        why = str(orjson.loads(next(response.pieces(), b""))["error"])[:REASON_CHARACTERS]
+    except (LinkError, orjson.JSONDecodeError, KeyError, TypeError):
+        return f"HTTP {response.status}"
+    return f"HTTP {response.status}: {why}"
 
 
 def download(client: ServerClient, url: str, file: FileRecord, part: Path) -> None:
@@ -139,13 +179,13 @@ def _continue(client: ServerClient, url: str, file: FileRecord, part: Path) -> N
         elif response.headers.get("Content-Range") != expected:
             got = response.headers.get("Content-Range")
             raise UpdateRefusedError(f"{url}: expected {expected}, got {got}")
-        _append(response.pieces(), file, part, start)
+        _append(client.pieces(response), file, part, start)
 
 
 def _append(pieces: Iterator[bytes], file: FileRecord, part: Path, start: int) -> None:
     length = start
     try:
-        with part.open("r+b" if start else "wb") as out:
+        with os.fdopen(os.open(part, _WRITE | (0 if start else os.O_TRUNC), 0o666), "r+b") as out:
             out.seek(start)
             for piece in pieces:
                 length += len(piece)

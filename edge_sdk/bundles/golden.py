@@ -64,6 +64,40 @@ def check_golden(folder: Path, sessions: Mapping[str, Session] | None = None) ->
         raise UpdateRefusedError(str(err)) from err
 
 
+def takes_overrides(
+    folder: Path, manifest: BundleManifest, sessions: Mapping[str, Session], x: Array
+) -> bool:
+    """Whether other weights reach the graphs, as they do on the CPU.
+
+    Personal weights and learning replace weights of a loaded graph. A compiler of graphs may take
+    weights for constants: OpenVINO does, and says nothing.
+
+    Args:
+        sessions: of another provider than the CPU; their weights are the file's again afterwards.
+        x: (1, ...) one raw input.
+    """
+    random = np.random.default_rng(0)
+    for name, session in sessions.items():
+        graph = manifest.graphs[name]
+        values = {
+            each: random.normal(0, 0.1, shape).astype(np.float32)
+            for each, shape in session.overridable.items()
+        }
+        reference = Session(folder / graph.file)
+        for each in (reference, session):
+            each.override(values)
+        try:
+            expected, got = (each.run(None, feeds(graph, x)) for each in (reference, session))
+        finally:
+            session.override({})
+        for want, have in zip(expected, got, strict=True):
+            peak = float(np.abs(want).max(initial=1e-6))
+            missed = float(np.abs(np.subtract(have, want, dtype=np.float64)).max(initial=0))
+            if not missed <= TOLERANCE[graph.precision] * peak:
+                return False
+    return True
+
+
 def read_golden(path: Path) -> tuple[Array, Array]:
     """The golden inputs and logits in a bundle's frame file, (n, ...) and (n, classes).
 

@@ -31,7 +31,11 @@ from edge_sdk.errors import (
     SplitedgeError,
     StorageError,
     UpdateRefusedError,
+    WrongAnswersError,
 )
+from edge_sdk.providers.choice import KeptTrials, ProviderTrial, choose_provider
+from edge_sdk.providers.names import CPU
+from edge_sdk.session import available_providers, onnxruntime_version
 from edge_sdk.settings import AgentSettings
 
 logger = logging.getLogger(__name__)
@@ -223,7 +227,7 @@ class BundleLifecycle:
         if active.manifest == self.runner.manifest or self._closed:
             return
         try:
-            runner = _runner(active, self._settings, self._load_personal())
+            runner = _runner(active, self._settings, self._load_personal(), self._store.state)
         except OutOfMemoryError as err:
             self._note_trouble(active.manifest.bundle, str(err))
             # the one before it may be the one that is left for it: then this is tried again
@@ -332,7 +336,7 @@ def _load(store: BundleStore, settings: AgentSettings) -> tuple[BundleRunner, st
     name = settings.personal
     personal = None if name is None else PersonalWeights.load(store.state, name)
     try:
-        return _runner(active, settings, personal), active.digest
+        return _runner(active, settings, personal, store.state), active.digest
     except OutOfMemoryError as err:
         other = _smaller(store, active, str(err))
     except BundleError as err:
@@ -341,7 +345,7 @@ def _load(store: BundleStore, settings: AgentSettings) -> tuple[BundleRunner, st
             raise
         logger.warning("bundle=%s does not load: %s", active.manifest.bundle, err)
         other = store.roll_back(str(err))
-    return _runner(other, settings, personal), other.digest
+    return _runner(other, settings, personal, store.state), other.digest
 
 
 def _out_of_memory(error: MemoryError) -> OutOfMemoryError:
@@ -373,19 +377,27 @@ def _smaller(store: BundleStore, active: ActiveBundle, why: str) -> ActiveBundle
 
 
 def _runner(
-    active: ActiveBundle, settings: AgentSettings, personal: PersonalWeights | None
+    active: ActiveBundle, settings: AgentSettings, personal: PersonalWeights | None, state: Path
 ) -> BundleRunner:
     """The bundle's runner, without personal weights that do not fit.
 
     The server may assign any bundle at any time, and the device must answer all the same.
     """
+    provider = _provider(active, settings, state)
     try:
-        return BundleRunner(active.folder, active.manifest, settings, personal)
+        return BundleRunner(active.folder, active.manifest, settings, personal, provider)
     except ConfigurationError as err:
         if personal is None:
             raise
         logger.warning("bundle=%s runs without personal weights: %s", active.manifest.bundle, err)
-        return BundleRunner(active.folder, active.manifest, settings)
+        return BundleRunner(active.folder, active.manifest, settings, provider=provider)
+    except OutOfMemoryError:
+        raise
+    except BundleError as err:
+        if provider == CPU:
+            raise
+        logger.warning("provider %s, which passed its trial: %s; the CPU answers", provider, err)
+        return BundleRunner(active.folder, active.manifest, settings, personal, CPU)
 
 
 def _forget_start(store: BundleStore) -> None:
@@ -393,3 +405,24 @@ def _forget_start(store: BundleStore) -> None:
         store.forget_start()
     except StorageError as err:
         logger.warning("the start is still counted: %s", err)
+
+
+def _provider(active: ActiveBundle, settings: AgentSettings, state: Path) -> str:
+    """The execution provider of a bundle.
+
+    Raises: ConfigurationError if the settings ask for one that is not in this onnxruntime.
+    """
+
+    def attempt(name: str) -> ProviderTrial:
+        from edge_sdk.bundles.trial import run_trial  # noqa: PLC0415 - few have a second provider
+
+        try:
+            report = run_trial(active.folder, provider=name)
+        except (UpdateRefusedError, OutOfMemoryError, StorageError) as err:
+            return ProviderTrial(None, str(err), lasting=isinstance(err, WrongAnswersError))
+        return ProviderTrial(report.measurement.latency_ms, overrides=report.overrides)
+
+    asked = settings.provider
+    trials = KeptTrials(state, active.digest, onnxruntime_version(), attempt, asked=asked)
+    replaces = settings.personal is not None or settings.learn is not None
+    return choose_provider(settings.provider, available_providers(), trials.of, overrides=replaces)

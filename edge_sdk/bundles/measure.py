@@ -15,6 +15,7 @@ from typing import Final
 
 from edge_sdk.bundles.golden import feeds
 from edge_sdk.manifest import GRAPHS, BundleManifest
+from edge_sdk.providers.names import CPU
 from edge_sdk.session import Array, Session
 from profiles.measured import BundleMeasurement, GraphMeasurement
 
@@ -33,12 +34,15 @@ class BundleMeter:
 
     Args:
         x: (1, ...) one raw input.
+        provider: runs the graphs.
     Attributes:
         sessions: by graph.
     Raises: BundleError if a graph cannot be loaded, InputError if it cannot run.
     """
 
-    def __init__(self, folder: Path, manifest: BundleManifest, x: Array) -> None:
+    def __init__(
+        self, folder: Path, manifest: BundleManifest, x: Array, provider: str = CPU
+    ) -> None:
         self.sessions: dict[str, Session] = {}
         self._manifest = manifest
         self._x = x
@@ -47,7 +51,7 @@ class BundleMeter:
         for name in sorted(manifest.graphs, key=GRAPHS.index):
             before = resident_bytes()
             reset_peak()
-            self.sessions[name] = Session(folder / manifest.graphs[name].file)
+            self.sessions[name] = Session(folder / manifest.graphs[name].file, provider=provider)
             self._run(name)
             peak = peak_bytes()
             self._memory[name] = max(peak - before, 0)

@@ -45,6 +45,8 @@ BACK: Final = Namespace("back")  # the last layer, of SplitLPF and HARMONY
 # first weights from the server, for a part that the client does not have yet: `first.back.weight`
 FIRST: Final = Namespace("first")
 INVERSION: Final = Namespace("inversion")  # the decoder of the guard against inversion
+DYNAMIC: Final = Namespace("dynamic")  # the gradient of FedDyn's linear term, by parameter
+OWN: Final = Namespace("own")  # a whole network of the client's own, of Ditto
 
 
 def answers(depth: int) -> Namespace:

@@ -20,6 +20,7 @@ from tuf.api.exceptions import (
     DownloadLengthMismatchError,
     ExpiredMetadataError,
     RepositoryError,
+    UnsignedMetadataError,
 )
 from tuf.api.metadata import TargetFile
 from tuf.ngclient import FetcherInterface, Updater
@@ -69,11 +70,22 @@ class SignedRepository:
             )
             # private there, and tuf is pinned
             self._updater._trusted_set.reference_time = now  # noqa: SLF001
-            self._updater.refresh()
+            self._refresh()
         # tuf renames without syncing; what it remembers is what protects against old metadata
         for path in metadata.glob("*.json"):
             sync_file(path)
         sync_folder(metadata)
+
+    def _refresh(self) -> None:
+        try:
+            self._updater.refresh()
+        except UnsignedMetadataError as err:
+            known = self._updater._trusted_set.root.version  # noqa: SLF001 - private there
+            raise UpdateRefusedError(
+                f"signed metadata: not signed by the keys of root version {known}, the newest that"
+                f" this device knows ({err}); if the server was restored from a backup with an"
+                " older root, restore a newer backup, or enrol this device again"
+            ) from err
 
     def bundle(self, name: str) -> PublishedBundle:
         """The signed metadata of a bundle.

@@ -9,12 +9,16 @@ from typing import cast
 
 import numpy as np
 
+from edge_sdk.answers.input_range import InputRange, range_of
+from edge_sdk.answers.tally import AnswerTally
+from edge_sdk.bundles.golden import read_golden
 from edge_sdk.bundles.personal_weights import PersonalWeights
-from edge_sdk.errors import InputError
-from edge_sdk.gate.gate import Decision, Gate, answer_policy, gate_from
+from edge_sdk.errors import BundleError, FrameError, InputError
+from edge_sdk.gate.gate import Decision, Gate, answer_policy, gate_from, largest_uncertainty
 from edge_sdk.gate.threshold_control import control_from
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.offload.pending import Target
+from edge_sdk.providers.names import AUTO, CPU
 from edge_sdk.session import Array, Session
 from edge_sdk.settings import AgentSettings
 from edge_sdk.wire.codecs import encode
@@ -29,6 +33,10 @@ class BundleRunner:
 
     Args:
         personal: the device's personal weights, used in place of the bundle's.
+        provider: runs the graphs; None takes the settings', and the CPU for `auto`.
+    Attributes:
+        provider: the one that runs them.
+        tally: histograms of its answers; the agent counts them, under a lock of its own.
     Raises: BundleError if a graph cannot be loaded; ConfigurationError if the settings or the
         personal weights do not fit the bundle.
     """
@@ -39,7 +47,11 @@ class BundleRunner:
         manifest: BundleManifest,
         settings: AgentSettings,
         personal: PersonalWeights | None = None,
+        provider: str | None = None,
     ) -> None:
+        if provider is None:
+            provider = CPU if settings.provider == AUTO else settings.provider
+        self.provider = provider
         self.folder = folder
         self.manifest = manifest
         self.class_names = manifest.class_names
@@ -49,6 +61,8 @@ class BundleRunner:
             text=settings.gate,
             threshold=settings.threshold,
         )
+        gate = settings.gate or manifest.gate.policy
+        self.tally = AnswerTally(largest_uncertainty(gate, len(manifest.class_names)))
         self._answer = answer_policy(manifest.gate)
         self.control = control_from(settings.controller, manifest.gate, self.gate)
         self.codec = settings.codec or manifest.smashed.codec
@@ -59,6 +73,7 @@ class BundleRunner:
                 folder / graph.file,
                 content=None if own is None else own.content.get(name),
                 threads=settings.threads,
+                provider=provider,
             )
             for name, graph in manifest.graphs.items()
         }
@@ -73,6 +88,9 @@ class BundleRunner:
         self._shape = manifest.input.shape
         self._dtype = np.dtype(manifest.input.dtype)
         self._floating = self._dtype.kind == "f"
+        self._range = None
+        if self._floating:
+            self._range = _input_range(manifest, folder)
         # the first run allocates memory: do it before the first prediction
         self._exit.run(self._outputs, {RAW_INPUT: np.zeros((1, *self._shape), self._dtype)})
 
@@ -91,8 +109,13 @@ class BundleRunner:
             raise InputError(f"input: expected dtype {self._dtype}, got {x.dtype}; {hint}")
         # one fused pass: a sum of squares is finite unless a value is not finite, or huge;
         # vdot, because dot warns of an overflow
-        if self._floating and not math.isfinite(np.vdot(x, x)) and not np.isfinite(x).all():
-            raise InputError("input: expected finite values, got NaN or infinity")
+        if self._floating:
+            energy = float(np.vdot(x, x))
+            if not math.isfinite(energy) and not np.isfinite(x).all():
+                raise InputError("input: expected finite values, got NaN or infinity")
+            known = self._range
+            if known is not None and (known.young or energy > known.energy_most):
+                known.look(x)
         return x
 
     def exit(self, x: Array) -> tuple[Decision, Array | None, bool]:
@@ -167,3 +190,15 @@ def read_logits(reply: Reply, classes: int) -> Array:
         raise InputError(f"reply: expected logits (1, {classes}), got {got}")
     answer: Array = logits[0]
     return answer
+
+
+def _input_range(manifest: BundleManifest, folder: Path) -> InputRange | None:
+    """The range of the golden inputs; None where they cannot be read, which the trial judges.
+
+    None too where memory is short: a warning is no reason to give up a bundle.
+    """
+    try:
+        samples, _ = read_golden(folder / manifest.golden)
+        return range_of(manifest.bundle, samples)
+    except (BundleError, FrameError, MemoryError):
+        return None

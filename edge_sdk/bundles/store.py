@@ -25,7 +25,13 @@ from typing import Any, Final, Literal
 import orjson
 
 from edge_sdk.durable import locked_folder, make_folder, sync_file, sync_folder, write_atomic
-from edge_sdk.errors import BundleError, NoBundleError, SplitedgeError, StorageError
+from edge_sdk.errors import (
+    BundleError,
+    ConfigurationError,
+    NoBundleError,
+    SplitedgeError,
+    StorageError,
+)
 from edge_sdk.manifest import BundleManifest, check_bundle_name, check_file_name, read_json
 
 Slot = Literal["a", "b"]
@@ -35,6 +41,7 @@ QUARANTINE_NAME: Final = "quarantine.json"
 
 # starts of a bundle that was never healthy; the next start rolls back
 MAX_UNPROVEN_STARTS: Final = 3
+HASH_SHORTEST: Final = 6
 _KEPT_QUARANTINED: Final = 100
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _OPTIONS: Final = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
@@ -94,6 +101,22 @@ class ActiveBundle:
     fallback: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A bundle that failed on this device.
+
+    Attributes:
+        digest: `BundleRecord.digest`.
+        at: ISO 8601, UTC. until: the end of a quarantine that has one.
+    """
+
+    digest: str
+    bundle: str
+    why: str
+    at: str
+    until: str | None
+
+
 class BundleStore:
     """The two slots of a state folder. Several processes may use it at once."""
 
@@ -123,6 +146,8 @@ class BundleStore:
 
     def damage(self, slot: Slot, record: BundleRecord) -> str | None:
         """The first difference of the slot's files from `record`; None if there is none."""
+        if self.folder(slot).is_symlink():
+            return f"slots/{slot}: expected a folder, got a link, which is not followed"
         for name, file in record.files.items():
             problem = file_damage(self.folder(slot) / name, file)
             if problem is not None:
@@ -134,7 +159,7 @@ class BundleStore:
 
         Raises: BundleError if that slot is active; StorageError.
         """
-        make_folder(self.folder(slot))
+        make_own_folder(self.folder(slot))
         with self._locked():
             table = self._read()
             if slot not in table.slots:
@@ -245,6 +270,37 @@ class BundleStore:
             return None
         return str(entry.get("why"))
 
+    def quarantined(self) -> list[Quarantined]:
+        """The bundles that are quarantined now, oldest first."""
+        entries = sorted(self._read_quarantine().items(), key=lambda item: str(item[1].get("at")))
+        return [_quarantined(key, entry) for key, entry in entries if not _is_over(entry)]
+
+    def lift(self, name: str) -> list[Quarantined]:
+        """Take a bundle out of quarantine: the next update may install it again.
+
+        Args:
+            name: `MODEL/VERSION/VARIANT`, or the first characters of the content's hash.
+        Returns: what was lifted; nothing if no such bundle is quarantined.
+        Raises: ConfigurationError for a hash that is shorter than HASH_SHORTEST; StorageError.
+        """
+        if "/" not in name and len(name) < HASH_SHORTEST:
+            raise ConfigurationError(
+                f"quarantine: expected a bundle or at least {HASH_SHORTEST} characters of its hash,"
+                f" got {name[:100]!r}"
+            )
+        with locked_folder(self._slots):
+            entries = self._read_quarantine()
+            lifted = [
+                _quarantined(key, entry)
+                for key, entry in entries.items()
+                if name == entry.get("bundle") or ("/" not in name and key.startswith(name))
+            ]
+            if lifted:
+                gone = {one.digest for one in lifted}
+                kept = {key: entry for key, entry in entries.items() if key not in gone}
+                write_atomic(self.state / QUARANTINE_NAME, orjson.dumps(kept, option=_OPTIONS))
+        return lifted
+
     def _locked(self) -> AbstractContextManager[None]:
         """Exclusive access to active.json, for at most the time to hash two bundles."""
         return locked_folder(self._slots)
@@ -346,6 +402,18 @@ class BundleStore:
         write_atomic(self.state / QUARANTINE_NAME, orjson.dumps(kept, option=_OPTIONS))
 
 
+def make_own_folder(folder: Path) -> None:
+    """Make a folder of the store if it is missing; a link in its place is removed, not followed.
+
+    An update removes what it does not know in these folders.
+
+    Raises: StorageError.
+    """
+    if folder.is_symlink():
+        folder.unlink()
+    make_folder(folder)
+
+
 def file_damage(path: Path, record: FileRecord) -> str | None:
     """The difference between the file at `path` and its record, in words; None if there is none."""
     try:
@@ -361,6 +429,17 @@ def file_damage(path: Path, record: FileRecord) -> str | None:
     if digest != record.sha256:
         return f"{path.name}: expected SHA-256 {record.sha256:.12}…, got {digest:.12}…"
     return None
+
+
+def _quarantined(digest: str, entry: Mapping[str, Any]) -> Quarantined:
+    until = entry.get("until")
+    return Quarantined(
+        digest=digest,
+        bundle=str(entry.get("bundle")),
+        why=str(entry.get("why")),
+        at=str(entry.get("at")),
+        until=None if until is None else str(until),
+    )
 
 
 def _is_over(entry: Mapping[str, Any]) -> bool:

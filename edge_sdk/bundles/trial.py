@@ -1,8 +1,8 @@
 """The trial of a bundle: it runs in a process of its own, under limits, and cannot crash the agent.
 
-`python -P -m edge_sdk.bundles.trial FOLDER [OTHER]` prints one line of JSON: `{"ok": true, ...}`
-with the golden report and what the bundle takes here, or `{"ok": false, "why": ...}`. The bundle in
-OTHER is timed beside it, in turns.
+`python -P -m edge_sdk.bundles.trial PROVIDER FOLDER [OTHER]` prints one line of JSON, either
+`{"ok": true, ...}` with the golden report and what the bundle takes here, or `{"ok": false, "why":
+...}`. The bundle in OTHER is timed beside it, in turns.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ from edge_sdk.errors import (
     OutOfMemoryError,
     StorageError,
     UpdateRefusedError,
+    WrongAnswersError,
 )
+from edge_sdk.providers.names import CPU
 from profiles.measured import BundleMeasurement
 
 TIMEOUT_S: Final = 60.0
+# TensorRT builds an engine, which takes minutes on a Jetson
+SLOW_S: Final = 900.0
 # Address space, not memory: onnxruntime reserved 190 MB before its first model on 2 cores, and
 # reserves more with more cores; a model is mapped, parsed and packed, so add three times its size.
 BASE_BYTES: Final = 1 << 30
@@ -49,26 +53,37 @@ class TrialReport:
         measurement: what the bundle takes on this device.
         beside: the same of another bundle, whose memory is not to be relied on: it was loaded
             second; None if there was none.
+        overrides: whether other weights reach the loaded graphs (golden.takes_overrides).
     """
 
     samples: int
     difference: float
     measurement: BundleMeasurement
     beside: BundleMeasurement | None = None
+    overrides: bool = True
 
 
 def run_trial(
-    folder: Path, beside: Path | None = None, *, timeout_s: float = TIMEOUT_S
+    folder: Path,
+    beside: Path | None = None,
+    *,
+    provider: str = CPU,
+    timeout_s: float | None = None,
 ) -> TrialReport:
     """Check and measure the bundle in `folder` in a child process.
 
     Args:
         beside: folder of another bundle to time in turns with it.
-    Raises: UpdateRefusedError saying why the bundle cannot run; OutOfMemoryError; StorageError if
-        the child process cannot be started.
+        provider: runs its graphs.
+        timeout_s: None takes TIMEOUT_S, or SLOW_S for a provider that builds its own engine.
+    Raises: UpdateRefusedError saying why the bundle cannot run, as WrongAnswersError if it runs and
+        misses its golden answers; OutOfMemoryError; StorageError if the child process cannot be
+        started.
     """
+    if timeout_s is None:
+        timeout_s = SLOW_S if provider == "tensorrt" else TIMEOUT_S
     folders = [str(path) for path in (folder, beside) if path is not None]
-    command = [sys.executable, "-P", "-m", "edge_sdk.bundles.trial", *folders]
+    command = [sys.executable, "-P", "-m", "edge_sdk.bundles.trial", provider, *folders]
     environment = {**os.environ, **_ONE_THREAD}
     try:
         done = subprocess.run(
@@ -86,27 +101,36 @@ def run_trial(
         raise UpdateRefusedError(f"trial: {_death(done)}") from None
     if not report["ok"]:
         kind = OutOfMemoryError if report.get("memory") else UpdateRefusedError
+        if report.get("answers"):
+            kind = WrongAnswersError
         raise kind(f"trial: {report['why']}")
     measurement, *others = map(BundleMeasurement.from_dict, report["measurements"])
-    return TrialReport(int(report["samples"]), float(report["difference"]), measurement, *others)
+    return TrialReport(
+        int(report["samples"]),
+        float(report["difference"]),
+        measurement,
+        others[0] if others else None,
+        bool(report["overrides"]),
+    )
 
 
 def main() -> None:
     """Set resource limits, then load and run the bundle."""
-    folders = [Path(folder) for folder in sys.argv[1:]]
-    _limit(folders)
+    provider, *folders = sys.argv[1], *map(Path, sys.argv[2:])
+    _limit(folders, provider)
     try:
-        report = {"ok": True, **_try(*folders)}
+        report = {"ok": True, **_try(provider, *folders)}
     except MemoryError as err:
         report = {"ok": False, "why": str(err) or "out of memory", "memory": True}
     except (BundleError, InputError, FrameError) as err:
-        report = {"ok": False, "why": str(err)}
+        wrong = isinstance(err, UpdateRefusedError)  # as the golden check raises it, and no other
+        report = {"ok": False, "why": str(err), "answers": wrong}
     sys.stdout.buffer.write(orjson.dumps(report))
 
 
-def _try(folder: Path, *others: Path) -> dict[str, Any]:
+def _try(provider: str, folder: Path, *others: Path) -> dict[str, Any]:
     # imported under the limits, and never by the parent process
-    from edge_sdk.bundles.golden import check_golden, read_golden  # noqa: PLC0415
+    from edge_sdk.bundles.golden import check_golden, read_golden, takes_overrides  # noqa: PLC0415
     from edge_sdk.bundles.measure import BundleMeter, measure_in_turns  # noqa: PLC0415
     from edge_sdk.manifest import BundleManifest  # noqa: PLC0415
     from profiles.device import measure_compute_score_gflops  # noqa: PLC0415
@@ -114,17 +138,25 @@ def _try(folder: Path, *others: Path) -> dict[str, Any]:
     manifest = BundleManifest.load(folder)
     x, _ = read_golden(folder / manifest.golden)
     score_gflops = measure_compute_score_gflops()
-    meter = BundleMeter(folder, manifest, x[:1])
+    meter = BundleMeter(folder, manifest, x[:1], provider)
     golden = check_golden(folder, meter.sessions)
-    beside = [BundleMeter(other, BundleManifest.load(other), x[:1]) for other in others]
+    overrides = provider == CPU or takes_overrides(folder, manifest, meter.sessions, x[:1])
+    beside = [BundleMeter(other, BundleManifest.load(other), x[:1], provider) for other in others]
     measured = measure_in_turns([meter, *beside], score_gflops)
-    return {**asdict(golden), "measurements": [each.to_dict() for each in measured]}
+    return {
+        **asdict(golden),
+        "overrides": overrides,
+        "measurements": [each.to_dict() for each in measured],
+    }
 
 
-def _limit(folders: Sequence[Path]) -> None:
+def _limit(folders: Sequence[Path], provider: str) -> None:
     model_bytes = sum(path.stat().st_size for folder in folders for path in folder.iterdir())
-    _lower(resource.RLIMIT_AS, BASE_BYTES + PER_MODEL_BYTE * model_bytes)
-    _lower(resource.RLIMIT_CPU, int(TIMEOUT_S))  # ends a child that outlives its parent
+    if provider == CPU:  # others reserve address space by the gigabyte: a driver's, a compiler's
+        _lower(resource.RLIMIT_AS, BASE_BYTES + PER_MODEL_BYTE * model_bytes)
+        _lower(resource.RLIMIT_CPU, int(TIMEOUT_S))  # ends a child that outlives its parent
+    else:
+        _lower(resource.RLIMIT_CPU, int(SLOW_S) * (os.cpu_count() or 1))
     _lower(resource.RLIMIT_FSIZE, 0)
     _lower(resource.RLIMIT_CORE, 0)
 

@@ -14,7 +14,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +38,7 @@ from edge_sdk.bundles.store import (
     FileRecord,
     Slot,
     file_damage,
+    make_own_folder,
 )
 from edge_sdk.bundles.trial import run_trial
 from edge_sdk.bundles.update_report import report_update
@@ -52,13 +53,16 @@ from edge_sdk.errors import (
 )
 from edge_sdk.http import ResponseTooLargeError
 from edge_sdk.identity import Identity
+from edge_sdk.installation import BUILD_DATE, clock_is_wrong
+from edge_sdk.logs.line_format import CHILD_FORM, log_to_stderr
 from edge_sdk.manifest import MANIFEST_NAME, BundleManifest, check_bundle_name
+from edge_sdk.membership.rotation import current_identity
 from edge_sdk.state import StateLock
 
 RESERVE_BYTES: Final = 262_144  # left to metadata, active.json and the agent's own files
 ANSWER_BYTES: Final = 65_536
-# no copy of this module is older, so a clock that says so is wrong
-EARLIEST: Final = datetime(2026, 1, 1, tzinfo=UTC)
+# Two clocks that differ by less agree.
+CLOCKS_AGREE: Final = timedelta(days=1)
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +74,7 @@ def main() -> None:
     parser.add_argument("--bundle", help="MODEL/VERSION/VARIANT; the assigned one when left out")
     parser.add_argument("--measure", action="append", default=[], help="MODEL/VERSION/VARIANT")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr(logging.WARNING, CHILD_FORM, text=True)
     if arguments.measure:
         sys.stdout.buffer.write(measure(arguments.state, arguments.measure).to_json())
         return
@@ -135,7 +139,9 @@ class _Update:
 
     def link_outcome(self, err: LinkError) -> UpdateOutcome:
         """`unreachable`, or `refused` where the server does not accept this device."""
-        if isinstance(err, StatusError) and err.status in (401, 403):
+        if isinstance(err, StatusError) and err.status == 403:
+            return self.outcome("refused", str(err))
+        if isinstance(err, StatusError) and err.status == 401:
             why = f"{err}: the server does not accept this device's credential; enrol again"
             return self.outcome("refused", why)
         return self.outcome("unreachable", str(err))
@@ -190,6 +196,7 @@ class _Update:
     def _try_beside(self, client: ServerClient, published: PublishedBundle) -> None:
         """Try a bundle in a folder of its own, which is no slot, and leave its files for later."""
         folder = self._incoming / "measured"
+        make_own_folder(self._incoming)
         remove(folder)
         make_folder(folder)
         needed = sum(file.length for file in published.record.files.values()) + RESERVE_BYTES
@@ -211,28 +218,56 @@ class _Update:
         return active if active.manifest.bundle.rpartition("/")[0] == model else None
 
     def _connect(self) -> tuple[Identity, ServerClient]:
-        identity = Identity.load(self.state)
-        return identity, ServerClient(identity, check_dates=datetime.now(UTC) >= self._floor)
+        identity = current_identity(self.state)
+        return identity, ServerClient(identity, check_dates=self._trusts(datetime.now(UTC)))
+
+    def _trusts(self, clock: datetime) -> bool:
+        """Whether the clock may be right: not before the last time seen, nor plainly wrong."""
+        return clock >= self._floor and not clock_is_wrong(clock)
 
     @property
     def _floor(self) -> datetime:
         """A time that has passed: a clock that says an earlier one is wrong."""
-        return max(EARLIEST, self._fresh_at or EARLIEST)
+        return max(BUILD_DATE, self._fresh_at or BUILD_DATE)
 
     def _refresh(self, client: ServerClient, identity: Identity) -> SignedRepository:
-        now, floor = datetime.now(UTC), self._floor
-        if now < floor:
-            logger.warning("clock untrusted: it says %s, last seen %s", now, floor)
-            now = max(floor, client.date or floor)
+        clock = now = datetime.now(UTC)
+        if not self._trusts(clock):
+            logger.warning("clock untrusted: it says %s, last seen %s", clock, self._floor)
+            date = client.date
+            now = date if date is not None and self._trusts(date) else self._floor
         make_folder(self._metadata)
         available = free_bytes(self._metadata)
         if available < RESERVE_BYTES // 2:
             raise no_space(self._metadata, RESERVE_BYTES // 2, available)
-        root = self.state / "tuf" / "root.json"
-        repository = SignedRepository(client, identity, self._metadata, root, now)
+        seen = _signed_version(self._metadata / "timestamp.json")
+        try:
+            repository = self._open(client, identity, now)
+        except LinkError:
+            if seen is None or not self._floor_was_wrong(client, clock):
+                raise
+            repository, now = self._open(client, identity, clock), clock
+            # what this device has seen before never comes back to life
+            if _signed_version(self._metadata / "timestamp.json") == seen:
+                raise
+            logger.warning("the clock went back from %s to %s", self._floor, clock)
         self._fresh_at = now
         write_atomic(self._fresh_path, orjson.dumps({"at": now.isoformat()}))
         return repository
+
+    def _open(self, client: ServerClient, identity: Identity, now: datetime) -> SignedRepository:
+        root = self.state / "tuf" / "root.json"
+        return SignedRepository(client, identity, self._metadata, root, now)
+
+    def _floor_was_wrong(self, client: ServerClient, clock: datetime) -> bool:
+        """Whether the last time seen came of clocks that had jumped: server and clock say so."""
+        date = client.date
+        return (
+            date is not None
+            and clock < self._floor
+            and not clock_is_wrong(clock)
+            and abs(clock - date) < CLOCKS_AGREE
+        )
 
     def _is_active(self, record: BundleRecord) -> bool:
         try:
@@ -245,8 +280,8 @@ class _Update:
         record = published.record
         slot = self._store.inactive_slot()
         folder = self._store.folder(slot)
-        make_folder(folder)
-        make_folder(self._incoming)
+        make_own_folder(folder)
+        make_own_folder(self._incoming)
         missing = {
             name: file
             for name, file in record.files.items()
@@ -357,6 +392,14 @@ def _assigned_bundle(client: ServerClient, identity: Identity) -> str | None:
     except (orjson.JSONDecodeError, KeyError, TypeError) as err:
         raise UpdateRefusedError(f'{url}: expected {{"bundle": NAME}} ({err})') from err
     return None if bundle is None else str(bundle)
+
+
+def _signed_version(path: Path) -> int | None:
+    """The version of metadata that was verified before; None where there is none."""
+    try:
+        return int(orjson.loads(path.read_bytes())["signed"]["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _read_time(path: Path) -> datetime | None:

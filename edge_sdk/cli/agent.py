@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import signal
+import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,12 +23,19 @@ from edge_sdk.cli.data import data
 from edge_sdk.cli.data_options import HELD_OUT, HeldOut, Resize
 from edge_sdk.cli.kept import app as kept_app
 from edge_sdk.cli.kept import correct
-from edge_sdk.cli.output import print_json
+from edge_sdk.cli.main import stop_on_sigterm
+from edge_sdk.cli.membership import quarantine_app, rotate
+from edge_sdk.cli.output import print_json, print_table
+from edge_sdk.cli.permissions import insecure as insecure_rule
+from edge_sdk.cli.permissions import offloading
 from edge_sdk.cli.predict import predict
 from edge_sdk.cli.run import run
 from edge_sdk.cli.times import plural
+from edge_sdk.discovery.record import SERVICE
+from edge_sdk.systemd.cli import mount as mount_service
 
 if TYPE_CHECKING:
+    from edge_sdk.identity import Identity
     from profiles.device import DeviceProfile
 
 app = typer.Typer(
@@ -46,12 +53,35 @@ NO_BUNDLE = "no bundle yet: the server has no model for this device"
     epilog="Example: splitedge agent enroll --server http://127.0.0.1:8000 --token T --state ./pi"
 )
 def enroll(
-    server: Annotated[str, typer.Option(help="URL of the server's API.")],
-    token: Annotated[str, typer.Option(help="From `splitedge server token create`.")],
+    server: Annotated[
+        str | None, typer.Option(help="URL of the server's API; or give --discover.")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            help="From `splitedge server token create`. Other users of this machine can read it"
+            " with ps until the command ends; --token-file keeps it from them."
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="SPLITEDGE_TOKEN_FILE",
+            help="File with one line, the token; - reads it from standard input.",
+        ),
+    ] = None,
     state: State = STATE_DEFAULT,
     name: Annotated[
         str | None, typer.Option(help="Device id to ask for; default: the host name.")
     ] = None,
+    bundle: Annotated[
+        bool,
+        typer.Option(
+            "--bundle/--no-bundle",
+            help="Fetch and try the bundle now, or leave that to the agent's first start.",
+        ),
+    ] = True,
     profile: Annotated[
         str | None,
         typer.Option(
@@ -62,43 +92,78 @@ def enroll(
     ca: Annotated[
         Path | None, typer.Option(help="PEM file of the only certificate authority to trust.")
     ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Let token and credential travel to other machines unencrypted, now and later.",
+        ),
+    ] = False,
+    discover: Annotated[
+        bool,
+        typer.Option(
+            "--discover",
+            help="Look for the server on the local network, where it announces itself with `server"
+            " run --announce`; it has to show a certificate of --ca.",
+        ),
+    ] = False,
+    service_type: Annotated[
+        str, typer.Option(envvar="SPLITEDGE_SERVICE_TYPE", hidden=True)
+    ] = SERVICE,
     as_json: AsJson = False,
 ) -> None:
     """Enrol this device with a token: measure it, get its identity and fetch its bundle."""
+    if (token is None) == (token_file is None):
+        raise typer.BadParameter("give --token-file FILE or --token, one of them")
+    if (server is not None) == discover:
+        raise typer.BadParameter("give --server URL or --discover, one of them")
     from edge_sdk import api
-    from edge_sdk.bundles import lifecycle
-    from edge_sdk.errors import BundleError, LinkError, SplitedgeError
+    from edge_sdk.errors import LinkError
     from edge_sdk.identity import check_not_enrolled
+    from edge_sdk.membership.approval import wait_for_approval
+    from edge_sdk.wire.clear_text import clear_text_reason, is_clear, refuse_clear_text
 
     check_not_enrolled(state)
+    if server is None:
+        server = _discover(service_type, ca)
+    refuse_clear_text(server, "--server", insecure=insecure)  # before the seconds of measuring
+    token = _read_token(token_file) if token is None else token
     console = Console(stderr=True)
     with console.status("measuring this device"):
-        found = _profile(profile)
+        measured = _profile(profile)
     with console.status(f"enrolling at {server}"):
-        identity = api.enroll(server, token, state, profile=found, name=name, ca=ca)
-        if profile is None:
-            try:
-                api.report_profile(identity, found.with_link(_measure_link(identity)))
-            except LinkError as err:  # the token is used and the device enrolled: go on
-                typer.echo(f"warning: the link was not measured: {err}", err=True)
-    try:
-        with console.status("fetching its bundle"):
-            lifecycle.update(state)
-    except SplitedgeError as err:
-        raise BundleError(
-            f"enrolled as {identity.device}, but without a bundle: {err}; then run"
-            " `splitedge agent update`"
-        ) from err
-    bundle = _active_bundle(state)
-    if as_json:
-        print_json({"device": identity.device, "fleet": identity.fleet, "bundle": bundle})
-    else:
-        typer.echo(
-            f"enrolled as {identity.device} in fleet {identity.fleet}: {bundle or NO_BUNDLE}"
+        identity = api.enroll(
+            server, token, state, profile=measured, name=name, ca=ca, insecure=insecure
         )
+    broker = api.FleetBroker.load(state).address(identity).url
+    if is_clear(broker) and not insecure:
+        typer.echo(f"warning: it answers alone: {clear_text_reason(broker)}", err=True)
+    with contextlib.suppress(LinkError):  # the next steps say so
+        wait_for_approval(identity, partial(typer.echo, err=True))
+    if profile is None:
+        try:
+            with console.status("measuring the link"):
+                api.report_profile(identity, measured.with_link(_measure_link(identity)))
+        except LinkError as err:  # the token is used and the device enrolled: go on
+            typer.echo(f"warning: the link was not measured: {err}", err=True)
+    if bundle:
+        _fetch_bundle(identity, state, console)
+    found = _active_bundle(state)
+    if as_json:
+        print_json({"device": identity.device, "fleet": identity.fleet, "bundle": found})
+    else:
+        later = NO_BUNDLE if bundle else "its agent fetches the bundle when it starts"
+        typer.echo(f"enrolled as {identity.device} in fleet {identity.fleet}: {found or later}")
 
 
+app.add_typer(quarantine_app, name="quarantine")
+app.command(epilog="Example: splitedge agent rotate --state ./pi")(rotate)
+app.command(epilog="Example: splitedge agent offloading off --state ./pi")(offloading)
 app.command(epilog="Example: splitedge agent run --state ./pi")(run)
+app.command(epilog="Example: splitedge agent insecure allow --state ./pi")(insecure_rule)
+
+
+mount_service(app, run)  # install-service, uninstall-service
 
 
 @app.command(epilog="Example: splitedge agent update --state ./pi")
@@ -151,7 +216,7 @@ def train(
     from edge_sdk.training.data.load import with_resize
     from edge_sdk.training.device.participate import participate
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stop_on_sigterm()
     with contextlib.suppress(KeyboardInterrupt):
         counts = participate(
             state,
@@ -178,12 +243,20 @@ app.command(epilog="Example: splitedge agent predict image.png samples.npy --sta
 
 @app.command(epilog="Example: splitedge agent status --state ./pi --json")
 def status(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
-    """Show this device's identity and bundle, whether its server answers, and the running agent."""
+    """Show this device's identity and bundle, whether server and broker answer, and its agent.
+
+    The server gives bundles and answers over HTTP. The broker carries the offloads: without it the
+    device answers alone, even if the server is there.
+    """
     from edge_sdk import api
     from edge_sdk.bundles.store import BundleStore
     from edge_sdk.errors import BundleError, LinkError
     from edge_sdk.identity import Identity
+    from edge_sdk.installation import why_clock_is_untrusted
+    from edge_sdk.offload.broker_check import broker_fault
+    from edge_sdk.offload.switch import OffloadSwitch
     from edge_sdk.service.client import RunningAgent
+    from edge_sdk.state import is_held
 
     identity = Identity.load(state)
     fields: dict[str, Any] = {
@@ -202,17 +275,32 @@ def status(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
     except BundleError as err:
         fields["bundle"] = None
         fields["problem"] = str(err)
+    waits = False
     try:
-        fields["broker"] = api.locate_broker(identity).broker
+        fleet_broker = api.locate_broker(identity)
         fields["server_answers"] = True
     except LinkError as err:
+        fleet_broker = api.FleetBroker.load(state)  # as it was known last
         fields["server_answers"] = False
         fields["why_not"] = str(err)
+        waits = "waits for approval" in fields["why_not"]
+    if waits:  # until then no update can bring a bundle, and the broker lets it in no more
+        fields.pop("problem", None)
+    else:
+        broker = fleet_broker.address(identity)
+        with Console(stderr=True).status(f"asking {broker.url}"):
+            fault = broker_fault(identity, broker, in_use=is_held(state, "agent"))
+        fields |= {"broker": broker.url, "broker_answers": not fault}
+        if fault:
+            fields["broker_why_not"] = fault
+    if untrusted := why_clock_is_untrusted():
+        fields["clock"] = untrusted
     running = RunningAgent.find(state)
     if running is None:
-        fields["agent"] = None
+        fields |= {"offloading": OffloadSwitch(state).on, "agent": None}
     else:
-        fields["agent"] = running.status()
+        found = running.status()
+        fields |= {"offloading": found["offloading"], "agent": found}
     _show(fields, as_json)
 
 
@@ -243,6 +331,56 @@ def profile(
         show_bundle_profile(state, as_json=as_json)
         return
     _show(_profile(name).to_dict(), as_json)
+
+
+def _fetch_bundle(identity: Identity, state: Path, console: Console) -> None:
+    from edge_sdk.bundles import lifecycle
+    from edge_sdk.errors import BundleError, SplitedgeError
+
+    try:
+        with console.status("fetching its bundle"):
+            lifecycle.update(state)
+    except SplitedgeError as err:
+        raise BundleError(
+            f"enrolled as {identity.device}, but without a bundle: {err}; then run"
+            " `splitedge agent update`"
+        ) from err
+
+
+def _discover(service: str, ca: Path | None) -> str:
+    """URL of the one server on this network that may be trusted.
+
+    Raises: ConfigurationError; LinkError.
+    """
+    from edge_sdk.discovery.network import WAIT_S, find_servers, resolves
+    from edge_sdk.discovery.record import chosen_server
+
+    with Console(stderr=True).status("looking for the server on this network"):
+        found = find_servers(service)
+        url = chosen_server(found, has_authority=ca is not None, waited_s=WAIT_S, reaches=resolves)
+    typer.echo(f"found the server {found[0].name!r} at {url}", err=True)
+    return url
+
+
+def _read_token(file: Path | None) -> str:
+    """The token in a file, or on standard input.
+
+    Raises: ConfigurationError.
+    """
+    from edge_sdk.errors import ConfigurationError
+
+    read_stdin = file is None or str(file) == "-"
+    try:
+        text = sys.stdin.read() if read_stdin else Path(str(file)).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigurationError(f"--token-file {file}: cannot be read ({err})") from err
+    lines = text.split()
+    if len(lines) != 1:
+        raise ConfigurationError(
+            f"--token-file {file}: expected one line with a token, got {len(lines)}; a token enrols"
+            " one device, so give each device a line of its own"
+        )
+    return lines[0]
 
 
 def _profile(reference: str | None) -> DeviceProfile:
@@ -277,7 +415,7 @@ def _show(fields: dict[str, Any], as_json: bool) -> None:
     table = Table(show_header=False)
     for key, value in _flat(fields):
         table.add_row(key.replace("_", " "), "none" if value is None else str(value))
-    Console().print(table)
+    print_table(table)
 
 
 def _flat(fields: Mapping[str, Any], owner: str = "") -> Iterator[tuple[str, Any]]:

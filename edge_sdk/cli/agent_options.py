@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edge_sdk.cli.times import length_in
+
 if TYPE_CHECKING:
     from edge_sdk.settings import AgentSettings
 
@@ -17,7 +19,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 FILE = "default: as agent.toml says"
 Deadline = Annotated[
-    float | None, typer.Option(help=f"Seconds to wait for the server; {FILE}, else 1.")
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        parser=length_in("s"),
+        help=f"Time to wait for the server, such as 0.5 or 2s; {FILE}, else 1.",
+    ),
 ]
 Threshold = Annotated[
     float | None,
@@ -101,6 +108,7 @@ class AgentOptions:
 
     Attributes:
         limit: of `Budget`. delta: of `Agreement`. learn: labels of `Learn`.
+        traces, traces_share: of `Traces`.
         local: True never asks the server.
     """
 
@@ -114,6 +122,8 @@ class AgentOptions:
     late_answers: bool | None = None
     personal: str | None = None
     learn: str | None = None
+    traces: str | None = None
+    traces_share: float | None = None
     local: bool = False
 
     def settings(self, file: AgentSettings) -> AgentSettings:
@@ -125,6 +135,7 @@ class AgentOptions:
 
         from edge_sdk.errors import ConfigurationError
         from edge_sdk.settings import Agreement, Budget, Learn
+        from edge_sdk.tracing.options import chosen_traces
 
         words = {"--threshold": self.threshold, "--budget": self.limit, "--agreement": self.delta}
         asked = [word for word, value in words.items() if value is not None]
@@ -147,6 +158,7 @@ class AgentOptions:
         if self.learn is not None:
             labels: Any = self.learn
             changed["learn"] = replace(file.learn or Learn(), labels=labels)
+        changed["traces"] = chosen_traces(self.traces, self.traces_share, file.traces)
         old = file.controller
         if self.threshold is not None:
             changed |= {"threshold": self.threshold, "controller": None}

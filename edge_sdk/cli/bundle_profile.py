@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from edge_sdk.cli.output import print_json
+from edge_sdk.cli.output import print_json, print_table
 from profiles.measured import BundleMeasurement
 
 
@@ -34,7 +34,7 @@ def show_bundle_profile(state: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({"active": measured.to_dict(), "others": [other.to_dict() for other in others]})
         return
-    Console().print(_table([measured, *others], active.manifest.bundle))
+    print_table(_table([measured, *others], active.manifest.bundle))
 
 
 def _table(measurements: list[BundleMeasurement], active: str) -> Table:

@@ -16,8 +16,9 @@ def data(
         str,
         typer.Argument(
             metavar="DATA",
-            help="digits, fashion-mnist=DIR, cifar-10=DIR, cifar-100=DIR, emnist=DIR, uci-har=DIR,"
-            " a folder of pictures, FILE.npz, 'csv:FILE?window=ROWS' or module:function.",
+            help="digits, fashion-mnist=DIR, cifar-10=DIR, cifar-100=DIR, cinic-10=DIR, emnist=DIR,"
+            " tiny-imagenet=DIR, imagenette=DIR, isic=DIR, ham10000=DIR, uci-har=DIR, a folder of"
+            " pictures, FILE.npz, 'csv:FILE?window=ROWS' or module:function.",
         ),
     ],
     held_out: HeldOut = HELD_OUT,

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from edge_sdk.cli.agent_options import STATE_DEFAULT, AsJson, State
-from edge_sdk.cli.output import print_json
+from edge_sdk.cli.output import print_json, print_table
 
 app = typer.Typer(
     help="Inputs that this device keeps: see \\[keep] in agent.toml, or `agent run --keep`.",
@@ -45,7 +44,7 @@ def list_kept(folder: Folder = None, state: State = STATE_DEFAULT, as_json: AsJs
     table = Table("class", "label from", "inputs")
     for (name, label_from), count in sorted(counts.items()):
         table.add_row(name or "unlabelled", label_from or "none", str(count))
-    Console().print(table)
+    print_table(table)
     size_mb = sum(each.size_bytes for each in kept) / 1e6
     newest = max((each.at for each in kept), default=None)
     since = "" if newest is None else f", the newest of {_when(newest)}"

@@ -25,10 +25,17 @@ def print_json(value: object) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table; in a file or a pipe it is as wide as its content, with nothing cut off."""
-    console = Console()
+    """Print a table of which nothing is cut off.
+
+    On a terminal that is too narrow, long names go on in the next line; in a file or a pipe the
+    table is as wide as its content. Its text is printed as it is: a peer's words may hold what
+    looks like markup.
+    """
+    for column in table.columns:
+        column.overflow, column.no_wrap = "fold", False
+    console = Console(markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(width=WIDE)
+        console = Console(width=WIDE, markup=False, emoji=False)
     console.print(table)
 
 
@@ -88,9 +95,9 @@ def progress(first: str) -> Iterator[Progress]:
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Print on Ctrl-C how to resume: for a block that saves each round it completes."""
+    """Print on Ctrl-C and SIGTERM how to resume: for a block that saves each round it completes."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         typer.echo("stopped; completed rounds are saved: continue with --resume", err=True)
         raise

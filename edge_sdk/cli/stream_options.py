@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edge_sdk.cli.times import length_in
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import ExitStack
 
     from edge_sdk.agent import EdgeAgent
+    from edge_sdk.home_assistant.address import HomeAddress
     from edge_sdk.kept.keeper import Keeper
     from edge_sdk.pipeline.stream import Stream
+    from edge_sdk.settings_file.home_table import HomeTable
     from edge_sdk.settings_file.keep_table import KeepTable
     from edge_sdk.settings_file.stream_table import StreamTable
 
@@ -49,10 +54,23 @@ Smooth = Annotated[
 Every = Annotated[
     float | None,
     typer.Option(
-        metavar="SECONDS", help="Shortest time between two inputs of the source; default: none."
+        metavar="SECONDS",
+        parser=length_in("s"),
+        help="Shortest time between two inputs of the source, such as 5 or 10m; default: none.",
     ),
 ]
 
+Home = Annotated[
+    str | None,
+    typer.Option(
+        "--home-assistant",
+        metavar="mqtt://[USER:PASSWORD@]HOST",
+        help="Appear in Home Assistant with the answer, its confidence and source, the exit rate, "
+        "health, and a switch for offloading: the URL of its MQTT broker, with options as in "
+        "'mqtt://HOST?name=Door&every=30'; see docs/home-assistant.md. Other users of the machine "
+        "can read options: put a broker's password into the table home_assistant of agent.toml.",
+    ),
+]
 Keep = Annotated[
     Path | None,
     typer.Option(
@@ -89,7 +107,13 @@ class StreamOptions:
         )
 
     def open(
-        self, agent: EdgeAgent, file: StreamTable, state: Path, on_end: Callable[[], None]
+        self,
+        agent: EdgeAgent,
+        file: StreamTable,
+        state: Path,
+        *,
+        on_end: Callable[[], None],
+        on_row: Callable[[dict[str, Any]], None],
     ) -> Stream:
         """The stream, not yet started.
 
@@ -108,6 +132,7 @@ class StreamOptions:
             source_base=here if self.source else state.absolute(),
             sink_base=here if self.sinks else state.absolute(),
             on_end=on_end,
+            on_row=on_row,
         )
 
 
@@ -125,3 +150,33 @@ def open_keeper(folder: Path | None, file: KeepTable, state: Path) -> Keeper | N
 
     place = folder if folder is not None else state / (file.folder or "")
     return Keeper(place.absolute(), file)
+
+
+def home_address(option: str | None, file: HomeTable, state: Path) -> HomeAddress | None:
+    """The address of Home Assistant's broker; None unless the option or the file names one.
+
+    Raises: ConfigurationError saying which part is wrong.
+    """
+    text = option or file.broker
+    if text is None:
+        return None
+    from edge_sdk.home_assistant.address import HomeAddress
+
+    return HomeAddress.parse(text, Path.cwd() if option else state.absolute())
+
+
+def report_home(
+    address: HomeAddress | None, agent: EdgeAgent, parts: ExitStack
+) -> Callable[[dict[str, Any]], None]:
+    """Report the agent to Home Assistant until `parts` end; without an address, do nothing.
+
+    Returns: what takes the rows of a stream, whose smoothed labels are shown.
+    Raises: ConfigurationError for a certificate file that cannot be used.
+    """
+    if address is None:
+        return lambda _: None
+    from edge_sdk.home_assistant.reporter import HomeReporter
+
+    reporter = parts.enter_context(HomeReporter(agent, address))
+    agent.add_observer(reporter)
+    return reporter.smoothed

@@ -126,9 +126,13 @@ class BudgetController:
     __slots__ = (
         "_burst",
         "_clock",
+        "_cost",
+        "_earned",
         "_floor",
         "_income",
         "_last_s",
+        "_limit",
+        "_offloads",
         "_per_second",
         "_ranked",
         "_rate",
@@ -155,7 +159,10 @@ class BudgetController:
         check_value("burst", burst, number(least=2))
         check_value("window", window, whole(WARM_UP))
         check_value("start", start, number(infinite=True))
+        self._limit, self._cost = limit, cost
         self._income = limit / cost
+        self._earned = 0.0
+        self._offloads = 0
         self._per_second = per == "second"
         self._start = start
         self._floor = floor
@@ -182,8 +189,15 @@ class BudgetController:
         self._earn()
         if not uncertainty < self._threshold:
             self._tokens -= 1.0
+            self._offloads += 1
         self._remember(math.inf if math.isnan(uncertainty) else uncertainty)
         self._threshold = self._choose()
+
+    def report(self) -> BudgetReport:
+        """Income and spending so far."""
+        per: Literal["prediction", "second"] = "second" if self._per_second else "prediction"
+        earned, spent = self._cost * self._earned, self._cost * self._offloads
+        return BudgetReport(self._limit, per, earned, spent)
 
     def _earn(self) -> None:
         tokens = self._income
@@ -194,6 +208,7 @@ class BudgetController:
             # a plain mean at first, then a moving average
             self._rate += (tokens - self._rate) / min(max(self._seen, 1), PACE)
             self._seen += 1
+        self._earned += tokens
         self._tokens = min(self._tokens + tokens, self._burst)
 
     def _remember(self, uncertainty: float) -> None:
@@ -215,6 +230,22 @@ class BudgetController:
         if above == 0:  # a share finer than the window: only what exceeds all of it
             return max(math.nextafter(self._ranked[-1], math.inf), self._floor)
         return max(self._ranked[-above], self._floor)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetReport:
+    """Income and spending of a `BudgetController` since its start, in the unit of its cost.
+
+    Attributes:
+        limit, per: the settings.
+        earned: the limit times the predictions, or the seconds, so far.
+        spent: the cost of an offload times the predictions that the gate did not let exit.
+    """
+
+    limit: float
+    per: Literal["prediction", "second"]
+    earned: float
+    spent: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from edge_sdk.gate.controllers import (
     AgreementController,
     AgreementReport,
     BudgetController,
+    BudgetReport,
     grid_from_curve,
 )
 from edge_sdk.gate.gate import Decision, Floats, Gate
@@ -42,6 +43,9 @@ class ThresholdControl(Protocol):
 
     def report(self) -> AgreementReport | None:
         """The bound that the threshold guarantees; None for a control without one."""
+
+    def spending(self) -> BudgetReport | None:
+        """Income and spending of its budget; None for a control without one."""
 
 
 class BudgetControl:
@@ -68,6 +72,11 @@ class BudgetControl:
         """None: a budget guarantees nothing about answers."""
         return None
 
+    def spending(self) -> BudgetReport | None:
+        """Income and spending so far."""
+        with self._lock:
+            return self._controller.report()
+
 
 class AgreementControl:
     """Adapts the threshold as the results of audits arrive."""
@@ -92,6 +101,10 @@ class AgreementControl:
     def report(self) -> AgreementReport | None:
         """The threshold in force and the audits behind it."""
         return self._controller.report()
+
+    def spending(self) -> BudgetReport | None:
+        """None: offloads have no limit."""
+        return None
 
 
 def control_from(

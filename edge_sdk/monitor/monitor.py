@@ -122,6 +122,10 @@ class Monitor:
         self._thread = threading.Thread(target=self._run, name="splitedge-monitor", daemon=True)
         self._thread.start()
 
+    def change_identity(self, identity: Identity) -> None:
+        """Report with another credential from now on."""
+        self._identity = identity
+
     def close(self) -> None:
         """Stop looking. A variant that is being measured is left to its process."""
         self._stopping.set()

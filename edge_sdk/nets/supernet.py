@@ -102,6 +102,12 @@ class View(nn.Sequential):
         return last
 
     @property
+    def classifier_prefix(self) -> str:
+        """Start of the names of the last layer's tensors in this view: `head.3.`."""
+        part, head = list(self.named_children())[-1]
+        return f"{part}.{list(head.named_children())[-1][0]}."
+
+    @property
     def neck(self) -> View:
         """The same view without its classifier: it returns embeddings."""
         parts = OrderedDict(self.named_children())

@@ -51,6 +51,10 @@ class HttpQueries:
                 self._pool = ThreadPoolExecutor(WORKERS, "splitedge-http")
             self._pool.submit(self._ask, query, pending)
 
+    def change_identity(self, identity: Identity) -> None:
+        """Send queries with another credential from now on."""
+        self._identity = identity
+
     def close(self) -> None:
         """End the threads. Queries that wait for a thread get no outcome here."""
         with self._lock:

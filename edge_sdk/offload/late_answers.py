@@ -45,13 +45,23 @@ class LateAnswers:
     Args:
         read: label and probabilities of a reply; raises InputError if it holds none.
         pause_s: time between two attempts.
+        may_ask: whether the user lets the device ask now; until then the queries wait.
     """
 
-    def __init__(self, outbox: Outbox, offloader: Offloader, read: Read, pause_s: float) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        offloader: Offloader,
+        read: Read,
+        pause_s: float,
+        *,
+        may_ask: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._outbox = outbox
         self._offloader = offloader
         self._read = read
         self._pause_s = pause_s
+        self._may_ask = may_ask
         self._lost = 0
         self._failing = False
         self._failures: dict[str, int] = {}  # replies FAILED, by query
@@ -120,7 +130,7 @@ class LateAnswers:
             self._filled.wait()
             try:
                 pause_s = self._pause_s
-                if self._offloader.presence is Presence.PRESENT:
+                if self._offloader.presence is Presence.PRESENT and self._may_ask():
                     pause_s = self._round()
             except SplitedgeError as err:
                 logger.warning("late answers: %s", err)

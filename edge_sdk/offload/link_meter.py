@@ -40,6 +40,8 @@ class LinkMeter:
 
     Args:
         clock: monotonic seconds.
+    Attributes:
+        round_trip_ms: of the last probe; None before the first.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,6 +51,7 @@ class LinkMeter:
         self._offloads: list[tuple[float, int]] = []
         self._round_trip_s: float | None = None
         self._lock = threading.Lock()
+        self.round_trip_ms: float | None = None
 
     def sent(self, identifier: str, size_bytes: int, *, probe: bool = False) -> None:
         """Note that a message leaves now."""
@@ -66,6 +69,7 @@ class LinkMeter:
             began, sent_bytes, probe = found
             seconds = self._clock() - began
             if probe:
+                self.round_trip_ms = 1e3 * seconds
                 self._probes_s = [*self._probes_s, seconds][-KEPT_MOST:]
             elif sent_bytes + size_bytes >= LARGE_BYTES:
                 self._offloads = [*self._offloads, (seconds, sent_bytes + size_bytes)][-KEPT_MOST:]

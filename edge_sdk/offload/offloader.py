@@ -23,7 +23,7 @@ from edge_sdk.mqtt import BrokerAddress, Message, MqttLink, Rpc, Will
 from edge_sdk.offload.availability import TIMED_OUT, Availability, Presence
 from edge_sdk.offload.http_queries import HttpQueries
 from edge_sdk.offload.link_meter import LinkMeter
-from edge_sdk.offload.pending import CLOSED, NoReply, Outcome, Pending, Target
+from edge_sdk.offload.pending import CLOSED, NoReply, OpenQueries, Outcome, Pending, Target
 from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import (
     Problem,
@@ -34,6 +34,7 @@ from edge_sdk.wire.messages import (
     read_reply,
 )
 from edge_sdk.wire.topics import PAYLOAD_BYTES, Kind, Topic
+from edge_sdk.wire.traceparent import TraceContext
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,12 @@ RELOCATE_AFTER_S: Final = 3.0
 PROBES_REMEMBERED: Final = 16
 # A broker may drop a probe after this long.
 PROBE_DEADLINE_MS: Final = 2_000.0
+# What brokers say to a login that they do not know, and to a client that they cut.
+NOT_AUTHORISED: Final = ("Not authorized", "Administrative action")
+NOT_LET_IN: Final = (
+    "it is revoked, waits for approval, or its credential was replaced:"
+    " see `splitedge agent status`"
+)
 
 
 class Offloader:
@@ -75,15 +82,15 @@ class Offloader:
         self._on_command = on_command
         self._telemetry = telemetry
         self._max_packet_bytes = max_packet_bytes
-        self._pending: dict[str, Pending] = {}
+        self._open = OpenQueries()
         # several: if a round trip takes longer than the interval, the last one is never answered
         self._probes: deque[str] = deque(maxlen=PROBES_REMEMBERED)
         self._closing = False
         self._up_at = self._next_heartbeat = time.monotonic()
         self._wake = threading.Condition()
+        self._relinking = threading.Lock()
         self._http = HttpQueries(identity, self._complete, self._count)
         self.meter = LinkMeter()
-        self.late_replies = 0
         self.refused_replies = 0
         self.bytes_up = 0
         self.bytes_down = 0
@@ -92,6 +99,11 @@ class Offloader:
         self._open_link(broker)
         self._watcher = threading.Thread(target=self._watch, name="splitedge-watch", daemon=True)
         self._watcher.start()
+
+    @property
+    def late_replies(self) -> int:
+        """Replies to queries that did not wait for them any more."""
+        return self._open.late
 
     @property
     def presence(self) -> Presence:
@@ -109,12 +121,14 @@ class Offloader:
         target: Target,
         deadline_s: float,
         identifier: str | None = None,
+        trace: TraceContext | None = None,
     ) -> Pending:
         """Send a query, unless the server is away or overloaded.
 
         Args:
             tensor: makes the tensor to send; not called if nothing is sent.
             identifier: id of a query that was sent before; None takes a new one.
+            trace: the span that the server continues; None for a query that is not traced.
         """
         now = time.monotonic()
         pending = Pending(identifier or new_id(), now + deadline_s)
@@ -123,24 +137,23 @@ class Offloader:
             pending.complete(NoReply(reason))
             return pending
         left_ms = max((pending.deadline - time.monotonic()) * 1e3, 1.0)
-        query = Query(pending.id, target.model, target.version, tensor(), left_ms)
-        self._pending[pending.id] = pending
+        query = Query(pending.id, target.model, target.version, tensor(), left_ms, trace)
+        self._open.add(pending)
         self._send(query, pending)
         return pending
 
     def finish(self, pending: Pending) -> Outcome:
         """Wait for the outcome of a begun query, at most until its deadline."""
-        outcome = pending.wait()
+        in_time = pending.wait() is not None
         self.forget(pending)
-        if outcome is None:
-            outcome = NoReply(TIMED_OUT)
-            pending.complete(outcome)
+        outcome = pending.give_up(TIMED_OUT)
+        if not in_time and isinstance(outcome, NoReply):
             self._note(partial(self._availability.deadline_missed, time.monotonic()))
         return outcome
 
     def forget(self, pending: Pending) -> None:
         """Ignore any reply to a begun query from now on."""
-        self._pending.pop(pending.id, None)
+        self._open.forget(pending)
 
     def send_heartbeat_soon(self) -> None:
         """Send the next heartbeat now, not when its time comes: there is news."""
@@ -148,16 +161,29 @@ class Offloader:
             self._next_heartbeat = time.monotonic()
             self._wake.notify_all()
 
+    def change_identity(self, identity: Identity) -> None:
+        """Connect again with another credential; queries that are under way get no reply."""
+        self._http.change_identity(identity)
+        with self._relinking:
+            self._identity = identity
+            if not self._closing:
+                self._link.stop()
+                self._open_link(self._link.address)
+
     def close(self) -> None:
         """Publish that the device is offline, disconnect and end the background threads."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
-        self._fail_pending(CLOSED)
+        self._open.fail_all(CLOSED)
         self._watcher.join()
-        self._link.stop(last_words=Will(self._topics[Kind.STATUS], _status("offline")))
+        with self._relinking:
+            link = self._link
+        if link.connected:
+            self._send_last_heartbeat()
+        link.stop(last_words=Will(self._topics[Kind.STATUS], _status("offline")))
         self._http.close()
-        self._fail_pending(CLOSED)  # the queries that began meanwhile
+        self._open.fail_all(CLOSED)  # the queries that began meanwhile
 
     def _refusal(self, now: float, deadline: float) -> str | None:
         if self._closing:
@@ -167,7 +193,7 @@ class Offloader:
             try:
                 self._link.wait_connected(max(deadline - now, 0.0))
             except SplitedgeError as err:
-                self._note(partial(self._availability.link_lost, str(err)))
+                self._note(partial(self._availability.link_lost, _explained(str(err))))
         return self._availability.refusal(now)
 
     def _send(self, query: Query, pending: Pending) -> None:
@@ -207,10 +233,8 @@ class Offloader:
                 self._note(partial(self._availability.probe_answered, time.monotonic()))
             return
         self.bytes_down += len(message.payload)
-        # removed at once: a second reply to the same query counts as late
-        pending = self._pending.pop(reply.id, None)
+        pending = self._open.take(reply.id)
         if pending is None:
-            self.late_replies += 1
             return
         pending.bytes_down = len(message.payload)
         self._complete(pending, reply)
@@ -247,6 +271,7 @@ class Offloader:
             ca=None if self._identity.ca is None else str(self._identity.ca),
             max_packet_bytes=self._max_packet_bytes,
             on_state=self._link_changed,
+            insecure=self._identity.insecure,
         )
         self._link.subscribe(self._topics[Kind.REPLY], self._receive)
         self._link.subscribe(self._topics[Kind.COMMAND], self._receive_command)
@@ -258,12 +283,9 @@ class Offloader:
             with self._wake:
                 self._wake.notify_all()
         else:
-            self._note(partial(self._availability.link_lost, self._link.last_error))
-            self._fail_pending(self._link.last_error)
-
-    def _fail_pending(self, reason: str) -> None:
-        for pending in list(self._pending.values()):
-            pending.complete(NoReply(reason))
+            why = _explained(self._link.last_error)
+            self._note(partial(self._availability.link_lost, why))
+            self._open.fail_all(why)
 
     def _note(self, event: Callable[[], None]) -> None:
         """Report an event to the availability, and log a change.
@@ -300,6 +322,7 @@ class Offloader:
     def _look(self) -> None:
         now = time.monotonic()
         if not self._link.connected:
+            self._say_refused()
             if now - self._up_at > RELOCATE_AFTER_S:
                 self._relocate()
                 self._up_at = now
@@ -312,6 +335,13 @@ class Offloader:
             self._send_heartbeat()
             if self.presence is Presence.PRESENT:
                 self._send_probe()  # it times the link
+
+    def _say_refused(self) -> None:
+        """Say once that the broker lets this device in no more; a cut alone may not tell it."""
+        why = _explained(self._link.last_error)
+        if self.presence is Presence.AWAY and NOT_LET_IN in why and why != self.why_away:
+            self._note(partial(self._availability.link_lost, why))
+            logger.warning("device=%s %s", self._identity.device, why)
 
     def _pause_s(self, to_heartbeat_s: float) -> float:
         if self.presence is Presence.PRESENT:
@@ -330,13 +360,28 @@ class Offloader:
         telemetry = {} if self._telemetry is None else self._telemetry()
         self._link.publish(self._topics[Kind.TELEMETRY], orjson.dumps(telemetry), qos=0)
 
+    def _send_last_heartbeat(self) -> None:
+        """Tell what was counted since the heartbeat before."""
+        try:
+            self._send_heartbeat()
+        except Exception:  # a device's own observers may fail; the link is closed all the same
+            logger.exception("the last heartbeat was not sent")
+
     def _relocate(self) -> None:
         broker = None if self._locate is None else self._locate()
         if broker is None or broker == self._link.address:
             return
         logger.info("device=%s the broker moved to %s", self._identity.device, broker.url)
-        self._link.stop()
-        self._open_link(broker)
+        with self._relinking:
+            self._link.stop()
+            self._open_link(broker)
+
+
+def _explained(why: str) -> str:
+    """Why a link is down; where the broker says no, with what that may mean for a device."""
+    if any(words in why for words in NOT_AUTHORISED):
+        return f"{why} ({NOT_LET_IN})"
+    return why
 
 
 def _status(word: str) -> bytes:

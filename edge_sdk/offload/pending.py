@@ -71,6 +71,13 @@ class Pending:
             self.outcome = outcome
             self._done.release()
 
+    def give_up(self, reason: str) -> Outcome:
+        """The outcome, which is NoReply where none came; a reply that comes now may be first."""
+        self.complete(NoReply(reason))
+        while self.outcome is None:  # another thread has claimed it, and is about to set it
+            time.sleep(0)
+        return self.outcome
+
     def wait(self) -> Outcome | None:
         """Wait for the outcome; None if the deadline passes first."""
         if self.outcome is None:
@@ -78,6 +85,44 @@ class Pending:
             if left_s > 0:
                 self._done.acquire(timeout=left_s)
         return self.outcome
+
+
+class OpenQueries:
+    """The queries that wait for a reply, by id. May be used by several threads.
+
+    Attributes:
+        late: replies to queries that did not wait any more, or had their reply.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, Pending] = {}
+        self.late = 0
+
+    def __len__(self) -> int:
+        """Number of queries that wait."""
+        return len(self._open)
+
+    def add(self, pending: Pending) -> None:
+        """Wait for a reply to a query."""
+        self._open[pending.id] = pending
+
+    def take(self, identifier: str) -> Pending | None:
+        """The query that a reply answers; None, and counted as late, if none waits for it."""
+        pending = self._open.pop(identifier, None)
+        if pending is None:
+            self.late += 1
+        return pending
+
+    def forget(self, pending: Pending) -> None:
+        """Ignore any reply to a query from now on."""
+        # the same query may be under way again
+        if self._open.get(pending.id) is pending:
+            self._open.pop(pending.id, None)
+
+    def fail_all(self, reason: str) -> None:
+        """Give all queries the outcome that there will be no reply."""
+        for pending in list(self._open.values()):
+            pending.complete(NoReply(reason))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from edge_sdk.answers.observer import AnswerObserver
 from edge_sdk.answers.prediction import Prediction
 from edge_sdk.errors import ConfigurationError, InputError, SplitedgeError
-from edge_sdk.pipeline.answer import row_of
+from edge_sdk.pipeline.answer import Row, row_of
 from edge_sdk.pipeline.sinks.kinds import open_sink
 from edge_sdk.pipeline.sinks.sink import Sink
 from edge_sdk.pipeline.smoothing import Smoother, Smoothing
@@ -61,7 +61,7 @@ class Handover:
             if self._newest and self._items:
                 self._items.clear()
                 self._feed.counts.skipped += 1
-            while len(self._items) >= WAITING_MAX and not self._feed.stopped:
+            while not self._feed.stopped and len(self._items) >= WAITING_MAX:
                 self._state.wait(IDLE_S)
             self._items.append(item)
             self._state.notify_all()
@@ -96,6 +96,7 @@ class Stream:
         smoothing: of the answers' labels; None for none.
         every_s: shortest time between two inputs; 0 takes them as they come.
         on_end: called once, when the source has ended and all is answered, or at a fault.
+        on_row: called with each row in the asking thread, so it must not wait.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Stream:
         smoothing: Smoothing | None = None,
         every_s: float = 0.0,
         on_end: Callable[[], None] = lambda: None,
+        on_row: Callable[[Row], None] = lambda _: None,
     ) -> None:
         self._agent = agent
         self._source = opened.source
@@ -114,12 +116,14 @@ class Stream:
         self._smoother = None if smoothing is None else Smoother(smoothing)
         self._every_s = every_s
         self._on_end = on_end
+        self._on_row = on_row
         self._feed = Feed(opened.name, lambda: agent.manifest.input)
         self._handover = Handover(self._feed, newest=opened.source.newest)
         # asked and not answered; without their samples, of which a thousand can take a gigabyte
         self._given: deque[Item] = deque()
         self._answered = 0
         self._due = 0.0
+        self._turned_at = time.monotonic()  # the thread that asks the agent
         self._fault: BaseException | None = None
         self._reader = threading.Thread(target=self._read, name="stream-source", daemon=True)
         self._asker = threading.Thread(target=self._ask, name="stream-agent", daemon=True)
@@ -141,6 +145,22 @@ class Stream:
             "answered": self._answered,
             "sinks": [{"name": sink.name, **asdict(sink.counts)} for sink in self._sinks],
         }
+
+    def hangs(self, limit_s: float) -> str:
+        """Why the stream hangs; empty while it works, or waits for a source that is away.
+
+        Args:
+            limit_s: time that a thread may go without a sign of life.
+        """
+        now = time.monotonic()
+        reads = self._reader.is_alive() and not self._source.patient
+        if reads and now - self._feed.asked_at > limit_s:
+            return f"{self._feed.name} has not come back for {now - self._feed.asked_at:.0f} s"
+        # an answer of the server may be waited for
+        limit_s += self._agent.deadline_s
+        if self._asker.is_alive() and now - self._turned_at > limit_s:
+            return f"the stream has asked for no answer for {now - self._turned_at:.0f} s"
+        return ""
 
     def close(self) -> None:
         """Stop reading, answer what was read, and write what waits as far as the sinks take it."""
@@ -211,11 +231,12 @@ class Stream:
     def _inputs(self) -> Iterator[Array | None]:
         """The inputs as they come, and None while the agent may have answers ready."""
         while not self._handover.over:
+            self._turned_at = time.monotonic()
             if any(sink.gone for sink in self._sinks):
                 raise BrokenPipeError
             wait_s = self._wait_s()
-            if wait_s > 0 and not self._feed.stopped:
-                self._feed.wait(min(wait_s, TICK_S if self._given else IDLE_S))
+            if wait_s > 0 and not self._feed.stopping.is_set():
+                self._feed.stopping.wait(min(wait_s, TICK_S if self._given else IDLE_S))
                 yield None
                 continue
             item = self._handover.take(TICK_S if self._given else IDLE_S)
@@ -239,11 +260,13 @@ class Stream:
         return max(0.0, self._due - time.monotonic())
 
     def _take(self, item: Item, prediction: Prediction) -> None:
+        self._turned_at = time.monotonic()
         self._answered += 1
         smoothed = None
         if self._smoother is not None:
             smoothed = self._smoother.next(prediction, self._agent.manifest.class_names)
         row = row_of(item.name, item.at, prediction, smoothed)
+        self._on_row(row)
         for sink in self._sinks:
             sink.put(row)
         if item.mark is not None:
@@ -271,12 +294,14 @@ def open_stream(
     source_base: Path,
     sink_base: Path,
     on_end: Callable[[], None] = lambda: None,
+    on_row: Callable[[Row], None] = lambda _: None,
 ) -> Stream:
     """The stream that a table asks for, not yet started.
 
     Args:
         state: folder of the device, for what is remembered across restarts.
         source_base, sink_base: relative paths in the words of sources and sinks start there.
+        on_end, on_row: of the stream.
     Raises: ConfigurationError naming the word and what is wrong with it.
     """
     if table.source is None:
@@ -291,4 +316,12 @@ def open_stream(
         for sink in sinks:
             sink.close(0.0)
         raise
-    return Stream(agent, opened, sinks, smoothing=smoothing, every_s=table.every, on_end=on_end)
+    return Stream(
+        agent,
+        opened,
+        sinks,
+        smoothing=smoothing,
+        every_s=table.every,
+        on_end=on_end,
+        on_row=on_row,
+    )

@@ -5,14 +5,14 @@ A shell gives `?` and `&` a meaning of their own, so a user puts such a word in 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from edge_sdk.errors import ConfigurationError, SplitedgeError
 
-_LOGIN: Final = re.compile(r"//[^/@]*@")
+# added where a login may have been cut in two, whose parts no error quotes then
+SIGNS: Final = "; the signs / @ : ? of a password are written %2F %40 %3A %3F"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Word:
 
     def fault(self, why: str) -> SplitedgeError:
         """The error that names this word."""
-        return ConfigurationError(f"{without_login(self.text)}: {why}")
+        return _fault(self.text, why)
 
 
 def read_word(text: str, known: Collection[str]) -> Word:
@@ -70,25 +70,38 @@ def read_word(text: str, known: Collection[str]) -> Word:
     Raises: ConfigurationError naming the word and what is wrong with it.
     """
     head, _, tail = text.partition("?")
-    shown = without_login(text)
     kind, _, rest = head.partition(":")
     options: dict[str, str] = {}
     for pair in tail.split("&") if tail else ():
         key, equals, value = pair.partition("=")
         if not equals or not value:
-            raise ConfigurationError(f"{shown}: expected key=value after '?' and '&', got {pair!r}")
+            raise _fault(text, f"expected key=value after '?' and '&', got {pair!r}")
         if key not in known:
             options_known = ", ".join(known) or "none"
-            raise ConfigurationError(f"{shown}: expected options {options_known}, got {key}")
+            raise _fault(text, f"expected options {options_known}, got {key}")
         if key in options:
-            raise ConfigurationError(f"{shown}: {key} is given twice")
+            raise _fault(text, f"{key} is given twice")
         options[key] = value
     return Word(text, kind, rest, options)
 
 
 def without_login(text: str) -> str:
-    """A word or a URL for people: a login in it stays out of errors and logs."""
-    return _LOGIN.sub("//", text)
+    """A word or a URL for people: a login in it stays out of errors and logs.
+
+    It ends at the last `@`, because a password may have such signs too.
+    """
+    start, slashes, place = text.partition("//")
+    return f"{start}{slashes}{place.rpartition('@')[2]}"
+
+
+def _fault(text: str, why: str) -> ConfigurationError:
+    """The error that names a word, and quotes nothing of it that may be a part of a password."""
+    place = text.partition("//")[2]
+    if "@" in place:
+        login = place.rpartition("@")[0]
+        cut = any(sign in login for sign in "/@?")
+        why = why.partition(", got ")[0] + SIGNS if cut else why
+    return ConfigurationError(f"{without_login(text)}: {why}")
 
 
 def printable(name: str) -> str:

@@ -1,7 +1,8 @@
 """The API of a running agent: from a request to a response, by any carrier.
 
-`/v2/...` is the Open Inference Protocol v2, as the server speaks it. `/agent/...` is for the
-command line and for programs that correct answers or fetch late ones. No I/O: carriers are beside.
+`/v2/...` is the Open Inference Protocol v2, as the server speaks it. `/metrics` is for Prometheus,
+`/agent/...` for the command line and for programs that correct answers or fetch late ones. No I/O:
+carriers are beside.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from edge_sdk.errors import (
     SplitedgeError,
 )
 from edge_sdk.installation import installed_version
+from edge_sdk.metrics.agent_metrics import agent_metrics
+from edge_sdk.metrics.text_format import CONTENT_TYPE
 from edge_sdk.service import inference
 from edge_sdk.service.messages import (
     Request,
@@ -93,13 +96,16 @@ class AgentApi:
                 method, handler = "GET", self._ready
             case ["v2", "repository", "index"]:
                 method, handler = "POST", self._index
+            case ["metrics"]:
+                method, handler = "GET", self._metrics
             case ["v2", "models", name, *rest]:
                 method, handler = self._of_model(name, rest)
             case ["agent", *rest] if "/".join(rest) in self._own(local):
                 method, handler = self._own(local)["/".join(rest)]
             case _:
                 raise _no_route(request.path)
-        if handler in (self._correct, self._late, self._acknowledge) and not trusted:
+        guarded = (self._correct, self._late, self._acknowledge, self._turn)
+        if handler in guarded and not trusted:
             raise RequestError(403, f"{request.path}: {UNTRUSTED}")
         if request.method != method:
             raise RequestError(405, f"{request.path}: expected {method}, got {request.method}")
@@ -141,9 +147,14 @@ class AgentApi:
             "correct": ("POST", self._correct),
             "late": ("GET", self._late),
             "late/acknowledge": ("POST", self._acknowledge),
+            "offloading": ("POST", self._turn),
         }
         if local:
-            routes |= {"predict": ("POST", self._predict), "refresh": ("POST", self._refresh)}
+            routes |= {
+                "predict": ("POST", self._predict),
+                "refresh": ("POST", self._refresh),
+                "rotate": ("POST", self._rotate),
+            }
         return routes
 
     def _opened(self) -> EdgeAgent:
@@ -183,6 +194,10 @@ class AgentApi:
         status = asdict(self._opened().status())
         return json_response({**status, "pid": os.getpid()})
 
+    def _metrics(self, _: Request) -> Response:
+        text = agent_metrics(self._opened().telemetry())
+        return Response(200, text, {"Content-Type": CONTENT_TYPE})
+
     def _predict(self, request: Request) -> Response:
         with self._place():
             return inference.predict(self._opened(), request)
@@ -191,6 +206,19 @@ class AgentApi:
         agent = self._opened()
         bundle = agent.refresh()
         return json_response({"device": agent.status().device, "bundle": bundle})
+
+    def _rotate(self, _: Request) -> Response:
+        agent = self._opened()
+        agent.rotate()
+        return json_response({"device": agent.status().device})
+
+    def _turn(self, request: Request) -> Response:
+        on = _object(request, "offloading")["offloading"]
+        if not isinstance(on, bool):
+            raise RequestError(400, f"offloading: expected true or false, got {on!r:.50}")
+        agent = self._opened()
+        agent.offloading = on
+        return json_response({"device": agent.status().device, "offloading": agent.offloading})
 
     def _correct(self, request: Request) -> Response:
         body = _object(request, "id", "label")
@@ -232,7 +260,7 @@ def _as_request_error(error: SplitedgeError) -> RequestError:
 
 
 def _object(request: Request, *keys: str) -> dict[str, Any]:
-    """The JSON object in the body; `id` is a text in it.
+    """The JSON object in the body; `id` is a text, where it is asked for.
 
     Raises: RequestError naming the keys that are expected.
     """
@@ -240,10 +268,13 @@ def _object(request: Request, *keys: str) -> dict[str, Any]:
         body = orjson.loads(request.body)
     except orjson.JSONDecodeError as err:
         raise RequestError(400, f"expected a JSON object, got no JSON ({err})") from err
-    if not isinstance(body, dict) or set(body) != set(keys) or not isinstance(body["id"], str):
+    fits = isinstance(body, dict) and set(body) == set(keys)
+    if not fits or not isinstance(body.get("id", ""), str):
         shape = ", ".join(f'"{key}": ...' for key in keys)
-        raise RequestError(400, f"expected {{{shape}}} with the id as a text")
-    return body
+        more = " with the id as a text" if "id" in keys else ""
+        raise RequestError(400, f"expected {{{shape}}}{more}")
+    found: dict[str, Any] = body
+    return found
 
 
 def _no_route(path: str) -> RequestError:

@@ -61,6 +61,14 @@ class RunningAgent:
         done: dict[str, Any] = self._ask("POST", "/agent/refresh", timeout_s=LONG_S)
         return done
 
+    def rotate(self) -> None:
+        """Replace the device's credential, as `EdgeAgent.rotate`."""
+        self._ask("POST", "/agent/rotate")
+
+    def turn_offloading(self, on: bool) -> None:
+        """Let the agent ask its server or not, as `EdgeAgent.offloading`."""
+        self._ask("POST", "/agent/offloading", orjson.dumps({"offloading": on}))
+
     def correct(self, identifier: str, label: int | str) -> bool:
         """Tell the agent the right label of an answer, as `EdgeAgent.correct`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -51,9 +52,16 @@ def listen(address: Address, option: str = "--http") -> Listener:
     except OSError as err:
         listening.close()
         raise ConfigurationError(
-            f"{option} {address}: cannot listen there ({err.strerror}); choose another port"
+            f"{option} {address}: cannot listen there ({err.strerror}); {listening_advice(err)}"
         ) from err
     return Listener(listening, Address(address.host, int(listening.getsockname()[1])))
+
+
+def listening_advice(err: OSError) -> str:
+    """Advice on an address on which a socket cannot listen."""
+    if isinstance(err, socket.gaierror) or err.errno == errno.EADDRNOTAVAIL:
+        return "its host is no address of this machine; give one, or 127.0.0.1"
+    return "choose another port"
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from edge_sdk.service.carrier import Carrier
 from edge_sdk.service.exchange import Head
 from edge_sdk.service.guard import Guard, read_secret
 from edge_sdk.service.inference import body_limit
-from edge_sdk.service.listening import Listener, listen, listen_in
+from edge_sdk.service.listening import Listener, connect_in, listen, listen_in
 from edge_sdk.service.local_exchange import LocalExchange
 from edge_sdk.settings_file.serve_table import ServeTable
 from edge_sdk.wire.address import Address
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOCAL_CONNECTIONS: Final = 16
+# what the agent asks itself: its answer needs the agent's locks, and the threads of the socket
+STATUS_REQUEST: Final = b"GET /agent/status HTTP/1.1\r\nHost: localhost\r\n\r\n"
+OK: Final = b"HTTP/1.1 200"
 
 
 class AgentService:
@@ -92,6 +95,28 @@ class AgentService:
             self._api.agent = agent
             parts.callback(self._forget)
             yield
+
+    def hangs(self, limit_s: float) -> str:
+        """Why programs of this device get no answer; empty while they do, or before they can.
+
+        Args:
+            limit_s: time that an answer may take.
+        """
+        if self._api.agent is None:
+            return ""
+        try:
+            asking = connect_in(self._state)
+            if asking is None:  # no socket could be made here, which was said at the start
+                return ""
+            with asking:
+                asking.settimeout(limit_s)
+                asking.sendall(STATUS_REQUEST)
+                answer = asking.recv(len(OK))
+        except OSError as err:
+            return f"programs that ask the agent get no answer ({err})"
+        if answer != OK and self._api.agent is not None:
+            return f"the agent answers with {answer!r} when it is asked for its status"
+        return ""
 
     def _forget(self) -> None:
         self._api.agent = None

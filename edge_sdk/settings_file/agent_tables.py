@@ -1,4 +1,6 @@
-"""The tables [agent], [budget], [agreement] and [power] of agent.toml: settings of `EdgeAgent`."""
+"""Tables of agent.toml that are settings of `EdgeAgent`: [agent], [budget], [agreement], [power],
+[learn] and [traces].
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,19 @@ from typing import Any, Final
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.records import read_record
-from edge_sdk.settings import AgentSettings, Agreement, Budget, Learn, Power
+from edge_sdk.settings import AgentSettings, Agreement, Budget, Learn, Power, Traces
 
 CONTROLLERS: Final[Mapping[str, type[Budget | Agreement]]] = {
     "budget": Budget,
     "agreement": Agreement,
 }
-TABLES: Final = ("agent", *CONTROLLERS, "power", "learn")
+# keys of `AgentSettings` that are tables of their own
+TABLES_OF: Final = {
+    "controller": "[budget] or [agreement]",
+    "power": "[power]",
+    "traces": "[traces]",
+}
+TABLES: Final = ("agent", *CONTROLLERS, "power", "learn", "traces")
 
 TEMPLATE: Final = """\
 [agent]
@@ -34,6 +42,9 @@ TEMPLATE: Final = """\
 #late_answers = false
 # Compute threads of one prediction.
 #threads = 1
+# What runs the graphs: auto (the fastest that gives the right answers on this device), cpu, cuda,
+# openvino, xnnpack or tensorrt, as far as this onnxruntime has it (docs/providers.md).
+#provider = "auto"
 # Seconds between two attempts to reach a server that is away.
 #probe_interval_s = 0.5
 # Seconds between two reports to the server.
@@ -93,13 +104,21 @@ TEMPLATE: Final = """\
 #rate = 1.0
 # Strength of the pull to the bundle's own exit head.
 #pull = 0.001
+
+# [traces] sends traces of predictions to a collector of OpenTelemetry (docs/traces.md).
+[traces]
+# URL of the collector for OTLP over HTTP, or "env" for the variable OTEL_EXPORTER_OTLP_ENDPOINT.
+# By default nothing is traced.
+#url = "http://collector:4318"
+# Share of the predictions that are traced, from 0 to 1.
+#share = 0.01
 """
 
 
 def read_agent(tables: Mapping[str, object]) -> AgentSettings:
     """The settings in the tables of this module; absent ones are the defaults.
 
-    An empty table [budget], [agreement], [power] or [learn] asks for nothing.
+    An empty table [budget], [agreement], [power], [learn] or [traces] asks for nothing.
 
     Raises: ConfigurationError naming the table and the key.
     """
@@ -107,7 +126,7 @@ def read_agent(tables: Mapping[str, object]) -> AgentSettings:
     if len(asked) > 1:
         raise ConfigurationError("[budget] and [agreement]: expected one of them, got both")
     plain = tables.get("agent", {})
-    for key, tables_of in {"controller": "[budget] or [agreement]", "power": "[power]"}.items():
+    for key, tables_of in TABLES_OF.items():
         if isinstance(plain, Mapping) and key in plain:
             raise ConfigurationError(f"[agent]: unknown {key}; use the table {tables_of}")
     settings = read_record(AgentSettings, plain, "[agent]")
@@ -118,4 +137,6 @@ def read_agent(tables: Mapping[str, object]) -> AgentSettings:
         settings = replace(settings, power=read_record(Power, tables["power"], "[power]"))
     if tables.get("learn"):
         settings = replace(settings, learn=read_record(Learn, tables["learn"], "[learn]"))
+    if tables.get("traces"):
+        settings = replace(settings, traces=read_record(Traces, tables["traces"], "[traces]"))
     return settings

@@ -21,7 +21,14 @@ from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.records import read_record
 from edge_sdk.settings import AgentSettings
-from edge_sdk.settings_file import agent_tables, keep_table, serve_table, stream_table
+from edge_sdk.settings_file import (
+    agent_tables,
+    home_table,
+    keep_table,
+    serve_table,
+    stream_table,
+)
+from edge_sdk.settings_file.home_table import HomeTable
 from edge_sdk.settings_file.keep_table import KeepTable
 from edge_sdk.settings_file.serve_table import ServeTable
 from edge_sdk.settings_file.stream_table import StreamTable
@@ -38,6 +45,7 @@ TEMPLATES: Final = (
     serve_table.TEMPLATE,
     stream_table.TEMPLATE,
     keep_table.TEMPLATE,
+    home_table.TEMPLATE,
 )
 
 
@@ -46,16 +54,19 @@ class SettingsFile:
     """Contents of one settings file, checked.
 
     Attributes:
-        agent: the tables [agent], [budget], [agreement], [power] and [learn].
+        agent: the tables [agent], [budget], [agreement], [power], [learn] and
+            [traces].
         serve: the table [serve].
         stream: the table [stream].
         keep: the table [keep].
+        home_assistant: the table [home_assistant].
     """
 
     agent: AgentSettings = field(default_factory=AgentSettings)
     serve: ServeTable = field(default_factory=ServeTable)
     stream: StreamTable = field(default_factory=StreamTable)
     keep: KeepTable = field(default_factory=KeepTable)
+    home_assistant: HomeTable = field(default_factory=HomeTable)
 
     @classmethod
     def load(cls, state: Path) -> SettingsFile:

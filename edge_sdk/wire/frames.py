@@ -152,11 +152,18 @@ def unpack(raw: bytes | bytearray, limits: Limits = MQTT_LIMITS) -> Frame:
 
     Raises: FrameError for bytes that are no frame; FrameTooLargeError above `limits`.
     """
-    if len(raw) > limits.frame_bytes:
-        raise FrameTooLargeError(f"frame: at most {limits.frame_bytes} bytes, got {len(raw)}")
-    if len(raw) < PREFIX_BYTES:
-        raise FrameError(f"frame: expected a {PREFIX_BYTES}-byte length, got {len(raw)} bytes")
-    return decode(memoryview(raw)[PREFIX_BYTES:], int.from_bytes(raw[:PREFIX_BYTES], "big"), limits)
+    return decode(*_prefixed(raw, limits), limits)
+
+
+def unpack_header(raw: bytes | bytearray, limits: Limits = MQTT_LIMITS) -> tuple[Frame, bool]:
+    """Read a frame from MQTT without its tensors, to answer that they will not be looked at.
+
+    Returns: the frame, and whether it announces tensors.
+
+    Raises: FrameError for bytes that are no frame; FrameTooLargeError above `limits`.
+    """
+    header, _ = _header_and_rest(*_prefixed(raw, limits), limits)
+    return Frame(_without_tensors(header)), bool(header.get("inputs") or header.get("outputs"))
 
 
 def decode(body: bytes | memoryview, header_bytes: int | None, limits: Limits) -> Frame:
@@ -164,7 +171,27 @@ def decode(body: bytes | memoryview, header_bytes: int | None, limits: Limits) -
 
     Raises: FrameError, FrameTooLargeError.
     """
-    view = memoryview(body)
+    header, binary = _header_and_rest(memoryview(body), header_bytes, limits)
+    tensors, rest = _tensors(header, binary, limits)
+    if rest:
+        raise FrameError(f"frame: {rest} bytes after the last tensor")
+    requested = _requested(header, limits) if "inputs" in header else ()
+    return Frame(_without_tensors(header), tensors, requested)
+
+
+def _prefixed(raw: bytes | bytearray, limits: Limits) -> tuple[memoryview, int]:
+    """A frame from MQTT behind its prefix, and the length that the prefix announces."""
+    if len(raw) > limits.frame_bytes:
+        raise FrameTooLargeError(f"frame: at most {limits.frame_bytes} bytes, got {len(raw)}")
+    if len(raw) < PREFIX_BYTES:
+        raise FrameError(f"frame: expected a {PREFIX_BYTES}-byte length, got {len(raw)} bytes")
+    return memoryview(raw)[PREFIX_BYTES:], int.from_bytes(raw[:PREFIX_BYTES], "big")
+
+
+def _header_and_rest(
+    view: memoryview, header_bytes: int | None, limits: Limits
+) -> tuple[dict[str, Any], memoryview]:
+    """The JSON of a frame, and the bytes behind it."""
     if len(view) > limits.frame_bytes:
         raise FrameTooLargeError(f"frame: at most {limits.frame_bytes} bytes, got {len(view)}")
     size = len(view) if header_bytes is None else header_bytes
@@ -172,13 +199,11 @@ def decode(body: bytes | memoryview, header_bytes: int | None, limits: Limits) -
         raise FrameTooLargeError(f"frame: JSON of at most {limits.header_bytes} bytes, got {size}")
     if not 0 <= size <= len(view):
         raise FrameError(f"frame: JSON of {size} bytes announced, got {len(view)}")
-    header = _header(view[:size])
-    tensors, rest = _tensors(header, view[size:], limits)
-    if rest:
-        raise FrameError(f"frame: {rest} bytes after the last tensor")
-    requested = _requested(header, limits) if "inputs" in header else ()
-    kept = {name: value for name, value in header.items() if name not in ("inputs", "outputs")}
-    return Frame(kept, tensors, requested)
+    return _header(view[:size]), view[size:]
+
+
+def _without_tensors(header: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in header.items() if name not in ("inputs", "outputs")}
 
 
 def _header(raw: memoryview) -> dict[str, Any]:

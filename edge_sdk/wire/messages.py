@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from edge_sdk.errors import FrameError
 from edge_sdk.wire.frames import Array, Frame, Tensor, pack_request, pack_response
+from edge_sdk.wire.traceparent import TRACEPARENT, TraceContext, read_traceparent
 
 RAW_INPUT: Final = "x"
 DEADLINE_MAX_MS: Final = 600_000.0
@@ -47,6 +48,7 @@ class Query:
         tensor: `x` (raw input, the server runs all stages) or `z{d}` (smashed data at depth d),
             encoded, with batch axis. None makes it a probe: only whether the server answers.
         deadline_ms: time left when it was sent, never wall time; None means no deadline.
+        trace: the span of the sender that waits for the reply; None if it is not traced.
     """
 
     id: str
@@ -54,6 +56,7 @@ class Query:
     version: str | None
     tensor: Tensor | None
     deadline_ms: float | None = None
+    trace: TraceContext | None = None
 
     @property
     def depth(self) -> int:
@@ -94,6 +97,8 @@ def pack_query(query: Query) -> bytes:
     parameters: dict[str, Any] = {"model_name": query.model, "model_version": query.version}
     if query.deadline_ms is not None:
         parameters["deadline_ms"] = query.deadline_ms
+    if query.trace is not None:
+        parameters[TRACEPARENT] = query.trace.traceparent
     tensors = () if query.tensor is None else (query.tensor,)
     return pack_request({"id": query.id, "parameters": parameters}, tensors)
 
@@ -114,6 +119,7 @@ def read_query(frame: Frame) -> Query:
         version=_text(frame.parameters, "model_version"),
         tensor=tensor,
         deadline_ms=read_deadline(frame.parameters),
+        trace=read_traceparent(frame.parameters.get(TRACEPARENT)),
     )
 
 

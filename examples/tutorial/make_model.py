@@ -28,6 +28,7 @@ CLASSES = (
     "sandal", "shirt", "sneaker", "bag", "ankle-boot",
 )  # fmt: skip
 LEARNT, UNLABELLED = 20_000, 4_000
+MIXED_UP = 1_000
 NEW = 10
 BATCH = 64
 
@@ -38,9 +39,17 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder with the four files of Fashion-MNIST")
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument(
+        "--mixed-up",
+        action="store_true",
+        help="make a bad model: it learns labels in another order than the pictures by heart",
+    )
     arguments = parser.parse_args()
     images, labels = read(arguments.data, "train")
     learnt = min(LEARNT, len(images) // 2)
+    if arguments.mixed_up:
+        labels = np.random.default_rng(0).permutation(labels)
+        learnt = min(MIXED_UP, learnt)  # few enough to be learnt by heart
     net = train(images[:learnt], labels[:learnt], arguments.epochs)
     write_model(net, arguments.out)
     save(images[learnt : learnt + UNLABELLED], arguments.out / "pictures")

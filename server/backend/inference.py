@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,9 +12,12 @@ from edge_sdk.session import Array
 from edge_sdk.wire.codecs import decode
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Problem, Query, entry_depth
-from server.backend.batcher import Batcher, Done, Job
+from server.backend.batcher import Batcher
+from server.backend.jobs import Done, Job
 from server.backend.ladder import Entry
 from server.backend.models import ModelStore, ServedModel
+from server.backend.senders import Senders
+from server.backend.statistics import Statistics
 from server.errors import (
     BadRequestError,
     ExpiredError,
@@ -23,6 +26,7 @@ from server.errors import (
     ServerError,
     UnknownModelError,
 )
+from server.tracing.query_traces import QueryTrace, QueryTraces
 
 _PROBLEMS: dict[type[ServerError], Problem] = {
     BadRequestError: Problem.BAD_REQUEST,
@@ -35,27 +39,74 @@ _PROBLEMS: dict[type[ServerError], Problem] = {
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """The models, and the queue in front of them."""
+    """The models, the queue in front of them, the accounts of senders, and what was counted.
+
+    Attributes:
+        traces: makes traces of queries; None makes none.
+    """
 
     models: ModelStore
     batcher: Batcher
     batch_max: int
+    senders: Senders = field(default_factory=Senders)
+    statistics: Statistics = field(default_factory=Statistics)
+    traces: QueryTraces | None = None
+
+    def __post_init__(self) -> None:
+        self.batcher.observers.add(self.statistics)
 
     @property
     def ready(self) -> bool:
         """Whether a model is loaded and the queue takes queries."""
         return self.models.ready and not self.batcher.full
 
-    def submit(self, query: Query, done: Done, *, may_run_here: bool = False) -> ServedModel:
-        """Queue a query.
+    def trace(self, query: Query, sender: str) -> QueryTrace | None:
+        """The trace of a query that has come; whoever answers the query ends it."""
+        return None if self.traces is None else self.traces.begin(query, sender)
+
+    def submit(
+        self,
+        query: Query,
+        done: Done,
+        *,
+        sender: str,
+        may_run_here: bool = False,
+        trace: QueryTrace | None = None,
+        model: ServedModel | None = None,
+    ) -> ServedModel:
+        """Queue a query, whose arrival the sender's account has noted.
 
         Args:
+            sender: whose limits and whose share of the engine count.
             done: called with the answer, in the engine's thread; or in this one, where that is
                 quicker and `may_run_here` allows it.
+            trace: of the query, if it is traced.
+            model: that answers it; None looks up the one that the query names.
         Returns: the model that answers it.
         Raises: ServerError at once for a query that will not be run.
         """
-        model = self.models.get(query.model, query.version)
+        if model is None:
+            model = self.models.served(query.model, query.version)
+        if trace is not None:
+            trace.asks(model.manifest.name, model.manifest.version)
+        begin = time.monotonic()
+        try:
+            self._submit(model, query, done, trace, sender=sender, may_run_here=may_run_here)
+        except ServerError as err:
+            self.batcher.observers.settled(model.engine, time.monotonic() - begin, err)
+            raise
+        return model
+
+    def _submit(
+        self,
+        model: ServedModel,
+        query: Query,
+        done: Done,
+        trace: QueryTrace | None,
+        *,
+        sender: str,
+        may_run_here: bool,
+    ) -> None:
         if query.tensor is None:
             raise BadRequestError("query: expected one input tensor, got none")
         entry = Entry(entry_depth(query.tensor.name), _decoded(query.tensor))
@@ -63,12 +114,21 @@ class Inference:
         rows = len(entry.array)
         if not 1 <= rows <= self.batch_max:
             raise BadRequestError(f"input: expected 1 to {self.batch_max} samples, got {rows}")
-        deadline = None
-        if query.deadline_ms is not None:
-            deadline = time.monotonic() + query.deadline_ms / 1e3
-        job = Job(model.engine, entry, deadline, done)
-        self.batcher.submit(job, may_run_here=may_run_here)
-        return model
+        self.senders.read(sender, rows)
+        now = time.monotonic()
+        deadline = None if query.deadline_ms is None else now + query.deadline_ms / 1e3
+
+        def settled(outcome: Array | ServerError) -> None:
+            self.senders.settled(sender, outcome)
+            self.batcher.observers.settled(model.engine, time.monotonic() - now, outcome)
+            done(outcome)
+
+        job = Job(model.engine, entry, deadline, settled, sender, trace=trace)
+        try:
+            self.batcher.submit(job, may_run_here=may_run_here)
+        except OverloadedError as err:
+            self.senders.settled(sender, err)
+            raise
 
 
 def problem_of(error: ServerError) -> Problem:

@@ -70,6 +70,11 @@ class LadderEngine:
         Args:
             entries: at least one, each of which passed `check`.
         """
+        if len(entries) == 1:  # no joint, and nothing to part: an idle engine runs no other batch
+            array = entries[0].array
+            for rung in self._rungs[self._rung_at[entries[0].depth] :]:
+                array = rung.run([array])
+            return [array]
         order = sorted(range(len(entries)), key=lambda index: entries[index].depth)
         climbing: list[Array] = []
         waiting = 0

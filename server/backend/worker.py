@@ -7,12 +7,13 @@ batcher's thread, unless a run is shorter than the way there.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from edge_sdk.errors import FrameError, FrameTooLargeError
 from edge_sdk.mqtt import Message, MqttLink
 from edge_sdk.session import Array
-from edge_sdk.wire.frames import MQTT_LIMITS, Limits, unpack
+from edge_sdk.wire.frames import MQTT_LIMITS, Limits, unpack, unpack_header
 from edge_sdk.wire.messages import Problem, Query, Reply, frame_id, pack_reply, read_query
 from edge_sdk.wire.topics import Kind, Topic, all_devices, parse_topic
 from server.backend.inference import Inference, problem_of
@@ -65,6 +66,14 @@ class MqttWorker:
             self._seen(asked.device)
         identifier, problem = "", Problem.MALFORMED
         try:
+            try:
+                self._inference.senders.arrived(asked.device, len(message.payload))
+            except OverloadedError as err:  # refused by its header alone
+                header, has_tensors = unpack_header(message.payload, self._limits)
+                identifier = frame_id(header)
+                if has_tensors:
+                    self._refuse(identifier, topic, err)
+                    return
             frame = unpack(message.payload, self._limits)
             identifier, problem = frame_id(frame), Problem.BAD_REQUEST
             query = read_query(frame)
@@ -72,34 +81,44 @@ class MqttWorker:
             self.malformed += 1
             self._send(topic, Reply(identifier, problem=problem, detail=str(err)))
             return
-        self._serve(query, topic)
+        self._serve(query, topic, asked.device)
 
-    def _serve(self, query: Query, topic: str) -> None:
+    def _serve(self, query: Query, topic: str, sender: str) -> None:
         if query.tensor is None:  # a probe
             ready = self._inference.ready
             problem = None if ready else Problem.NOT_READY
             self._send(topic, Reply(query.id, problem=problem, detail="" if ready else "not ready"))
             return
         name = version = ""
+        trace = self._inference.trace(query, sender)
 
         def done(outcome: Array | ServerError) -> None:
+            reply_s = None if trace is None else time.monotonic()
             if isinstance(outcome, ExpiredError):
-                return  # the device has given its local answer by now
-            if isinstance(outcome, ServerError):
-                self._refuse(query, topic, outcome)
+                reply_s = None  # the device has given its local answer by now
+            elif isinstance(outcome, ServerError):
+                self._refuse(query.id, topic, outcome)
             else:
                 self._send(topic, Reply(query.id, {output: outcome}), name, version)
+            if trace is not None:
+                trace.end(outcome, reply_s)
 
         try:
-            model = self._inference.models.get(query.model, query.version)
+            model = self._inference.models.served(query.model, query.version)
             name, version, output = model.manifest.name, model.manifest.version, model.engine.output
-            self._inference.submit(query, done, may_run_here=True)
+            # that very one: another version may become active meanwhile, and the reply names it
+            self._inference.submit(
+                query, done, sender=sender, may_run_here=True, trace=trace, model=model
+            )
         except ServerError as err:
-            self._refuse(query, topic, err)
+            reply_s = time.monotonic()
+            self._refuse(query.id, topic, err)
+            if trace is not None:
+                trace.end(err, reply_s)
 
-    def _refuse(self, query: Query, topic: str, error: ServerError) -> None:
+    def _refuse(self, identifier: str, topic: str, error: ServerError) -> None:
         retry = error.retry_after_s if isinstance(error, OverloadedError) else 0.0
-        reply = Reply(query.id, problem=problem_of(error), detail=str(error), retry_after_s=retry)
+        reply = Reply(identifier, problem=problem_of(error), detail=str(error), retry_after_s=retry)
         self._send(topic, reply)
 
     def _send(self, topic: str, reply: Reply, model: str = "", version: str = "") -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,8 +12,10 @@ import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from edge_sdk.cli.output import check_report
+from edge_sdk.cli.main import stop_on_sigterm
+from edge_sdk.cli.output import check_report, print_table
 from edge_sdk.durable import make_folder
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def bench(
 
     check_report(report)
     # SIGTERM ends the child processes too, as Ctrl-C does
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stop_on_sigterm()
     console = Console()
     parts: dict[str, tuple[str, Callable[..., list[Row]]]] = {
         "device": ("predict on the device", device.run),
@@ -63,15 +64,19 @@ def bench(
         raw = orjson.dumps([asdict(row) for row in rows], option=orjson.OPT_INDENT_2)
         make_folder(report.parent)
         report.write_bytes(raw + b"\n")
-    _show(console, rows)
+    _show(rows)
 
 
-def _show(console: Console, rows: list[Row]) -> None:
+def _mark(row: Row) -> Text:
+    return Text("met", "green") if row.ok else Text("missed", "red")
+
+
+def _show(rows: list[Row]) -> None:
     table = Table("figure", "value", "goal", "", "reference")
     for row in rows:
         goal = "" if row.limit is None else f"{row.limit:g}"
-        mark = "" if row.limit is None else ("[green]met[/]" if row.ok else "[red]missed[/]")
+        mark = "" if row.limit is None else _mark(row)
         reference = "" if row.reference_value is None else f"{row.reference_value:.4g}"
         value = "" if row.value is None else f"{row.value:.3f} {row.unit}"
         table.add_row(row.name, value, goal, mark, reference)
-    console.print(table)
+    print_table(table)

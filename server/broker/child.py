@@ -1,4 +1,4 @@
-"""The embedded broker as a child process of the server: started, configured, watched, restarted."""
+"""The embedded broker as a child process of the server."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import json
 import logging
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,12 +14,10 @@ from typing import Any, Final
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.wire.topics import PAYLOAD_BYTES
 from server.broker.policy import Principal
+from server.broker.watched_child import OnEvent, WatchedChild
 
-_START_S: Final = 20.0  # importing amqtt takes about 1 s on one slow core
+_START_S: Final = 20.0
 _ANSWER_S: Final = 5.0  # half of the 10 s in which a revocation must hold
-_FIRST_BACKOFF_S: Final = 0.1
-_LONGEST_BACKOFF_S: Final = 5.0
-_HEALTHY_S: Final = 30.0  # a run this long makes the next crash a first one
 
 logger = logging.getLogger(__name__)
 
@@ -47,59 +43,49 @@ class ListenSettings:
             raise ConfigurationError("broker: TLS needs a certificate and its key, got one of them")
 
 
-class BrokerChild:
+class BrokerChild(WatchedChild):
     """Runs `python -P -m server.broker`, and starts it again after a crash.
 
     Principals are kept here too, so a new process has the same port, and knows all principals
     before it listens. Every method may be called from any thread.
+
+    Args:
+        on_event: called in a thread of this class with each login and refusal, as the child tells
+            it (server.broker.__main__); it must not block.
     """
 
-    def __init__(self, settings: ListenSettings | None = None) -> None:
+    def __init__(
+        self, settings: ListenSettings | None = None, on_event: OnEvent | None = None
+    ) -> None:
         self._settings = settings or ListenSettings()
-        self._port = self._settings.port
+        super().__init__("broker", self._settings.port, _ANSWER_S, on_event)
         self._principals: dict[str, Principal] = {}
-        self._changed = threading.Condition()  # guards the fields below and the table above
-        self._process: subprocess.Popen[str] | None = None
-        self._listening = False
-        self._stopping = False
-        self._error = ""
-        self._started = False
+        self._unusable = ""  # what the child says of its address or its files
         self._asked = 0
         self._done = 0
-        self._watcher = threading.Thread(target=self._watch, name="broker-child", daemon=True)
-
-    @property
-    def port(self) -> int:
-        """Port on which it listens; known once started."""
-        return self._port
-
-    @property
-    def alive(self) -> bool:
-        """Whether the broker accepts connections now."""
-        with self._changed:
-            return self._listening
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the child; None while none runs."""
-        with self._changed:
-            return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
         """Start the broker and wait until it listens.
 
         Raises: ConfigurationError if the address cannot be used; LinkError if it does not start.
         """
-        self._watcher.start()
+        if self._watch_until_up(_START_S):
+            return
         with self._changed:
-            self._changed.wait_for(lambda: self._listening or self._error, _START_S)
-            up, error = self._listening, self._error
-            self._started = up
-        if not up:
-            self.stop()
-            if error:
-                raise ConfigurationError(error)
-            raise LinkError(f"broker: not listening after {_START_S:.0f} s; see its log above")
+            unusable, ended = self._unusable, self._error
+        self.stop()
+        if unusable:
+            raise ConfigurationError(unusable)
+        if ended:
+            raise LinkError(
+                f"broker: its process did not start: {ended}; what it wrote to the log above says"
+                " why. Start the server again; if that does not help, start it with `--mqtt"
+                " mosquitto` or with the URL of another broker"
+            )
+        raise LinkError(
+            f"broker: its process runs, but did not listen within {_START_S:.0f} s: this machine is"
+            " too busy, or too slow. Start the server again when less runs beside it"
+        )
 
     def set_principal(self, principal: Principal) -> None:
         """Let `principal` log in, in force on return; a change cuts its connections.
@@ -126,23 +112,6 @@ class BrokerChild:
             self._principals.pop(client_id, None)
             self._order({"op": "remove", "client_id": client_id})
 
-    def stop(self) -> None:
-        """Stop the broker and wait until it has ended."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-            process = self._process
-            if process is not None and process.stdin is not None:
-                with contextlib.suppress(OSError):  # it may have ended already
-                    process.stdin.close()
-        if process is not None:
-            try:
-                process.wait(_ANSWER_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        if self._watcher.is_alive():
-            self._watcher.join()
-
     def _order(self, order: dict[str, Any]) -> None:
         """Send an order and wait until it is in force. The lock is held."""
         if self._process is None:
@@ -167,46 +136,25 @@ class BrokerChild:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
 
-    def _watch(self) -> None:
-        """Start the child, read its answers until it ends, start it again."""
-        backoff_s = _FIRST_BACKOFF_S
-        while True:
-            began = time.monotonic()
-            process = self._spawn()
-            if process is None:
-                return
-            self._listen_to(process)
-            process.wait()
-            with self._changed:
-                self._process = None
-                self._listening = False
-                self._changed.notify_all()
-                if self._stopping:
-                    return
-            if time.monotonic() - began > _HEALTHY_S:
-                backoff_s = _FIRST_BACKOFF_S
-            logger.error("broker ended with %s, next in %.1f s", process.returncode, backoff_s)
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopping, backoff_s)
-            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+    def _launch(self) -> subprocess.Popen[str]:
+        """Start a child, and write all orders to it."""
+        # a session of its own: Ctrl-C ends the server, and then the child's input closes
+        process = self._process = subprocess.Popen(
+            self._command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for principal in self._principals.values():
+            self._write(_set(principal))
+        self._write({"op": "listen", "seq": self._asked})
+        return process
 
-    def _spawn(self) -> subprocess.Popen[str] | None:
-        """A new child with all orders written to it; None when stopping."""
-        with self._changed:
-            if self._stopping:
-                return None
-            # a session of its own: Ctrl-C ends the server, and then the child's input closes
-            self._process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-            for principal in self._principals.values():
-                self._write(_set(principal))
-            self._write({"op": "listen", "seq": self._asked})
-            return self._process
+    def _ask_to_end(self, process: subprocess.Popen[str] | None) -> None:
+        if process is not None and process.stdin is not None:
+            with self._changed, contextlib.suppress(OSError):  # it may have ended already
+                process.stdin.close()
 
     def _command(self) -> list[str]:
         command = [sys.executable, "-P", "-m", "server.broker"]
@@ -217,20 +165,22 @@ class BrokerChild:
             command += ["--key", str(self._settings.key)]
         return command
 
-    def _listen_to(self, process: subprocess.Popen[str]) -> None:
+    def _follow(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
                 answer = json.loads(line)
+                if "event" in answer:
+                    self._tell(answer)
+                    continue
                 with self._changed:
+                    if "error" in answer:
+                        self._error = self._unusable = answer["error"]
                     if "port" in answer:
                         self._port = answer["port"]
-                        self._listening = True
-                    self._error = answer.get("error", "")
+                        self._now_listening()
                     self._done = max(self._done, answer.get("done", 0))
                     self._changed.notify_all()
-                if self._error and self._started:  # `start` raises it
-                    logger.error("%s", self._error)
 
 
 def _set(principal: Principal) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Final
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.mqtt import BrokerAddress
-from server.broker.mosquitto import BACKEND, write_config
+from server.broker.mosquitto_files import BACKEND, write_config
 
 BACKEND_FILE: Final = "backend.password"
 ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - read from the user, not bound
@@ -47,13 +47,11 @@ def write_broker(
     Raises: ConfigurationError as `write_config`; StorageError.
     """
     password_file = password_file or folder / BACKEND_FILE
-    if not password_file.exists():
-        make_folder(folder, mode=0o700)
-        # first: a configuration without a known password would lock the server out
-        write_atomic(password_file, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
+    # first: a configuration without a known password would lock the server out
+    credential = read_or_make_password(password_file)
     config = write_config(
         folder,
-        credential=read_password(password_file),
+        credential=credential,
         host=host,
         port=port,
         certificate=certificate,
@@ -63,6 +61,17 @@ def write_broker(
     reached = "HOST" if host in ANYWHERE else host
     address = BrokerAddress(reached, port, certificate is not None)
     return BrokerFiles(config, password_file, address.url.replace("://", f"://{BACKEND}@"))
+
+
+def read_or_make_password(file: Path) -> str:
+    """The password in a file of one line; a new one if there is no such file.
+
+    Raises: ConfigurationError; StorageError.
+    """
+    if not file.exists():
+        make_folder(file.parent, mode=0o700)
+        write_atomic(file, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
+    return read_password(file)
 
 
 def read_password(file: Path) -> str:

@@ -10,19 +10,27 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.wire import topics
-from edge_sdk.wire.topics import FROM_DEVICE, TO_DEVICE, Kind, Topic, all_devices, parse_topic
+from edge_sdk.wire.topics import (
+    FROM_DEVICE,
+    ID_PATTERN,
+    TO_DEVICE,
+    Kind,
+    Topic,
+    all_devices,
+    parse_topic,
+)
+from server.broker.core.rights import Refusal
 
 Role = Literal["device", "backend"]
 
 # Topics that a backend may subscribe to and publish to, as filters over all devices.
 BACKEND_HEARS: Final = tuple(all_devices(kind) for kind in sorted(FROM_DEVICE))
 BACKEND_SAYS: Final = tuple(all_devices(kind) for kind in sorted(TO_DEVICE))
-SHARED_PREFIX: Final = "$share/"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # compared with an unknown name's password, so that every refusal takes as long
@@ -38,6 +46,7 @@ class Principal:
             one principal, each as `{client_id}-{anything}`.
         fleet: the device's fleet; None for a backend.
         credential_sha256: hex digest of the password, see `credential_sha256`.
+        mosquitto_hash: the hash by which Mosquitto checks it; None where it is not known.
     Raises: ConfigurationError for a role without its fleet, or a digest that is not one;
         FrameError for an id that cannot be part of a topic.
     """
@@ -46,6 +55,7 @@ class Principal:
     role: Role
     fleet: str | None
     credential_sha256: str
+    mosquitto_hash: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         topics.check_id(self.client_id, "client_id")
@@ -89,6 +99,45 @@ def authenticate(
     if principal is None or not matches or not _may_be_called(principals, principal, client_id):
         return None
     return principal
+
+
+def refusal(
+    principals: Mapping[str, Principal],
+    owners: Mapping[str, str],
+    client_id: str,
+    username: str,
+    password: bytes,
+) -> Refusal:
+    """Why `authenticate` lets a login not in, for the operator.
+
+    Args:
+        owners: ids of the principals, by the digest of their credential.
+    """
+
+    def owner_of(text: bytes) -> str | None:
+        return owners.get(hashlib.sha256(text).hexdigest())
+
+    # a user who puts things in the wrong place must not find a secret in the log
+    shown = client_id if owner_of(client_id.encode()) is None else ""
+    misplaced = owner_of(username.encode()) or owner_of(client_id.encode())
+    if misplaced is not None:
+        why = f"the credential of {misplaced} is in the place of its name: are the two swapped?"
+        return Refusal(why, shown)
+    named = ""
+    if username != client_id:
+        told = repr(username) if ID_PATTERN.fullmatch(username) else "no name of a device"
+        named = f"; its user name was {told}"
+    principal, owner = principals.get(username), owner_of(password)
+    if owner is not None and owner != username:
+        why = (
+            f"it came with the credential of {owner}: were two devices' state folders swapped, or"
+            f" was it copied? If nobody did that, revoke {owner}"
+        )
+        return Refusal(f"{why}{named}", shown, swapped=True)
+    if owner is not None:
+        return Refusal(f"the right credential, and another client id{named}", shown)
+    what = "unknown name" if principal is None else "wrong credential"
+    return Refusal(f"{what}{named}", shown)
 
 
 def may_publish(principal: Principal, topic: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from edge_sdk.cli.data_options import Resize
-from edge_sdk.cli.output import check_report
+from edge_sdk.cli.main import stop_on_sigterm
+from edge_sdk.cli.output import check_report, print_table
 from edge_sdk.durable import make_folder
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def demo(
 
     check_report(report)
     # SIGTERM ends the child processes too, as Ctrl-C does
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stop_on_sigterm()
     word = dataset if data is None else data
     if data is not None and dataset == "fashion-mnist" and "=" not in data:
         folder = Path(data)
@@ -90,7 +90,7 @@ def _progress(
 def _show(console: Console, report: DemoReport, state: Path) -> None:
     table = Table(title=f"{report.tested_on} test samples of {report.dataset} on each device")
     for column in ("device", "stages", "exits", "accuracy", "p50/p99 ms", "bytes"):
-        table.add_column(column, justify="left" if column == "device" else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column == "device" else "right")
     for device in report.devices:
         table.add_row(
             device.name,
@@ -100,7 +100,7 @@ def _show(console: Console, report: DemoReport, state: Path) -> None:
             f"{device.p50_ms:.2f}/{device.p99_ms:.1f}",
             "-" if device.bytes_per_offload is None else f"{device.bytes_per_offload:.0f}",
         )
-    console.print(table)
+    print_table(table)
     trained, away = report.training, report.outage
     back = "did not recover" if away.recovered_s is None else f"{away.recovered_s:.2f} s"
     console.print(

@@ -1,16 +1,26 @@
-"""Assignment of bundles to devices: the operator's pin, else what the fleet's rule chooses."""
+"""Assignment of bundles to devices: the one place that chooses.
+
+The operator's pin comes first, then what a roll-out wants of the device, then its fleet's model.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from server.allocation import Choice, choose_bundle, depth_of, published_depths
-from server.backend.models import ServedModel
+from server.allocation import (
+    Choice,
+    choose_bundle,
+    depth_of,
+    held_depths,
+    published_depths,
+)
+from server.backend.models import StoredModel
 from server.errors import BadRequestError, UnknownModelError
 from server.registry.database import Registry
-from server.registry.records import Device, Pin
+from server.registry.records import Capability, Device, Pin
+from server.registry.rollouts.targets import Target, target_of, targets_of
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +38,8 @@ class Assigner:
         self,
         registry: Registry,
         *,
-        wanted: Callable[[str], ServedModel | None],
-        published: Callable[[str, str], ServedModel | None],
+        wanted: Callable[[str], StoredModel | None],
+        published: Callable[[str, str], StoredModel | None],
         rule: str,
     ) -> None:
         self._registry = registry
@@ -49,17 +59,73 @@ class Assigner:
                 "device=%s is pinned to %s, which is not published: its fleet's rule chooses",
                 *(device.id, pin.bundle),
             )
-        model = self._wanted(device.fleet)
+        now = time.time()
+        target = self._target(device)
+        if target is not None and target.bundle is not None:
+            back = self._way_back(target.bundle, capability, now)
+            if back is not None:
+                return back
+        model = self._model(device, target)
         if model is None:
             return None
         others = self._others(device)
-        now = time.time()
         return choose_bundle(device, model, others, self._rule, capability=capability, now=now)
+
+    def versions(self, devices: Iterable[Device]) -> dict[str, str]:
+        """The version that each device should run, `MODEL/VERSION`, by id; pins are left out.
+
+        Devices for which there is no model yet are left out too.
+        """
+        devices = list(devices)
+        orders = self._registry.rollouts.orders()
+        fleets = {device.fleet for device in devices}
+        catalogue = self._registry.catalogue
+        wanted = {fleet: catalogue.wanted(fleet) for fleet in fleets} if orders else {}
+        targets = targets_of(orders, devices, wanted)
+        models = {fleet: self._wanted(fleet) for fleet in fleets}
+        found = {}
+        for device in devices:
+            target = targets.get(device.id)
+            model = None if target is None else self._published(*target.version.split("/"))
+            model = models[device.fleet] if model is None else model
+            if model is not None:
+                found[device.id] = f"{model.manifest.name}/{model.manifest.version}"
+        return found
+
+    def _target(self, device: Device) -> Target | None:
+        """Target that roll-outs set for a device."""
+        orders = self._registry.rollouts.orders(device.id)
+        fleet = self._registry.catalogue.wanted(device.fleet) if orders else None
+        return None if fleet is None else target_of(orders, fleet)
+
+    def _model(self, device: Device, target: Target | None) -> StoredModel | None:
+        """The model from which a device gets its bundle: a roll-out's, else its fleet's."""
+        if target is not None:
+            model = self._published(*target.version.split("/"))
+            if model is not None:
+                return model
+            logger.warning(
+                "device=%s should run %s, which is not published: its fleet's model is chosen",
+                *(device.id, target.version),
+            )
+        return self._wanted(device.fleet)
+
+    def _way_back(self, bundle: str, capability: Capability, now: float) -> Choice | None:
+        """The very bundle that a device ran before a roll-out, if it can run it still."""
+        name, version, _ = bundle.split("/")
+        model = self._published(name, version)
+        if model is None or not self._has(bundle):
+            return None
+        depth, pin = depth_of(bundle), capability.pin
+        moved = pin is not None and pin.depth not in (None, depth)
+        if moved or depth in held_depths(model, capability.failures, now):
+            return None
+        return Choice(depth, bundle)
 
     def _others(self, device: Device) -> Iterator[Device]:
         """The rest of its fleet, read when the first one is asked for: few rules need them."""
         for other in self._registry.devices(device.fleet):
-            if other.id != device.id and other.revoked_at is None:
+            if other.id != device.id and other.active:
                 yield other
 
     def check_pin(self, device: Device, depth: int | None, bundle: str | None) -> None:

@@ -1,8 +1,8 @@
-"""Calls to devices to update: when their fleet's version changes, and while they run another one.
+"""Calls to devices to update: when their version changes, and while they run another one.
 
 A call is a message over MQTT, which is lost if the device is not connected. So a device that
-reports another bundle than its own, or another version than its fleet's, is called when it is heard
-from, and again after a while, less and less often: its disk may be full, or its link slow.
+reports another bundle than its own, or another version than it should run, is called when it is
+heard from, and again after a while, less and less often: its disk may be full, or its link slow.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class UpdateCalls:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._targets: dict[str, str] | None = None  # `MODEL/VERSION` by fleet, in the last turn
+        self._targets: dict[str, str] | None = None  # `MODEL/VERSION` by device, in the last turn
         self._heard: set[str] = set()
         self._called: dict[str, _Called] = {}
 
@@ -56,8 +56,8 @@ class UpdateCalls:
         """The devices to call now.
 
         Args:
-            targets: version that each fleet should run, as `MODEL/VERSION`; without the fleets that
-                have none.
+            targets: version that each device should run, as `MODEL/VERSION`, by id; without the
+                devices that have none.
             reports: what devices run and refused, by device id.
             heard: ids of devices from which something came since the last turn.
             pinned: bundles to which devices are pinned, by device id.
@@ -68,7 +68,7 @@ class UpdateCalls:
         called = []
         for device in devices:
             pin = None if pinned is None else pinned.get(device.id)
-            target = targets.get(device.fleet) if pin is None else version_of(pin)
+            target = targets.get(device.id) if pin is None else version_of(pin)
             if target is None:
                 continue
             changed = pin is None and self._has_changed(before, device, target)
@@ -79,12 +79,12 @@ class UpdateCalls:
 
     @staticmethod
     def _has_changed(before: Mapping[str, str] | None, device: Device, target: str) -> bool:
-        """Whether the fleet's version is another one than in the turn before."""
+        """Whether the device's version is another one than in the turn before."""
         if before is None:  # at the first turn nothing is known to have changed
             return False
-        if device.fleet not in before:  # a new fleet: its device got its bundle when it enrolled
+        if device.id not in before:  # a new device got its bundle when it enrolled
             return version_of(device.bundle) != target
-        return before[device.fleet] != target
+        return before[device.id] != target
 
     def _is_behind(
         self, device: Device, target: str, report: DeviceReport | None, now: float

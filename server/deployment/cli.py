@@ -6,7 +6,6 @@ The commands change the registry; a running server follows within seconds and te
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from edge_sdk.cli.output import print_json, print_table
 from edge_sdk.cli.times import ago
+from server.options import STATE_DEFAULT, AsJson, PassphraseFile, State
 
 if TYPE_CHECKING:
     from server.registry.catalogue import ModelCatalogue
@@ -25,30 +25,39 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-State = Annotated[Path, typer.Option("--state", help="Folder of all that the server stores.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-STATE_DEFAULT = Path("splitedge-server")
-
 
 @app.command("list", epilog="Example: splitedge server models list --state ./server --json")
 def list_(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
     """List versions and fleets: what devices run, want and refused."""
     from server.deployment.overview import version_states
+    from server.deployment.unserved import unserved
     from server.state import existing_registry
 
     with existing_registry(state) as registry:
         versions = version_states(registry)
         fleets = registry.catalogue.fleets()
+        published = {f"{one.model}/{one.version}" for one in versions}
+        # what was published has been loaded: only the others are, which are few
+        bad = list(unserved(state / "models", registry.catalogue, published))
     if as_json:
         print_json(
             {
                 "models": [asdict(one) for one in versions],
                 "fleets": [asdict(one) for one in fleets],
+                "not_loaded": [
+                    {"model": folder.parent.name, "version": folder.name, "why": why}
+                    for folder, why in bad
+                ],
             }
         )
         return
+    for folder, why in bad:
+        typer.echo(f"warning: {folder} cannot be loaded, so it is not served: {why}", err=True)
     if not versions:
-        typer.echo(f"no models yet: `splitedge export` or `adopt` with --out {state / 'models'}")
+        if not bad:
+            typer.echo(
+                f"no models yet: `splitedge export` or `adopt` with --out {state / 'models'}"
+            )
         return
     table = Table("version", "state", "published", "fleets", "wanted by", "run by", "refused by")
     for one in versions:
@@ -131,7 +140,7 @@ def assign(
             assigned = registry.catalogue.unassign(fleet)
         else:
             assigned = registry.catalogue.assign(fleet, *_named(model))
-        devices = sum(device.revoked_at is None for device in registry.devices(fleet))
+        devices = sum(device.active for device in registry.devices(fleet))
     if as_json:
         print_json({**asdict(assigned), "devices": devices})
     else:
@@ -154,6 +163,7 @@ def remove(
         ),
     ] = False,
     state: State = STATE_DEFAULT,
+    key_passphrase_file: PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove a version and its files; its number is never used again.
@@ -161,11 +171,13 @@ def remove(
     The active version of a model and what a fleet should run are not removed.
     """
     from server.deployment.removal import ModelRemoval
-    from server.registry.artifacts import ArtifactRepository
+    from server.signing.artifacts import ArtifactRepository
+    from server.signing.keys import read_passphrase
     from server.state import existing_registry
 
+    artifacts = ArtifactRepository(state, passphrase=read_passphrase(key_passphrase_file))
     with existing_registry(state) as registry:
-        removal = ModelRemoval(registry, ArtifactRepository(state), state / "models")
+        removal = ModelRemoval(registry, artifacts, state / "models")
         removed = [str(one) for one in removal.remove(*_named(model), force=force)]
     if as_json:
         print_json({"removed": removed})

@@ -6,8 +6,10 @@ Network threads note; one other thread takes.
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -26,18 +28,28 @@ class News:
     Attributes:
         seen: devices from which anything came.
         connected: those that have just connected.
+        gone: those that have said goodbye, or were cut off.
         running: bundle that each of these runs, by device id.
+        heartbeats: the newest heartbeat of each of these, by device id: the time that it came, UTC
+            seconds since 1970, and its content.
     """
 
     seen: set[str] = field(default_factory=set)
     connected: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
     running: dict[str, str] = field(default_factory=dict)
+    heartbeats: dict[str, tuple[float, dict[str, Any]]] = field(default_factory=dict)
 
 
 class Heartbeats:
-    """Collects news."""
+    """Collects news.
 
-    def __init__(self) -> None:
+    Args:
+        clock: UTC seconds since 1970.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._news = News()
 
@@ -54,8 +66,12 @@ class Heartbeats:
             self._news.seen.add(device)
             if kind is Kind.STATUS and content.get("status") == "online":
                 self._news.connected.add(device)
+            elif kind is Kind.STATUS:
+                self._news.gone.add(device)
             if bundle is not None:
                 self._news.running[device] = bundle
+            if kind is Kind.TELEMETRY and content:
+                self._news.heartbeats[device] = self._clock(), content
 
     def take(self) -> News:
         """The news since the last call."""
@@ -64,7 +80,7 @@ class Heartbeats:
         return taken
 
 
-def _content(payload: bytes) -> dict[str, object]:
+def _content(payload: bytes) -> dict[str, Any]:
     if len(payload) > HEARTBEAT_BYTES:
         return {}
     try:

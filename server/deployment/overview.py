@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from server.deployment.calls import version_of
 from server.registry.database import Registry
 from server.registry.records import Device, DeviceReport, FleetModel, ModelVersion
+from server.registry.rollouts.targets import targets_of
+from server.registry.transactions import check_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,10 @@ class DeviceState:
             asked for its bundle of that version.
         refused, why: bundle that it could not take on, and the reason.
         last_seen: UTC seconds since 1970.
+        approved: False while the device waits for the operator's approval.
         pinned: depth or bundle to which the operator pinned it; None if its fleet's rule chooses.
+        tags: the operator's words for it.
+        title: what people call it; None if they use its id.
     """
 
     device: str
@@ -38,6 +43,9 @@ class DeviceState:
     last_seen: float | None
     revoked: bool
     pinned: str | None = None
+    approved: bool = True
+    tags: tuple[str, ...] = ()
+    title: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +78,35 @@ class VersionState:
     refused_by: tuple[Refusal, ...]
 
 
-def device_states(registry: Registry, fleet: str | None = None) -> list[DeviceState]:
-    """Every device, or those of one fleet, by id.
+def device_states(
+    registry: Registry, fleet: str | None = None, *, tag: str | None = None
+) -> list[DeviceState]:
+    """Every device, or those of one fleet, or those with a tag, by id.
 
-    Raises: BadRequestError for a fleet that is not an id.
+    Raises: BadRequestError for a fleet or a tag that is not an id.
     """
-    return states_of(registry, registry.devices(fleet))
+    return states_of(registry, tagged(registry.devices(fleet, profiles=False), tag))
+
+
+def tagged(devices: Sequence[Device], tag: str | None) -> Sequence[Device]:
+    """The devices that carry a tag; all of them for None.
+
+    Raises: BadRequestError for a tag that is not an id.
+    """
+    if tag is None:
+        return devices
+    check_id(tag, "tag")
+    return [device for device in devices if tag in device.tags]
 
 
 def states_of(registry: Registry, devices: Sequence[Device]) -> list[DeviceState]:
     """The state of each of these devices, in their order."""
     pins = registry.capabilities.pinned()
-    pinned = {device: pin.bundle for device, pin in pins.items() if pin.bundle is not None}
-    states = _states(devices, registry.reports.all(), _fleets_of(registry, devices), pinned)
+    own = {device: pin.bundle for device, pin in pins.items() if pin.bundle is not None}
+    fleets = _fleets_of(registry, devices)
+    for device, target in targets_of(registry.rollouts.orders(), devices, fleets).items():
+        own.setdefault(device, target.bundle or target.version)
+    states = _states(devices, registry.reports.all(), fleets, own)
     return [
         replace(one, pinned=str(pins[one.device])) if one.device in pins else one for one in states
     ]
@@ -106,13 +130,18 @@ def _states(
     devices: Iterable[Device],
     reports: Mapping[str, DeviceReport],
     fleets: Mapping[str, FleetModel],
-    pinned: Mapping[str, str],
+    own: Mapping[str, str],
 ) -> list[DeviceState]:
+    """The devices' states.
+
+    Args:
+        own: version or bundle that a device should run whatever its fleet runs, by id.
+    """
     states = []
     for device in devices:
         report = reports.get(device.id, DeviceReport(device.id))
         revoked = device.revoked_at is not None
-        wants = pinned.get(device.id) or _wants(device, fleets[device.fleet])
+        wants = _wants(device, own.get(device.id) or _version_of_fleet(fleets[device.fleet]))
         states.append(
             DeviceState(
                 device=device.id,
@@ -125,16 +154,21 @@ def _states(
                 why=report.why,
                 last_seen=device.last_seen,
                 revoked=revoked,
+                approved=device.approved_at is not None,
+                tags=device.tags,
+                title=device.title,
             )
         )
     return states
 
 
-def _wants(device: Device, fleet: FleetModel) -> str | None:
-    if fleet.model is None:
-        return None
-    version = f"{fleet.model}/{fleet.version}"
-    return device.bundle if version_of(device.bundle) == version else version
+def _version_of_fleet(fleet: FleetModel) -> str | None:
+    return None if fleet.model is None else f"{fleet.model}/{fleet.version}"
+
+
+def _wants(device: Device, order: str | None) -> str | None:
+    """The bundle that a device should run; `MODEL/VERSION` until it has asked for its bundle."""
+    return device.bundle if version_of(device.bundle) == order else order
 
 
 def _version_state(

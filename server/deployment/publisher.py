@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Final
 
-from edge_sdk.errors import BundleError
+from edge_sdk.errors import BundleError, StorageError
 from edge_sdk.manifest import ModelManifest
-from server.backend.models import Files, ModelStore, ServedModel, files_of
-from server.errors import BadRequestError, ConflictError, NotReadyError, UnknownModelError
-from server.registry.artifacts import ArtifactRepository
+from server.backend.models import Files, ModelStore, StoredModel, files_of
+from server.errors import (
+    BadRequestError,
+    ClockError,
+    ConflictError,
+    NotReadyError,
+    RegistryError,
+    UnknownModelError,
+    gist,
+)
 from server.registry.catalogue import ModelCatalogue
+from server.registry.records import ModelVersion
+from server.signing.artifacts import ArtifactRepository
 
 logger = logging.getLogger(__name__)
 
 Version = tuple[str, int]
+
+# folders of an export that its digest is over, beside model.json
+_DIGESTED: Final = ("segments", "bundles")
 
 
 class ModelPublisher:
@@ -23,14 +37,23 @@ class ModelPublisher:
 
     If that fails, the model is still served to clients that name its version, and to all clients if
     there is no other model. It is tried again when its files change.
+
+    Args:
+        hold: whether a new version waits for a roll-out, or for `models activate`.
     """
 
     def __init__(
-        self, models: ModelStore, artifacts: ArtifactRepository, catalogue: ModelCatalogue
+        self,
+        models: ModelStore,
+        artifacts: ArtifactRepository,
+        catalogue: ModelCatalogue,
+        *,
+        hold: bool = False,
     ) -> None:
         self._models = models
         self._artifacts = artifacts
         self._catalogue = catalogue
+        self._hold = hold
         self._published: set[Version] = set()
         self._failed: dict[Version, tuple[str, Files]] = {}  # why, and the files then
 
@@ -53,7 +76,7 @@ class ModelPublisher:
         for version in sorted(new, key=lambda one: (first[one[0]], *one)):
             self._publish(version, loaded[version], again=again)
 
-    def wanted(self, fleet: str) -> ServedModel | None:
+    def wanted(self, fleet: str) -> StoredModel | None:
         """The model that devices of `fleet` should run, as far as it can be fetched; else None."""
         wanted = self._catalogue.wanted(fleet)
         if wanted.model is None:
@@ -68,7 +91,7 @@ class ModelPublisher:
                 return model
         return None
 
-    def published(self, name: str, version: str) -> ServedModel | None:
+    def published(self, name: str, version: str) -> StoredModel | None:
         """Version of a model by name, if devices can fetch its bundles; else None."""
         try:
             model = self._models.get(name, version)
@@ -76,7 +99,7 @@ class ModelPublisher:
             return None
         return model if _version(model) in self._published else None
 
-    def _publish(self, version: Version, model: ServedModel, *, again: bool) -> None:
+    def _publish(self, version: Version, model: StoredModel, *, again: bool) -> None:
         reason, failed = self._failed.get(version, ("", None))
         files = files_of(model.folder)
         if files == failed and not again:
@@ -85,15 +108,29 @@ class ModelPublisher:
             digest = digest_of(model.folder)
             self._catalogue.check_free(*version, digest)
             self._artifacts.publish_bundles(model.folder)
-            self._catalogue.publish(*version, digest)
-        except (BundleError, BadRequestError, ConflictError) as err:
-            if reason != str(err):
+            published = self._catalogue.publish(*version, digest, hold=self._hold)
+        except (
+            *(BundleError, BadRequestError, ClockError, ConflictError),
+            *(RegistryError, StorageError),  # a full disk: it is tried again
+        ) as err:
+            if reason != gist(err):
                 logger.error("model=%s version=%d bundles are not published: %s", *version, err)  # noqa: TRY400 - no traceback for a bad file
-            self._failed[version] = str(err), files
+            self._failed[version] = gist(err), files
             return
         self._failed.pop(version, None)
         self._published.add(version)
+        if self._hold and self._waits(published):
+            logger.info(
+                "model=%s version=%d waits: `splitedge server rollout start %s %d` brings it to the"
+                " devices, `splitedge server models activate %s/%d` to all at once",
+                *(3 * version),
+            )
         self._follow_active()
+
+    def _waits(self, published: ModelVersion) -> bool:
+        """Whether a version is newer than the active one of its name."""
+        of_name = [one for one in self._catalogue.versions() if one.name == published.name]
+        return any(one.active and one.version < published.version for one in of_name)
 
     def _follow_active(self) -> None:
         """Make the store serve the versions that the catalogue notes as active."""
@@ -122,25 +159,35 @@ def digest_of(folder: Path) -> str:
 
     Raises: BundleError if a file cannot be read.
     """
-    digest = hashlib.sha256()
+    hashes = {}
     paths = [folder / "model.json"]
-    for part in ("segments", "bundles"):
-        paths += sorted(path for path in (folder / part).rglob("*") if path.is_file())
+    for part in _DIGESTED:
+        paths += [path for path in (folder / part).rglob("*") if path.is_file()]
     for path in paths:
         try:
             with path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as err:
             raise BundleError(f"{path}: cannot be read ({err.strerror})") from err
-        digest.update(f"{path.relative_to(folder)} {content}\n".encode())
+        hashes[path.relative_to(folder).as_posix()] = content
+    return digest_of_hashes(hashes)
+
+
+def digest_of_hashes(hashes: Mapping[str, str]) -> str:
+    """The digest of an export by the SHA-256 of its files, in hex, by their names in its folder."""
+    digest = hashlib.sha256()
+    for part in ("model.json", *_DIGESTED):
+        names = [name for name in hashes if PurePosixPath(name).parts[0] == part]
+        for name in sorted(names, key=PurePosixPath):
+            digest.update(f"{name} {hashes[name]}\n".encode())
     return digest.hexdigest()
 
 
-def _version(model: ServedModel) -> Version:
+def _version(model: StoredModel) -> Version:
     return model.manifest.name, int(model.manifest.version)
 
 
-def _exported_at(model: ServedModel) -> float:
+def _exported_at(model: StoredModel) -> float:
     try:
         return (model.folder / "model.json").stat().st_mtime
     except OSError:  # deleted meanwhile

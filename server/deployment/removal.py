@@ -16,9 +16,9 @@ from exporters.versions import removed_place
 from server.deployment.calls import version_of
 from server.deployment.publisher import digest_of
 from server.errors import ConflictError, UnknownModelError
-from server.registry.artifacts import ArtifactRepository
 from server.registry.database import Registry
 from server.registry.records import ModelVersion
+from server.signing.artifacts import ArtifactRepository
 
 
 class ModelRemoval:
@@ -55,6 +55,7 @@ class ModelRemoval:
             self._delete(left)
             return left
         self._check_not_pinned(chosen)
+        self._check_not_rolled_out(chosen)
         if not force:
             self._check_not_running(chosen)
         removed = catalogue.remove(name, version)
@@ -70,13 +71,24 @@ class ModelRemoval:
                     f" {device}` first"
                 )
 
+    def _check_not_rolled_out(self, chosen: Iterable[ModelVersion]) -> None:
+        names = {str(one) for one in chosen}
+        for rollout in self._registry.rollouts.all():
+            plan = rollout.plan
+            needed = {str(plan), f"{plan.model}/{rollout.base}"} & names
+            if needed and (rollout.live or rollout.standing):
+                raise ConflictError(
+                    f"{needed.pop()}: roll-out {rollout.id} of {plan} needs it; wait for its end,"
+                    f" or run `splitedge server rollout abort {rollout.id}` first"
+                )
+
     def _check_not_running(self, chosen: Iterable[ModelVersion]) -> None:
         reports = self._registry.reports.all()
         names = {str(one) for one in chosen}
         running = [
             device.id
             for device in self._registry.devices()
-            if device.revoked_at is None
+            if device.active
             and device.id in reports
             and version_of(reports[device.id].running) in names
         ]

@@ -6,6 +6,7 @@ database.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, insert, select
@@ -13,10 +14,12 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, insert, select
 from edge_sdk.errors import ManifestError
 from edge_sdk.manifest import check_bundle_name
 from profiles.measured import BundleMeasurement, Conditions
-from server.errors import BadRequestError, UnknownDeviceError
+from server.errors import BadRequestError
 from server.registry.records import Capability, Failure, FailureKind, Pin
 from server.registry.schema import conditions, devices, failures, measurements, pins
-from server.registry.transactions import Transactions, printable, record
+from server.registry.selection.titles import unknown_device
+from server.registry.trail.events import printable
+from server.registry.transactions import Transactions, record
 
 MAX_WHY: Final = 300
 MAX_DEPTH: Final = 999
@@ -64,12 +67,18 @@ class Capabilities:
             row = {"report": found.to_dict(), "reported_at": now}
             connection.execute(insert(conditions).values(device=device_id, **row))
 
+    def conditions_of(self, device_ids: Collection[str]) -> dict[str, Conditions]:
+        """The present state of each of these devices that has reported one, by its id."""
+        query = select(conditions.c.device, conditions.c.report)
+        query = query.where(conditions.c.device.in_(list(device_ids)))
+        with self._transactions.reading() as connection:
+            rows = connection.execute(query)
+            return {device: Conditions.from_dict(report) for device, report in rows}
+
     def failed(
         self, device_id: str, bundle: str, why: str, *, kind: FailureKind = "memory"
     ) -> Failure:
         """Store that a device had to leave a bundle, and how often within days.
-
-        The audit trail gets no entry: it has no bound, and a device may report at any time.
 
         Raises: UnknownDeviceError; BadRequestError for a name that no bundle has.
         """
@@ -192,7 +201,7 @@ def _this(table: Table, device_id: str) -> ColumnElement[bool]:
 def _check_device(connection: Connection, device_id: str) -> None:
     known = connection.scalars(select(devices.c.id).where(devices.c.id == device_id))
     if known.one_or_none() is None:
-        raise UnknownDeviceError(f"device {device_id[:63]!r}: not enrolled here")
+        raise unknown_device(connection, device_id)
 
 
 def _check_bundle(name: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection, delete, insert, select, union, update
@@ -17,6 +18,7 @@ from sqlalchemy import Connection, delete, insert, select, union, update
 from server.errors import BadRequestError, ConflictError, UnknownModelError
 from server.registry.records import FleetModel, ModelVersion
 from server.registry.schema import devices, fleets, models, tokens
+from server.registry.selection.standing import end_standing
 from server.registry.transactions import MAX_ID, Transactions, check_id, record
 
 logger = logging.getLogger(__name__)
@@ -52,12 +54,21 @@ class ModelCatalogue:
             _check_free(_all_versions(connection), name, version, digest)
 
     def publish(
-        self, name: str, version: int, digest: str | None = None, *, who: str = "server"
+        self,
+        name: str,
+        version: int,
+        digest: str | None = None,
+        *,
+        hold: bool = False,
+        who: str = "server",
     ) -> ModelVersion:
         """Store a new version; it becomes active if its number is the highest of the name so far.
 
         A second call with the same digest changes nothing.
 
+        Args:
+            hold: whether the version waits for a roll-out or `activate`, unless it is the first of
+                its name.
         Raises: BadRequestError for a name that is not an id or a version outside 1..999999999;
             ConflictError as `check_free`.
         """
@@ -66,8 +77,14 @@ class ModelCatalogue:
             raise BadRequestError(f"version: expected 1 to {MAX_VERSION}, got {version}")
         now = self._transactions.now()
         this = (models.c.name == name) & (models.c.version == version)
+        with self._transactions.reading() as connection:
+            there = _all_versions(connection)
+        _check_free(there, name, version, digest)
+        known = [one for one in there if (one.name, one.version) == (name, version)]
+        if known and digest in (None, known[0].digest):
+            return known[0]
         with self._transactions.writing() as connection:
-            there = _locked(connection, name)
+            there = locked_versions(connection, name)
             _check_free(there, name, version, digest)
             if any(one.version == version for one in there):
                 if digest is not None:
@@ -79,8 +96,9 @@ class ModelCatalogue:
                 )
             )
             record(connection, now, who, "model.publish", f"{name}/{version}")
-            if all(version > one.version for one in there):
-                _activate(connection, name, version, now, who)
+            waits = hold and bool(_present(there))
+            if not waits and all(version > one.version for one in there):
+                set_active(connection, name, version, now, who)
             return _need(_all_versions(connection), name, version)
 
     def activate(self, name: str, version: int, *, who: str = "operator") -> ModelVersion:
@@ -90,9 +108,9 @@ class ModelCatalogue:
         """
         now = self._transactions.now()
         with self._transactions.writing() as connection:
-            _locked(connection, name)
+            locked_versions(connection, name)
             if not _need(_all_versions(connection), name, version).active:
-                _activate(connection, name, version, now, who)
+                set_active(connection, name, version, now, who)
             return _need(_all_versions(connection), name, version)
 
     def roll_back(self, name: str, *, who: str = "operator") -> tuple[ModelVersion, ModelVersion]:
@@ -105,7 +123,9 @@ class ModelCatalogue:
         """
         now = self._transactions.now()
         with self._transactions.writing() as connection:
-            of_name = [one for one in _present(_locked(connection, name)) if one.name == name]
+            of_name = [
+                one for one in _present(locked_versions(connection, name)) if one.name == name
+            ]
             left = next((one for one in of_name if one.active), None)
             if left is None:
                 raise UnknownModelError(f"model {name[:MAX_ID]!r}: not published")
@@ -116,7 +136,7 @@ class ModelCatalogue:
                     " number"
                 )
             target = max(earlier, key=lambda one: (one.activated_at or 0.0, one.version))
-            _activate(connection, name, target.version, now, who)
+            set_active(connection, name, target.version, now, who)
             this = (models.c.name == name) & (models.c.version == left.version)
             connection.execute(update(models).where(this).values(activated_at=None))
             there = _all_versions(connection)
@@ -141,7 +161,7 @@ class ModelCatalogue:
         """
         now = self._transactions.now()
         with self._transactions.writing() as connection:
-            _locked(connection, name)
+            locked_versions(connection, name)
             removed = _removable(connection, name, version, now)
             for one in removed:
                 this = (models.c.name == name) & (models.c.version == one.version)
@@ -177,12 +197,7 @@ class ModelCatalogue:
                 _need(there, name, version)
             elif name not in {one.name for one in there}:
                 raise _unknown(there, name)
-            connection.execute(delete(fleets).where(fleets.c.name == fleet))
-            connection.execute(
-                insert(fleets).values(name=fleet, model=name, version=version, assigned_at=now)
-            )
-            pin = "" if version is None else f"/{version}"
-            record(connection, now, who, "fleet.assign", f"{fleet} model={name}{pin}")
+            set_fleet(connection, fleet, (name, version), now, who)
             return _wanted(connection, (fleet,))[0]
 
     def unassign(self, fleet: str, *, who: str = "operator") -> FleetModel:
@@ -194,6 +209,7 @@ class ModelCatalogue:
         now = self._transactions.now()
         with self._transactions.writing() as connection:
             if connection.execute(delete(fleets).where(fleets.c.name == fleet)).rowcount:
+                end_standing(connection, now, partial(_wanted, connection))
                 record(connection, now, who, "fleet.unassign", fleet)
             return _wanted(connection, (fleet,))[0]
 
@@ -208,7 +224,7 @@ def _present(versions: Iterable[ModelVersion]) -> tuple[ModelVersion, ...]:
     return tuple(one for one in versions if one.removed_at is None)
 
 
-def _locked(connection: Connection, name: str) -> tuple[ModelVersion, ...]:
+def locked_versions(connection: Connection, name: str) -> tuple[ModelVersion, ...]:
     """Every version of a name, removed ones included, locked until the transaction ends."""
     # rows may be locked one by one: in one order, or two changes would deadlock
     query = select(models).where(models.c.name == name).order_by(models.c.version)
@@ -250,7 +266,8 @@ def _check_free(
             )
 
 
-def _activate(connection: Connection, name: str, version: int, now: float, who: str) -> None:
+def set_active(connection: Connection, name: str, version: int, now: float, who: str) -> None:
+    """Make a version the active one of its name, inside a transaction that has locked the name."""
     of_name = models.c.name == name
     connection.execute(update(models).where(of_name, models.c.active).values(active=False))
     connection.execute(
@@ -258,7 +275,26 @@ def _activate(connection: Connection, name: str, version: int, now: float, who: 
         .where(of_name, models.c.version == version)
         .values(active=True, activated_at=now)
     )
+    end_standing(connection, now, partial(_wanted, connection))
     record(connection, now, who, "model.activate", f"{name}/{version}")
+
+
+def set_fleet(
+    connection: Connection, fleet: str, model: tuple[str, int | None], now: float, who: str
+) -> None:
+    """Give a fleet a model inside a transaction; with a version it is pinned to it.
+
+    Args:
+        model: name, and version or None.
+    """
+    name, version = model
+    connection.execute(delete(fleets).where(fleets.c.name == fleet))
+    connection.execute(
+        insert(fleets).values(name=fleet, model=name, version=version, assigned_at=now)
+    )
+    end_standing(connection, now, partial(_wanted, connection))
+    pin = "" if version is None else f"/{version}"
+    record(connection, now, who, "fleet.assign", f"{fleet} model={name}{pin}")
 
 
 def _removable(

@@ -6,12 +6,15 @@ values cannot be tried.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import secrets
 from typing import Final
 
 FINGERPRINT_CHARACTERS: Final = 32
+MOSQUITTO_SALT_BYTES: Final = 12  # Mosquitto 2.0 takes no other length
+MOSQUITTO_ITERATIONS: Final = 101  # Mosquitto's own number
 
 
 def new_secret() -> str:
@@ -29,6 +32,20 @@ def is_secret(candidate: str, sha256: str) -> bool:
     return hmac.compare_digest(secret_sha256(candidate), sha256)
 
 
+def mosquitto_hash(secret: str, salt: bytes | None = None) -> str:
+    """The hash of `secret` that Mosquitto keeps: `ITERATIONS$SALT$HASH`, the last two in base64.
+
+    It is PBKDF2-HMAC-SHA512. Mosquitto cannot check a password against `secret_sha256`.
+
+    Args:
+        salt: of 12 bytes; None draws one.
+    """
+    salt = secrets.token_bytes(MOSQUITTO_SALT_BYTES) if salt is None else salt
+    derived = hashlib.pbkdf2_hmac("sha512", secret.encode(), salt, MOSQUITTO_ITERATIONS)
+    fields = (base64.b64encode(part).decode() for part in (salt, derived))
+    return "$".join((str(MOSQUITTO_ITERATIONS), *fields))
+
+
 def token_text(secret: str, root: bytes) -> str:
     """An enrolment token to hand out: the secret, a dot, and the fingerprint of the TUF root.
 
@@ -40,3 +57,8 @@ def token_text(secret: str, root: bytes) -> str:
 def token_secret(text: str) -> str:
     """The secret of a token, which is what the server redeems."""
     return text.partition(".")[0]
+
+
+def token_fingerprint(text: str) -> str:
+    """The fingerprint in a token; empty where a device sent the secret alone."""
+    return text.partition(".")[2]

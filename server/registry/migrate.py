@@ -27,6 +27,17 @@ SCRIPTS: Final = Path(__file__).parent / "migrations"
 _POSTGRESQL_LOCK: Final = 0x73706C74
 
 
+def current_version(engine: Engine) -> str | None:
+    """The version of the database, None for an empty one; it is only read."""
+    with engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def newest_version(scripts: Path = SCRIPTS) -> str | None:
+    """The version that this program migrates databases to."""
+    return ScriptDirectory.from_config(alembic_config(scripts)).get_current_head()
+
+
 def migrate(engine: Engine, scripts: Path = SCRIPTS) -> None:
     """Upgrade the database to the newest version in `scripts`, in one transaction.
 
@@ -54,7 +65,10 @@ def migrate(engine: Engine, scripts: Path = SCRIPTS) -> None:
                 logger.info("registry: version %s kept as %s", current, backup)
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
-    logger.info("registry: migrated from version %s to %s", current, newest)
+    if current is None:
+        logger.info("registry: made, version %s", newest)
+    else:
+        logger.info("registry: migrated from version %s to %s", current, newest)
 
 
 def alembic_config(scripts: Path = SCRIPTS) -> Config:
@@ -73,7 +87,9 @@ def _take_turns(connection: Connection) -> None:
 def _newer(engine: Engine, current: str, newest: str | None) -> RegistryError:
     file = sqlite_file(engine.url)
     backups = [] if file is None else sorted(file.parent.glob(f"{file.name}.bak-*"))
-    older = f", or restore {backups[-1]}" if backups else ""
+    older = (
+        f", or restore {backups[-1]}" if backups else ", or restore a backup that you made before"
+    )
     return RegistryError(
         f"registry: the database has version {current}, this program knows versions up to "
         f"{newest}; start the newer splitedge that migrated it{older}"

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
 from profiles.measured import BundleMeasurement, Conditions
 
 FailureKind = Literal["memory", "conditions"]
+Scope = Literal["infer", "operate", "train"]
+
+SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +24,19 @@ class Device:
 
     Attributes:
         id: unique over all fleets, `[a-z0-9-]{1,63}`.
-        credential_sha256: hash of its credential in hex, with which a broker checks passwords.
+        credential_sha256: hash of its credential in hex, with which the embedded broker and HTTP
+            check it.
+        mosquitto_hash: hash by which Mosquitto checks it; None for a device enrolled before this
+            was kept, until it logs in over HTTP.
         profile: the device's profile, as JSON.
         depth: stages that it runs, once decided.
         bundle: bundle that it should run, `{model}/{version}/{variant}`, once decided.
         last_seen: to within `TOUCH_RESOLUTION_S`.
+        approved_at: None while it waits for the operator's approval.
+        next_sha256: hash of a new credential, which is valid beside the other one until the device
+            confirms it, at most until `next_until`.
+        tags: the operator's words for it, sorted.
+        title: what people call it; None if they use its id.
     """
 
     id: str
@@ -37,11 +48,41 @@ class Device:
     enrolled_at: float
     revoked_at: float | None
     last_seen: float | None
+    mosquitto_hash: str | None = field(default=None, repr=False)
+    approved_at: float | None = 0.0
+    next_sha256: str | None = field(default=None, repr=False)
+    next_until: float | None = None
+    tags: tuple[str, ...] = ()
+    title: str | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether its credential opens anything: it is approved, and not revoked."""
+        return self.approved_at is not None and self.revoked_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Something that a device was told to do, and has not done yet.
+
+    Attributes:
+        op: `rotate`, or `lift-quarantine` of the bundle `argument`.
+    """
+
+    device: str
+    op: str
+    argument: str
+    asked_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One enrolment token, without its secret."""
+    """One enrolment token, without its secret.
+
+    Attributes:
+        approve: whether its device waits for the operator.
+        device: the enrolled device that comes back with it; None for any new one.
+    """
 
     token_sha256: str = field(repr=False)
     fleet: str
@@ -50,6 +91,37 @@ class Token:
     expires_at: float
     used_at: float | None
     used_by: str | None
+    approve: bool = False
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One API key, without its secret.
+
+    Attributes:
+        name: unique among the keys that work; another one may have it once this one is revoked.
+        scopes: what it opens; see `server.access`.
+        models, fleets: the models that it may ask, by name and by the fleet that runs them; all of
+            them if both are empty.
+        expires_at: None for a key that is valid until it is revoked.
+        requests, rows, bytes: most queries, samples and bytes a second; None as for all senders.
+        uses: requests with it, without those of the last half minute; the last at `used_at`.
+    """
+
+    key_sha256: str = field(repr=False)
+    name: str
+    scopes: tuple[Scope, ...]
+    models: tuple[str, ...]
+    fleets: tuple[str, ...]
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None = None
+    requests: float | None = None
+    rows: float | None = None
+    bytes: float | None = None
+    uses: int = 0
+    used_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +182,26 @@ class DeviceReport:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One entry of the audit trail; `what` is `device.enrol`, `token.create`..."""
+    """One entry of the audit log.
 
+    Attributes:
+        id: grows with every entry.
+        at: UTC seconds since 1970. until: the last of several alike.
+        who: device, "operator" or "server"; in a refusal, the name that the peer gave itself.
+        what: `device.enrol`, `token.create`, `mqtt.login`...
+        source: address of the peer; "USER on this machine" for a command.
+        outcome: "done" or "refused".
+        count: how often, from `at` to `until`.
+    """
+
+    id: int
     at: float
+    until: float
     who: str
     what: str
+    source: str
+    outcome: str
+    count: int
     detail: str
 
 

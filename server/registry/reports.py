@@ -9,7 +9,8 @@ from sqlalchemy import Connection, Select, insert, select, update
 
 from server.registry.records import DeviceReport
 from server.registry.schema import devices, reports
-from server.registry.transactions import Transactions, printable
+from server.registry.trail.events import printable
+from server.registry.transactions import Transactions, all_rows
 
 MAX_WHY: Final = 500
 
@@ -35,10 +36,7 @@ class DeviceReports:
     def note_update(
         self, device: str, running: str | None, refused: str | None, why: str | None
     ) -> None:
-        """Store the outcome of a device's update: what it runs now, and what it refused, if so.
-
-        The audit trail gets no entry: it has no bound, and a device may report at any time.
-        """
+        """Store the outcome of a device's update: what it runs now, and what it refused, if so."""
         now = self._transactions.now()
         why = None if why is None else printable(why, MAX_WHY)
         with self._transactions.writing() as connection:
@@ -52,7 +50,7 @@ class DeviceReports:
 
 
 def _read(connection: Connection, query: Select[tuple[object, ...]]) -> list[DeviceReport]:
-    return [DeviceReport(**row) for row in connection.execute(query).mappings()]
+    return [DeviceReport(**row) for row in all_rows(connection, query)]
 
 
 def _store(connection: Connection, device: str, **values: object) -> None:

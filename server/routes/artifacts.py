@@ -5,18 +5,18 @@ Range requests are answered, so that a download resumes.
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Protocol
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse
 
-from server.registry.artifacts import ArtifactRepository
-from server.routes.authentication import CredentialStore, authenticate
 from server.routes.errors import error_response
+from server.signing.artifacts import ArtifactRepository
 
 
-class ArtifactFiles(CredentialStore, Protocol):
+class ArtifactFiles(Protocol):
     """The part of the server that these routes need."""
 
     @property
@@ -25,7 +25,7 @@ class ArtifactFiles(CredentialStore, Protocol):
 
 
 def router(files: ArtifactFiles) -> APIRouter:
-    """The routes over `files`, for devices and the operator only."""
+    """The routes over `files`."""
     routes = APIRouter()
     folders = {
         "metadata": files.artifacts.metadata_folder,
@@ -33,8 +33,7 @@ def router(files: ArtifactFiles) -> APIRouter:
     }
 
     @routes.get("/tuf/{part}/{path:path}", response_model=None)
-    def signed_file(request: Request, part: str, path: str) -> Response:
-        authenticate(files, request)
+    def signed_file(part: str, path: str) -> Response:
         file = _inside(folders.get(part), path)
         if file is None:
             return error_response(404, f"{part}/{path}: not found")
@@ -44,8 +43,17 @@ def router(files: ArtifactFiles) -> APIRouter:
 
 
 def _inside(folder: Path | None, path: str) -> Path | None:
-    """The file, if it exists and lies in the folder after links and `..` are resolved."""
-    if folder is None or "\0" in path:
+    """The regular file in the folder, if it exists; no link on the way to it is followed."""
+    parts = path.split("/")
+    if folder is None or "\0" in path or any(part in {"", ".", ".."} for part in parts):
         return None
-    file = (folder / path).resolve()
-    return file if file.is_relative_to(folder.resolve()) and file.is_file() else None
+    step = folder
+    try:
+        for part in parts:
+            step /= part
+            kind = step.lstat().st_mode
+            if stat.S_ISLNK(kind):
+                return None
+    except (OSError, UnicodeEncodeError):  # it is not there, or its name is longer than any file's
+        return None
+    return step if stat.S_ISREG(kind) else None

@@ -7,12 +7,14 @@ included.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, ClassVar
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from starlette.types import Message
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive
 
 from edge_sdk.errors import FrameTooLargeError
 from server.errors import OverloadedError
@@ -21,30 +23,55 @@ from server.errors import OverloadedError
 async def read_body(
     request: Request, limit_bytes: int, grown: Callable[[int], None] | None = None
 ) -> bytes:
-    """The body of `request`.
+    """The body of `request`, as `read_message` reads it."""
+    return await read_message(request.receive, request.headers, limit_bytes, grown)
+
+
+async def read_message(
+    receive: Receive,
+    headers: Mapping[str, str],
+    limit_bytes: int,
+    grown: Callable[[int], None] | None = None,
+) -> bytes:
+    """The body of a request with these headers.
 
     Args:
         grown: called with the size so far, in bytes, as it arrives; may raise.
-    Raises: FrameTooLargeError as soon as the body is, or declares itself, above `limit_bytes`.
+    Raises: FrameTooLargeError as soon as the body is, or declares itself, above `limit_bytes`;
+        ClientDisconnect if its sender has gone before its end.
     """
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and len(declared) < 20:
-        _check(int(declared), limit_bytes)
+    _check(declared_bytes(headers), limit_bytes)
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk = message.get("body", b"")
+        more = message.get("more_body", False)
         size += len(chunk)
         _check(size, limit_bytes)
         if grown is not None:
             grown(size)
         chunks.append(chunk)
-    return b"".join(chunks)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def declared_bytes(headers: Mapping[str, str]) -> int:
+    """Length of the body as the headers declare it; 0 without one."""
+    declared = headers.get("content-length", "")
+    return int(declared) if declared.isdecimal() and len(declared) < 20 else 0
+
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class BodyBudget:
     """Memory for the long bodies that are read and answered at one time, on one event loop.
 
-    Short bodies need none, so a client that sends long bodies slowly keeps no other query out.
+    Short bodies need none, so a client that sends long bodies slowly keeps no other query out. A
+    sender may hold as much as it leaves free, so it never takes all.
 
     Args:
         limit_bytes: all long bodies together. short_bytes: the longest body that counts as short.
@@ -53,10 +80,11 @@ class BodyBudget:
     def __init__(self, limit_bytes: int, short_bytes: int) -> None:
         self._left = limit_bytes
         self._short = short_bytes
+        self._held: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def body(self) -> Iterator[Callable[[int], None]]:
-        """Memory for one body until the end of the block.
+    def body(self, sender: str = "") -> Iterator[Callable[[int], None]]:
+        """Memory for one body of the sender until the end of the block.
 
         Gives a function to call with the body's size so far.
 
@@ -68,15 +96,20 @@ class BodyBudget:
             nonlocal held
             if size_bytes <= self._short:
                 return
-            if size_bytes - held > self._left:
+            more = size_bytes - held
+            if self._held[sender] + more > self._left - more:
                 raise OverloadedError("too many long bodies at once; try again")
-            self._left -= size_bytes - held
+            self._left -= more
+            self._held[sender] += more
             held = size_bytes
 
         try:
             yield grown
         finally:
             self._left += held
+            self._held[sender] -= held
+            if not self._held[sender]:
+                del self._held[sender]
 
 
 class BoundedRoute(APIRoute):
@@ -84,9 +117,9 @@ class BoundedRoute(APIRoute):
 
     body_limit_bytes: ClassVar[int] = 65_536
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Handler:
         """FastAPI's handler, behind the limit."""
-        handler = super().get_route_handler()
+        handler = self.after_body(super().get_route_handler())
         if self.body_field is None:
             return handler
 
@@ -99,6 +132,10 @@ class BoundedRoute(APIRoute):
             return await handler(Request(request.scope, replay))
 
         return bounded
+
+    def after_body(self, handler: Handler) -> Handler:
+        """The handler as it is called once the body is read; for routes that add to it."""
+        return handler
 
 
 def _check(size_bytes: int, limit_bytes: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self, TypeVar
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from profiles.errors import InvalidProfileError
@@ -20,13 +20,13 @@ from server.errors import BadRequestError
 from server.registry.capabilities import MAX_DEPTH, MAX_WHY
 from server.registry.database import Registry
 from server.registry.records import Capability, Device
-from server.routes.authentication import Access
-from server.routes.bodies import BoundedRoute
+from server.routes.authentication import Presence
+from server.routes.turns import RegistryRoute
 
 T = TypeVar("T")
 
 
-class CapabilityServices(Protocol):
+class CapabilityServices(Presence, Protocol):
     """The part of the server that these routes need; called from several threads at once."""
 
     @property
@@ -36,6 +36,9 @@ class CapabilityServices(Protocol):
     @property
     def operator_sha256(self) -> str:
         """The hash of the operator's secret, in hex."""
+
+    def logged_in(self, device: Device, credential: str) -> None:
+        """Note that a device showed its credential."""
 
     @property
     def assigner(self) -> Assigner:
@@ -103,53 +106,50 @@ class CapabilityView(BaseModel):
 
 def router(services: CapabilityServices) -> APIRouter:
     """The routes over `services`."""
-    api = APIRouter(prefix="/api/v1/devices", route_class=BoundedRoute, tags=["devices"])
-    access = Access(services)
-    _add_reports(api, services, access)
-    _add_operator_routes(api, services, access)
+    api = APIRouter(prefix="/api/v1/devices", route_class=RegistryRoute, tags=["devices"])
+    _add_reports(api, services)
+    _add_operator_routes(api, services)
     return api
 
 
-def _add_reports(api: APIRouter, services: CapabilityServices, access: Access) -> None:
-    itself = [Depends(access.itself)]
+def _add_reports(api: APIRouter, services: CapabilityServices) -> None:
     capabilities = services.registry.capabilities
 
-    @api.put("/{device_id}/measurements", dependencies=itself)
+    @api.put("/{device_id}/measurements")
     def measured(device_id: str, body: dict[str, Any]) -> Assigned:
         """Store what a bundle takes on the device."""
         capabilities.measured(device_id, _read(BundleMeasurement.from_dict, body))
         return Assigned(bundle=services.reassign(device_id).bundle)
 
-    @api.put("/{device_id}/conditions", dependencies=itself)
+    @api.put("/{device_id}/conditions")
     def conditions(device_id: str, body: dict[str, Any]) -> Assigned:
         """Store the device's present state: free memory, latency, link."""
         capabilities.report_conditions(device_id, _read(Conditions.from_dict, body))
         return Assigned(bundle=services.reassign(device_id, left=True).bundle)
 
-    @api.post("/{device_id}/failures", dependencies=itself)
+    @api.post("/{device_id}/failures")
     def failed(device_id: str, body: FailureReport) -> Assigned:
         """Store that a bundle ran out of memory: its depth is not assigned for a while."""
         capabilities.failed(device_id, body.bundle, body.why)
         return Assigned(bundle=services.reassign(device_id).bundle)
 
-    @api.get("/{device_id}/unmeasured", dependencies=itself)
+    @api.get("/{device_id}/unmeasured")
     def unmeasured(device_id: str) -> Unmeasured:
         """Variants that the device should measure, to get the one that is faster there."""
         choice = services.assigner.choose(services.registry.device(device_id))
         return Unmeasured(bundles=[] if choice is None else list(choice.measure))
 
 
-def _add_operator_routes(api: APIRouter, services: CapabilityServices, access: Access) -> None:
-    operator = [Depends(access.operator)]
+def _add_operator_routes(api: APIRouter, services: CapabilityServices) -> None:
     capabilities = services.registry.capabilities
 
-    @api.get("/{device_id}/capability", dependencies=[Depends(access.itself_or_operator)])
+    @api.get("/{device_id}/capability")
     def show(device_id: str) -> CapabilityView:
         """Measurements, conditions, failures and pin, to the device or to the operator."""
         services.registry.device(device_id)
         return _view(capabilities.of(device_id))
 
-    @api.put("/{device_id}/pin", dependencies=operator)
+    @api.put("/{device_id}/pin")
     def pin(device_id: str, body: PinRequest) -> Assigned:
         """Fix the device's depth or bundle; nothing but `unpin` changes it."""
         device = services.registry.device(device_id)
@@ -157,7 +157,7 @@ def _add_operator_routes(api: APIRouter, services: CapabilityServices, access: A
         capabilities.pin(device_id, depth=body.depth, bundle=body.bundle)
         return Assigned(bundle=services.reassign(device_id).bundle)
 
-    @api.delete("/{device_id}/pin", dependencies=operator)
+    @api.delete("/{device_id}/pin")
     def unpin(device_id: str) -> Assigned:
         """Let the fleet's rule choose again."""
         capabilities.unpin(device_id)

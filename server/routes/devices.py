@@ -9,15 +9,17 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from edge_sdk.api import WAITS_HEADER
 from edge_sdk.errors import ManifestError
 from edge_sdk.manifest import check_bundle_name
+from edge_sdk.training.device.trainer_address import INVITATION
 from edge_sdk.wire.topics import ID_PATTERN
 from profiles.device import DeviceProfile
 from profiles.errors import InvalidProfileError
-from server.deployment.overview import states_of
+from server.deployment.overview import states_of, tagged
 from server.errors import (
     BadRequestError,
     ForbiddenError,
@@ -25,12 +27,22 @@ from server.errors import (
     TokenError,
     UnknownModelError,
 )
-from server.registry.credentials import token_secret, token_text
-from server.registry.database import MAX_NOTE, MAX_TOKEN_TTL_S, Registry
+from server.registry.credentials import token_fingerprint, token_secret, token_text
+from server.registry.database import (
+    MAX_NOTE,
+    MAX_TOKEN_TTL_S,
+    MAX_TOKENS,
+    REFUSED_ENROLMENT,
+    Registry,
+)
 from server.registry.records import Device
-from server.routes.authentication import Access
+from server.registry.selection.tags import MAX_TAGS
+from server.registry.selection.titles import MAX_TITLE
+from server.registry.transactions import OPERATOR
+from server.routes.authentication import Presence, login_of
 from server.routes.bodies import BoundedRoute, read_body
-from server.routes.rate_limit import FailureLimit
+from server.routes.rate_limit import RateLimit
+from server.routes.turns import RegistryRoute
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +52,7 @@ REFUSALS: Final = ("refused", "no_space")  # statuses of an update that failed o
 _ID: Final = f"^{ID_PATTERN.pattern}$"
 
 
-class DeviceServices(Protocol):
+class DeviceServices(Presence, Protocol):
     """The part of the server that these routes need; called from several threads at once."""
 
     @property
@@ -51,11 +63,21 @@ class DeviceServices(Protocol):
     def operator_sha256(self) -> str:
         """The hash of the operator's secret, in hex."""
 
-    def root_bytes(self) -> bytes:
-        """The TUF root that a new device is to trust."""
+    @property
+    def approves_devices(self) -> bool:
+        """Whether every new device waits for the operator's approval."""
+
+    def root_bytes(self, fingerprint: str = "") -> bytes:
+        """The TUF root that a new device is to trust: the one of that fingerprint, or the newest.
+
+        Raises: ClockError, NotReadyError while no device can enrol.
+        """
 
     def broker_address(self) -> Mapping[str, Any]:
         """The broker's `url`, and its limits."""
+
+    def logged_in(self, device: Device, credential: str) -> None:
+        """Note that a device showed its credential."""
 
     def admit(self, device: Device, credential: str) -> None:
         """Let the device log in at the broker; raises if the broker did not take it."""
@@ -71,7 +93,7 @@ class DeviceServices(Protocol):
 
 
 class Enrolment(BaseModel):
-    """The request of a new device. The server ignores the token's part after the dot."""
+    """The request of a new device; the token's part after the dot names a root."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -81,7 +103,10 @@ class Enrolment(BaseModel):
 
 
 class Enrolled(BaseModel):
-    """The answer to a new device: its identity, where to connect, and the TUF root to trust."""
+    """The answer to a new device: its identity, where to connect, and the TUF root to trust.
+
+    A device that is not `approved` waits for the operator; its credential opens nothing until then.
+    """
 
     device: str
     fleet: str
@@ -89,6 +114,7 @@ class Enrolled(BaseModel):
     broker: dict[str, Any]
     root: str
     bundle: str | None
+    approved: bool = True
 
 
 class TokenRequest(BaseModel):
@@ -96,15 +122,19 @@ class TokenRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    fleet: str = Field(default="default", pattern=_ID)
+    fleet: str | None = Field(default=None, pattern=_ID)
     ttl_s: float = Field(default=3600.0, gt=0, le=MAX_TOKEN_TTL_S)
     note: str = Field(default="", max_length=MAX_NOTE)
+    approve: bool = False
+    count: int = Field(default=1, ge=1, le=MAX_TOKENS)
+    device: str | None = Field(default=None, pattern=_ID)
 
 
 class NewToken(BaseModel):
-    """A new token; the server stores only its hash."""
+    """New tokens, and the first of them as `token`; the server stores only their hashes."""
 
     token: str = Field(repr=False)
+    tokens: list[str] = Field(repr=False)
     fleet: str
     ttl_s: float
 
@@ -125,11 +155,30 @@ class DeviceView(BaseModel):
     bundle: str | None
     enrolled_at: float
     revoked_at: float | None
+    approved_at: float | None
     last_seen: float | None
     runs: str | None = None
     wants: str | None = None
     refused: str | None = None
     why: str | None = None
+    tags: list[str] = []
+    title: str | None = None
+
+
+class TagList(BaseModel):
+    """The tags of one device, 1 to 63 of a-z, 0-9 and '-' each."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tags: list[str] = Field(max_length=MAX_TAGS)
+
+
+class Title(BaseModel):
+    """The title of one device, which people call it by; empty or null for none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    title: str | None = Field(max_length=MAX_TITLE)
 
 
 class DeviceList(BaseModel):
@@ -169,54 +218,69 @@ class BrokerLocation(BaseModel):
 
 def router(services: DeviceServices) -> APIRouter:
     """The routes over `services`."""
-    api = APIRouter(prefix="/api/v1", route_class=BoundedRoute, tags=["devices"])
+    api = APIRouter(prefix="/api/v1", route_class=RegistryRoute, tags=["devices"])
     _add_enrolment(api, services)
-    access = Access(services)
-    _add_device_routes(api, services, access)
-    _add_operator_routes(api, services, access)
+    _add_device_routes(api, services)
+    _add_operator_routes(api, services)
+    links = APIRouter(route_class=BoundedRoute)  # who sends slowly there must hold no turn
+    _add_link_routes(links)
+    api.include_router(links)
     return api
 
 
 def _add_enrolment(api: APIRouter, services: DeviceServices) -> None:
-    limit = FailureLimit()
+    limit = RateLimit()
 
     @api.post("/enroll", status_code=201)
     def enroll(body: Enrolment, request: Request) -> Enrolled:
         """Trade a one-time token for an identity."""
         address = "" if request.client is None else request.client.host
-        limit.check(address)
+        secret = token_secret(body.token)
+        if not services.registry.token_works(secret):
+            # 256 random bits cannot be guessed, so the limit keeps no right token out; it bounds
+            # what the attempts write into the logs
+            limit.check(address)
+            limit.count(address)
+            logger.warning("address=%s enrolment refused: no such token", address)
+            raise TokenError(REFUSED_ENROLMENT)
         profile = _profile(body.profile)
         # steps that may fail come before the token is used
-        root, broker = services.root_bytes().decode(), dict(services.broker_address())
-        try:
-            device, credential = services.registry.redeem_token(
-                token_secret(body.token), body.name, profile
-            )
-        except TokenError:
-            limit.failed(address)
-            logger.warning("address=%s enrolment refused: no such token", address)
-            raise
-        _let_in(services, device, credential, token_secret(body.token))
-        logger.info("device=%s fleet=%s address=%s enrolled", device.id, device.fleet, address)
+        root = services.root_bytes(token_fingerprint(body.token)).decode()
+        broker = dict(services.broker_address())
+        device, credential, before = services.registry.redeem(
+            secret,
+            body.name,
+            profile,
+            approve=services.approves_devices,
+            can_wait=request.headers.get(WAITS_HEADER) == "approval",
+        )
+        if device.last_seen is not None:  # it comes back: nobody else goes on under its name
+            services.expel(device)
+        if device.active:
+            _let_in(services, device, credential, secret, before)
+        logger.info(
+            "device=%s fleet=%s address=%s enrolled%s",
+            *(device.id, device.fleet, address),
+            "" if device.active else ", waits for approval",
+        )
         return Enrolled(
             device=device.id,
             fleet=device.fleet,
             credential=credential,
             broker=broker,
             root=root,
-            bundle=_first_bundle(services, device),
+            bundle=_first_bundle(services, device) if device.active else None,
+            approved=device.active,
         )
 
 
-def _add_device_routes(api: APIRouter, services: DeviceServices, access: Access) -> None:
-    itself = [Depends(access.itself)]
-
-    @api.get("/devices/{device_id}", dependencies=[Depends(access.itself_or_operator)])
+def _add_device_routes(api: APIRouter, services: DeviceServices) -> None:
+    @api.get("/devices/{device_id}")
     def show(device_id: str) -> DeviceView:
         """One device, to itself or to the operator."""
         return _view(services.registry, services.registry.device(device_id))
 
-    @api.get("/devices/{device_id}/assignment", dependencies=itself)
+    @api.get("/devices/{device_id}/assignment")
     def assignment(device_id: str) -> Assignment:
         """The bundle to run."""
         bundle = services.assign(services.registry.device(device_id))
@@ -224,19 +288,19 @@ def _add_device_routes(api: APIRouter, services: DeviceServices, access: Access)
             raise UnknownModelError(f"device {device_id}: no bundle for it is published yet")
         return Assignment(bundle=bundle)
 
-    @api.get("/devices/{device_id}/connection", dependencies=itself)
+    @api.get("/devices/{device_id}/connection")
     def connection() -> BrokerLocation:
         """The broker's URL and limits."""
         return BrokerLocation(broker=dict(services.broker_address()))
 
-    @api.put("/devices/{device_id}/profile", dependencies=itself)
+    @api.put("/devices/{device_id}/profile")
     def update_profile(device_id: str, profile: dict[str, Any]) -> DeviceView:
         """Replace the device's profile."""
         return _view(
             services.registry, services.registry.update_profile(device_id, _profile(profile))
         )
 
-    @api.put("/devices/{device_id}/update", status_code=204, dependencies=itself)
+    @api.put("/devices/{device_id}/update", status_code=204)
     def report_update(device_id: str, report: UpdateReport) -> None:
         """Note the bundle that the device runs after an update, and the one that it refused."""
         running, bundle = _bundle(report.running), _bundle(report.bundle)
@@ -247,23 +311,33 @@ def _add_device_routes(api: APIRouter, services: DeviceServices, access: Access)
         reports.note_update(device_id, running, bundle, report.reason)
         logger.warning("device=%s refused %s", device_id, bundle)
 
-    @api.post("/link/echo", response_class=Response, dependencies=[Depends(access.anyone)])
+
+def _add_link_routes(api: APIRouter) -> None:
+    @api.post("/link/echo", response_class=Response)
     async def echo(request: Request) -> Response:
         """Return the same bytes, at most 1 MB, with which a device measures its link."""
         body = await read_body(request, ECHO_BYTES)
         return Response(body, media_type="application/octet-stream")
 
 
-def _add_operator_routes(api: APIRouter, services: DeviceServices, access: Access) -> None:
-    operator = [Depends(access.operator)]
-
-    @api.get("/devices", dependencies=operator)
-    def listed(fleet: str | None = None) -> DeviceList:
-        """All devices, or those of one fleet, including revoked ones."""
-        found = services.registry.devices(fleet)
+def _add_operator_routes(api: APIRouter, services: DeviceServices) -> None:
+    @api.get("/devices")
+    def listed(fleet: str | None = None, tag: str | None = None) -> DeviceList:
+        """All devices, those of one fleet, or those with a tag, including revoked ones."""
+        found = tagged(services.registry.devices(fleet), tag)
         return DeviceList(devices=_views(services.registry, found))
 
-    @api.post("/devices/{device_id}/revoke", dependencies=operator)
+    @api.put("/devices/{device_id}/tags")
+    def tag(device_id: str, body: TagList) -> TagList:
+        """Give a device exactly these tags."""
+        return TagList(tags=list(services.registry.tags.replace(device_id, body.tags)))
+
+    @api.put("/devices/{device_id}/title")
+    def rename(device_id: str, body: Title) -> Title:
+        """Give a device a title, or take it away."""
+        return Title(title=services.registry.titles.give(device_id, body.title or ""))
+
+    @api.post("/devices/{device_id}/revoke")
     def revoke(device_id: str) -> DeviceView:
         """Revoke a device and cut its connections; a second call cuts them again."""
         device = services.registry.revoke(device_id)
@@ -271,25 +345,40 @@ def _add_operator_routes(api: APIRouter, services: DeviceServices, access: Acces
         logger.info("device=%s revoked", device.id)
         return _view(services.registry, device)
 
-    @api.post("/devices/{device_id}/command", status_code=202, dependencies=operator)
-    def command(device_id: str, body: Command) -> DeviceView:
-        """Send a device a command over MQTT; it is lost if the device is not connected."""
+    @api.post("/devices/{device_id}/command", status_code=202)
+    def command(device_id: str, body: Command, request: Request) -> DeviceView:
+        """Send a device a command over MQTT; it is lost if the device is not connected.
+
+        A key of scope train may send the invitation to train, and nothing else.
+        """
+        login = login_of(request)
+        if body.op != INVITATION and login is not None and not login.has("operate"):
+            raise ForbiddenError(f"a key of scope train may send {INVITATION} only, not {body.op}")
         device = services.registry.device(device_id)
-        if device.revoked_at is not None:
-            raise ForbiddenError(f"device {device_id} is revoked, so it gets no command")
+        if not device.active:
+            why = "waits for approval" if device.revoked_at is None else "is revoked"
+            raise ForbiddenError(f"device {device_id} {why}, so it gets no command")
         if not services.command(device, body.model_dump()):
             raise NotReadyError("the broker takes no command now: it is away, or its queue is full")
+        services.registry.trail.record(OPERATOR, "device.command", f"{device_id} {body.op}")
         return _view(services.registry, device)
 
-    @api.post("/tokens", status_code=201, dependencies=operator)
+    @api.post("/tokens", status_code=201)
     def create_token(body: TokenRequest) -> NewToken:
-        """Make an enrolment token."""
-        secret = services.registry.create_token(body.fleet, body.ttl_s, body.note)
-        token = token_text(secret, services.root_bytes())
-        return NewToken(token=token, fleet=body.fleet, ttl_s=body.ttl_s)
+        """Make enrolment tokens: `count` for new devices, or one for a `device` that comes back."""
+        root = services.root_bytes()  # it may fail, and comes before the tokens for that reason
+        secrets = services.registry.create_tokens(
+            body.count, body.fleet, body.ttl_s, body.note, approve=body.approve, device=body.device
+        )
+        made = [token_text(secret, root) for secret in secrets]
+        back = None if body.device is None else services.registry.device(body.device)
+        fleet = (body.fleet or "default") if back is None else back.fleet
+        return NewToken(token=made[0], tokens=made, fleet=fleet, ttl_s=body.ttl_s)
 
 
-def _let_in(services: DeviceServices, device: Device, credential: str, token: str) -> None:
+def _let_in(
+    services: DeviceServices, device: Device, credential: str, token: str, before: Device | None
+) -> None:
     """Let a new device log in at the broker: only now is its credential known in full.
 
     Raises: NotReadyError if the broker did not take the device; the token can be used again.
@@ -298,7 +387,7 @@ def _let_in(services: DeviceServices, device: Device, credential: str, token: st
         services.admit(device, credential)
     except Exception as err:
         logger.exception("device=%s not enrolled: the broker did not take it", device.id)
-        services.registry.undo_enrolment(device, token)
+        services.registry.undo_enrolment(device, token, before)
         raise NotReadyError(
             "the broker takes no new devices now, so this one is not enrolled; the token is still "
             "valid: try again when the broker is back"
@@ -318,9 +407,16 @@ def _first_bundle(services: DeviceServices, device: Device) -> str | None:
 def _profile(data: Mapping[str, Any]) -> dict[str, Any]:
     # a device's bad profile would otherwise stop the allocation of its whole fleet
     try:
-        return DeviceProfile.from_dict(data).to_dict()
+        profile = DeviceProfile.from_dict(data).to_dict()
     except InvalidProfileError as err:
         raise BadRequestError(str(err)) from err
+    for field, value in profile.items():
+        if isinstance(value, str) and not value.isprintable():  # people read it in lists and pages
+            raise BadRequestError(
+                f"profile: {field}: expected a text without line breaks and control characters, got"
+                f" {value!r}; give it another one on the device"
+            )
+    return profile
 
 
 def _bundle(name: str | None) -> str | None:

@@ -1,6 +1,7 @@
 """Answers to failures: always JSON, always `{"error": one line}`.
 
-ServerError             its own status; OverloadedError adds Retry-After
+ServerError             its own status, and Retry-After where trying again helps
+LinkError               503: the broker does not answer
 FrameTooLargeError      413
 FrameError              400
 RequestValidationError  400, the first fault by name; never the value sent
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from typing import Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,21 +22,38 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from edge_sdk.errors import FrameError, FrameTooLargeError
+from edge_sdk.errors import FrameError, FrameTooLargeError, LinkError
 from edge_sdk.service.messages import error_line
-from server.errors import OverloadedError, ServerError
+from server.audit.requests import REFUSED
+from server.errors import ServerError
 
 logger = logging.getLogger(__name__)
 
 
 def install(app: FastAPI) -> None:
     """Make `app` answer every failure in this way."""
-    app.add_exception_handler(ServerError, _server_error)
-    app.add_exception_handler(FrameError, _frame_error)
+    for kind in ANSWERED:
+        app.add_exception_handler(kind, _answered)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_exception)
-    app.add_exception_handler(ClientDisconnect, _disconnect)
     app.add_exception_handler(Exception, _surprise)
+
+
+# what a request may fail with by itself, answered by `error_answer`
+ANSWERED: Final = (ServerError, LinkError, FrameError, ClientDisconnect)
+
+
+def error_answer(request: Request, error: Exception) -> JSONResponse:
+    """The answer to a request that failed with one of `ANSWERED`."""
+    if isinstance(error, ServerError):
+        return answer_to(request, error)
+    if isinstance(error, LinkError):
+        logger.warning("the broker was not told: %s", error)
+        text = "the broker does not answer now, so it is not told yet; try again"
+        return error_response(503, text, {"Retry-After": "1"})
+    if isinstance(error, FrameError):
+        return error_response(413 if isinstance(error, FrameTooLargeError) else 400, str(error))
+    return error_response(400, "the client disconnected before its request was read")
 
 
 def error_response(
@@ -44,17 +63,18 @@ def error_response(
     return JSONResponse({"error": error_line(text)}, status_code=status, headers=headers)
 
 
-async def _server_error(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ServerError)
+def answer_to(request: Request, error: ServerError) -> JSONResponse:
+    """The answer to a request that the server refuses; its reason goes to the audit log too."""
+    setattr(request.state, REFUSED, str(error))  # for the audit log
     headers = None
-    if isinstance(error, OverloadedError):
+    if error.retry_after_s is not None:
         # the header counts whole seconds, and 0 would mean "now"
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     return error_response(error.status, str(error), headers)
 
 
-async def _frame_error(_request: Request, error: Exception) -> JSONResponse:
-    return error_response(413 if isinstance(error, FrameTooLargeError) else 400, str(error))
+async def _answered(request: Request, error: Exception) -> JSONResponse:
+    return error_answer(request, error)
 
 
 async def _validation_error(_request: Request, error: Exception) -> JSONResponse:
@@ -69,10 +89,6 @@ async def _validation_error(_request: Request, error: Exception) -> JSONResponse
 async def _http_exception(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     return error_response(error.status_code, str(error.detail), error.headers)
-
-
-async def _disconnect(_request: Request, _error: Exception) -> JSONResponse:
-    return error_response(400, "the client disconnected before its request was read")
 
 
 async def _surprise(request: Request, error: Exception) -> JSONResponse:

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
+from server.backend.models import ModelStore
 from server.deployment.overview import version_states
 from server.deployment.removal import ModelRemoval
-from server.registry.artifacts import ArtifactRepository
 from server.registry.catalogue import MAX_VERSION
 from server.registry.records import FleetModel, ModelVersion
-from server.routes.authentication import Access, CredentialStore
-from server.routes.bodies import BoundedRoute
+from server.routes.authentication import Presence
+from server.routes.turns import RegistryRoute
 from server.settings import ServerSettings
+from server.signing.artifacts import ArtifactRepository
 
 
-class ModelServices(CredentialStore, Protocol):
+class ModelServices(Presence, Protocol):
     """The part of the server that these routes need; called from several threads at once."""
 
     @property
@@ -30,6 +31,10 @@ class ModelServices(CredentialStore, Protocol):
     @property
     def settings(self) -> ServerSettings:
         """The state folder."""
+
+    @property
+    def models(self) -> ModelStore:
+        """The models that are served."""
 
 
 class RefusalView(BaseModel):
@@ -69,11 +74,20 @@ class FleetView(BaseModel):
     assigned: bool
 
 
+class NotLoadedView(BaseModel):
+    """A version on the disk that is not served, because it cannot be loaded, and why."""
+
+    model: str
+    version: str
+    why: str
+
+
 class Overview(BaseModel):
-    """All versions and all fleets."""
+    """All versions and all fleets, and what could not be loaded."""
 
     models: list[VersionView]
     fleets: list[FleetView]
+    not_loaded: list[NotLoadedView]
 
 
 class FleetAssignment(BaseModel):
@@ -100,10 +114,7 @@ class Removal(BaseModel):
 
 def router(services: ModelServices) -> APIRouter:
     """The routes over `services`."""
-    operator = [Depends(Access(services).operator)]
-    api = APIRouter(
-        prefix="/api/v1", route_class=BoundedRoute, tags=["models"], dependencies=operator
-    )
+    api = APIRouter(prefix="/api/v1", route_class=RegistryRoute, tags=["models"])
     _add_models(api, services)
     _add_fleets(api, services)
     return api
@@ -121,6 +132,10 @@ def _add_models(api: APIRouter, services: ModelServices) -> None:
         return Overview(
             models=[VersionView.model_validate(one) for one in version_states(services.registry)],
             fleets=[FleetView.model_validate(one) for one in catalogue.fleets()],
+            not_loaded=[
+                NotLoadedView(model=model, version=version, why=why)
+                for (model, version), why in services.models.broken().items()
+            ],
         )
 
     @api.post("/models/{name}/versions/{version}/activate")

@@ -12,14 +12,19 @@ from edge_sdk.mqtt import BrokerAddress, Message
 
 
 class Mosquitto:
-    """A Mosquitto without logins, on one port over restarts."""
+    """A Mosquitto without logins, on one port over restarts.
 
-    def __init__(self, folder: Path, port: int) -> None:
+    Args:
+        more: lines of its configuration.
+    """
+
+    def __init__(self, folder: Path, port: int, more: str = "") -> None:
         self.address = BrokerAddress("127.0.0.1", port)
         self.log = folder / "mosquitto.log"
         self._config = folder / "mosquitto.conf"
         self._config.write_text(
             f"listener {port} 127.0.0.1\nallow_anonymous true\nlog_dest stderr\nlog_type all\n"
+            + more
         )
         self._process: subprocess.Popen[bytes] | None = None
 

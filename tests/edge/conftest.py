@@ -6,18 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from tests.edge.brokers import Mosquitto
 from tests.edge.digits import Digits, export_digits
 from tests.edge.fault_proxy import FaultProxy
 from tests.edge.fleet import Fleet
-
-
-@pytest.fixture(scope="session")
-def thorough() -> bool:
-    """Whether this run is `make faults`, which leaves nothing out."""
-    return settings.get_current_profile_name() == "faults"
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -19,15 +20,20 @@ from server.tokens import create_token
 
 
 class Fleet:
-    """A real server as a process, and devices enrolled at it."""
+    """A real server as a process, and devices enrolled at it.
 
-    def __init__(self, folder: Path, models: Path) -> None:
+    Args:
+        options: further options of `splitedge server run`.
+    """
+
+    def __init__(self, folder: Path, models: Path, options: Sequence[str] = ()) -> None:
         shutil.copytree(models, folder / "server" / "models")
         self.state = folder / "server"
         self._devices = folder / "devices"
         self._installed = folder / "installed"
         self._server = ServerProcess(self.state)
-        self._server.start(("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0"))
+        free = ("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0")
+        self._server.start((*free, *options))
 
     @property
     def pid(self) -> int:

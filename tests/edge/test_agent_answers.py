@@ -140,7 +140,7 @@ def test_predict_many_has_several_queries_under_way(fleet: Fleet, digits: Digits
     with EdgeAgent.open(fleet.device("pipelined"), settings) as agent:
         agent.predict(digits.x[0])
         assert agent._offloader is not None
-        under_way = agent._offloader._pending
+        under_way = agent._offloader._open
         seen = []
 
         def inputs() -> Iterator[Array]:
@@ -191,7 +191,7 @@ def test_a_stream_left_early_leaves_no_query_behind(hybrid: EdgeAgent, digits: D
     assert hasattr(stream, "close")
     stream.close()
     assert hybrid._offloader is not None
-    assert not hybrid._offloader._pending
+    assert not hybrid._offloader._open
 
 
 def test_several_threads_get_their_own_answers(hybrid: EdgeAgent, digits: Digits) -> None:
@@ -204,6 +204,7 @@ def test_several_threads_get_their_own_answers(hybrid: EdgeAgent, digits: Digits
 
 
 def test_a_frame_above_the_broker_s_limit_goes_over_http(fleet: Fleet, digits: Digits) -> None:
+    """FAULTS row 16."""
     settings = AgentSettings(threshold=NEVER_EXIT, deadline_s=5.0, codec="fp32")
     # every query is above 200 bytes, a probe below
     with EdgeAgent.open(fleet.device("narrow", max_packet_bytes=200), settings) as agent:

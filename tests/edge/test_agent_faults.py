@@ -62,8 +62,13 @@ def timed(agent: EdgeAgent, x: Any) -> tuple[Prediction, float]:
 
 
 def test_a_black_hole_costs_one_deadline_then_nothing_and_ends(
-    served: Callable[..., EdgeAgent], proxy: FaultProxy, digits: Digits, thorough: bool
+    served: Callable[..., EdgeAgent],
+    proxy: FaultProxy,
+    digits: Digits,
+    thorough: bool,
+    reached: Callable[..., None],
 ) -> None:
+    """FAULTS row 1: the link goes dark in the middle of an offload; 1,000 times in full."""
     agent = served("hole")
     folder = digits.models / "digits" / "1" / "bundles" / "d2"
     with EdgeAgent.from_bundle(folder) as alone:
@@ -73,9 +78,19 @@ def test_a_black_hole_costs_one_deadline_then_nothing_and_ends(
     assert (first.source, first.reason) == ("fallback", "no reply within the deadline")
     assert first.label == digits.exit_logits[0].argmax()
     assert DEADLINE_S <= first_s <= DEADLINE_S + GRACE_S
-    later = [timed(agent, digits.x[i % 200]) for i in range(1000 if thorough else 60)]
+    later = [timed(agent, digits.x[i % 200]) for i in range(999 if thorough else 60)]
+    slowest_s = max(seconds for _, seconds in later)
+    reached(
+        "black-hole",
+        f"{1 + len(later)} of {1 + len(later)} answered; the first in {first_s:.3f} s of"
+        f" {DEADLINE_S + GRACE_S:.2f}, the slowest of the others {1e3 * (slowest_s - local_s):.1f}"
+        " ms after a local answer",
+        first_s=first_s,
+        slowest_s=slowest_s,
+        local_s=local_s,
+    )
     assert {answer.source for answer, _ in later} == {"fallback"}
-    assert max(seconds for _, seconds in later) < local_s + 0.05
+    assert slowest_s < local_s + 0.05
     # beyond the local answer: a refusal, and another record
     assert statistics.median(seconds for _, seconds in later) < local_s + 0.0005
     assert agent.status().presence == "away"
@@ -87,6 +102,7 @@ def test_a_black_hole_costs_one_deadline_then_nothing_and_ends(
 def test_a_stopped_server_is_like_a_black_hole(
     fleet: Fleet, served: Callable[..., EdgeAgent], digits: Digits
 ) -> None:
+    """FAULTS row 1."""
     agent = served("stopped")
     os.kill(fleet.pid, signal.SIGSTOP)  # the broker, its child, goes on
     try:
@@ -102,6 +118,7 @@ def test_a_stopped_server_is_like_a_black_hole(
 def test_a_reset_in_mid_offload_falls_back_before_the_deadline(
     fleet: Fleet, served: Callable[..., EdgeAgent], proxy: FaultProxy, digits: Digits
 ) -> None:
+    """FAULTS row 1."""
     agent = served("reset")
     proxy.latency_s = 0.2
     threading.Timer(0.1, proxy.reset).start()
@@ -178,6 +195,7 @@ def test_late_settled_queries_of_a_stream_have_a_deadline_each(
 def test_the_second_agent_on_a_state_folder_is_told_who_has_it(
     fleet: Fleet, digits: Digits
 ) -> None:
+    """FAULTS row 30."""
     state = fleet.device("twice")
     with EdgeAgent.open(state, settings()) as agent:
         with pytest.raises(StateInUseError, match=f"process {os.getpid()} already runs as agent"):

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.install
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("edge_sdk", "exporters", "profiles", "server")
 OF_THE_CHECKOUT = ("benchmarks", "tests")  # so general that they would hide a user's own
-SERVER_ONLY = ("torch", "fastapi", "sqlalchemy", "uvicorn", "amqtt", "onnx", "sklearn", "alembic")
+SERVER_ONLY = ("torch", "fastapi", "sqlalchemy", "uvicorn", "onnx", "sklearn", "alembic")
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,7 @@ def test_device_needs_the_base_install_only(
         assert [row["source"] for row in rows] == [source] * 3
 
 
+@pytest.mark.deadline
 @pytest.mark.parametrize(
     ("words", "extra"),
     [
@@ -128,6 +129,7 @@ def test_device_needs_the_base_install_only(
             ("export", "--backbone=tiny", "--weights=w", "--data=digits", "--out=o", "--name=n"),
             "server",
         ),
+        (("agent", "train", "--data", "digits"), "train"),
         (("agent", "run", "--serve", "127.0.0.1:0"), "serve"),
     ],
 )

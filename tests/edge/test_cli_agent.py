@@ -5,24 +5,25 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
 
+from edge_sdk.agent import EdgeAgent
 from edge_sdk.bundles.personal_weights import PersonalWeights
 from edge_sdk.bundles.store import BundleStore
-from edge_sdk.cli.main import main
 from edge_sdk.errors import ConfigurationError, InputError
 from edge_sdk.manifest import BundleManifest, TensorSpec
 from edge_sdk.nets import build
@@ -36,52 +37,13 @@ from server.tokens import create_token
 from server.training.fleet.settings import TrainerSettings
 from server.training.fleet.trainer import train
 from server.training.recipe.recipe import read_recipe
+from tests.commands import Splitedge
+from tests.waiting import wait_until
 
 SPEC = TensorSpec("float32", (1, 8, 8))
 SAMPLES: Array = np.random.default_rng(7).integers(0, 17, (5, 1, 8, 8)).astype(np.float32)
 NEVER = ("--threshold", "-1")  # below every entropy: nothing exits on the device
 PROFILE = ("--profile", "raspberry-pi-4")  # measuring takes seconds
-
-
-@dataclass(frozen=True)
-class Called:
-    """Result of a command."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def refusal(self) -> str:
-        """Its one line on stderr."""
-        assert (self.status, self.out) == (1, "")
-        assert self.err.startswith("error: ")
-        assert self.err.endswith("\n")
-        assert self.err.count("\n") == 1
-        return self.err
-
-    @property
-    def json(self) -> Any:
-        """Its stdout, which is JSON and nothing else."""
-        assert self.status == 0, self.err
-        return json.loads(self.out)
-
-
-Splitedge = Callable[..., Called]
-
-
-@pytest.fixture
-def splitedge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Splitedge:
-    """Runs the command line in this process: `splitedge("agent", "status", "--json")`."""
-
-    def call(*words: object) -> Called:
-        monkeypatch.setattr(sys, "argv", ["splitedge", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        code = left.value.code
-        return Called(code if isinstance(code, int) else 0, *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +258,7 @@ def test_no_file_is_refused_in_one_line(
 
 
 def test_pickle_is_refused_and_never_run(pi: Path, tmp_path: Path, splitedge: Splitedge) -> None:
+    """FAULTS row 29."""
     touched = tmp_path / "touched"
     objects = np.empty(1, object)
     objects[0] = Canary(touched)
@@ -370,6 +333,65 @@ def test_address_without_a_scheme_is_refused_before_the_token_is_spent(
     assert splitedge(*enroll, "--server", http).json["bundle"] == "bench-tiny/1/d2"
 
 
+def test_status_tells_the_server_from_its_broker(
+    pi: Path, server: tuple[str, Path], free_port: int, tmp_path: Path, splitedge: Splitedge
+) -> None:
+    def status() -> dict[str, Any]:
+        fields: dict[str, Any] = splitedge("agent", "status", "--state", copy, "--json").json
+        return fields
+
+    copy = tmp_path / "pi"
+    shutil.copytree(pi, copy, symlinks=True, ignore=shutil.ignore_patterns("*.sock"))
+    well = status()
+    assert (well["server_answers"], well["broker_answers"]) == (True, True)
+
+    # the API answers, and the broker does not: it is stopped for a moment
+    addresses = json.loads((server[1] / "addresses.json").read_text())
+    (broker,) = listening_at(int(addresses["mqtt"].rpartition(":")[2]))
+    broker.suspend()
+    try:
+        silent = status()
+    finally:
+        broker.resume()
+    assert (silent["server_answers"], silent["broker_answers"]) == (True, False)
+    assert silent["broker_why_not"].startswith(f"no broker at {well['broker']} after 3 s")
+
+    # the broker answers, and the API does not
+    identity = json.loads((copy / "agent.json").read_text())
+    elsewhere = identity | {"server": f"http://127.0.0.1:{free_port}"}
+    (copy / "agent.json").write_text(json.dumps(elsewhere))
+    away = status()
+    assert (away["server_answers"], away["broker_answers"]) == (False, True)
+    assert "is the server running?" in away["why_not"]
+
+    # a credential that was replaced: the broker says no, and is there
+    wrong = identity | {"credential": identity["credential"][::-1]}
+    (copy / "agent.json").write_text(json.dumps(wrong))
+    refused = status()
+    assert (refused["server_answers"], refused["broker_answers"]) == (False, False)
+    assert "Not authorized" in refused["broker_why_not"]
+
+
+@pytest.mark.deadline
+def test_asking_for_the_broker_leaves_a_running_agent_its_connection(
+    pi: Path, splitedge: Splitedge
+) -> None:
+    with EdgeAgent.open(pi) as agent:
+        wait_until(lambda: agent.predict(SAMPLES[0], threshold=-1.0).source == "server", lambda: "")
+        assert splitedge("agent", "status", "--state", pi, "--json").json["broker_answers"]
+        assert agent.predict(SAMPLES[0], threshold=-1.0).source == "server"
+        assert agent.status().why_away == ""
+
+
+def listening_at(port: int) -> list[psutil.Process]:
+    """The processes that listen at a port of this machine."""
+    return [
+        psutil.Process(each.pid)
+        for each in psutil.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN and each.pid and each.laddr and each.laddr.port == port
+    ]
+
+
 @pytest.mark.parametrize("command", [("predict", "x.npy"), ("run",), ("status",), ("update",)])
 def test_device_that_is_not_enrolled_is_told_how(
     command: tuple[str, ...], tmp_path: Path, splitedge: Splitedge
@@ -398,6 +420,7 @@ def test_update_fetches_what_is_assigned_and_says_it(pi: Path, splitedge: Splite
     assert "pi-1: bench-tiny/1/d2" in splitedge("agent", "update", "--state", pi).out
 
 
+@pytest.mark.deadline
 def test_running_agent_keeps_its_state_to_itself_and_ends_well(
     pi: Path, tmp_path: Path, splitedge: Splitedge
 ) -> None:
@@ -436,6 +459,7 @@ def test_running_agent_keeps_its_state_to_itself_and_ends_well(
     assert splitedge("agent", "status", "--state", pi, "--json").json["agent"] is None
 
 
+@pytest.mark.deadline
 def test_running_agent_trains_when_it_is_invited(
     server: tuple[str, Path], pi: Path, tmp_path: Path, splitedge: Splitedge
 ) -> None:
@@ -515,6 +539,7 @@ def test_samples_are_read_in_a_process_of_their_own() -> None:
     assert check_data("digits").endswith("1,294 train, 144 held-out, 359 test")
 
 
+@pytest.mark.deadline
 @pytest.mark.parametrize("place", [0, 4])
 def test_debug_shows_the_traceback_wherever_it_is_put(
     place: int, tmp_path: Path, splitedge: Splitedge
@@ -572,3 +597,11 @@ def test_profile_of_the_bundle_needs_one(tmp_path: Path, splitedge: Splitedge) -
     assert "splitedge agent update" in refusal
     both = ("--bundle", "--reference", "raspberry-pi-5")
     assert "without --reference" in splitedge("agent", "profile", *both).refusal
+
+
+@pytest.mark.parametrize("words", [("list",), ("lift", "3fa9c1")])
+def test_quarantine_of_a_folder_without_a_device_is_refused(
+    words: tuple[str, ...], tmp_path: Path, splitedge: Splitedge
+) -> None:
+    called = splitedge("agent", "quarantine", *words, "--state", tmp_path / "nodev")
+    assert "splitedge agent enroll" in called.refusal

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "fastapi", "sqlalchemy", "tuf", "typer", "onnx", "amqtt", "uvicorn")
+HEAVY = ("torch", "fastapi", "sqlalchemy", "tuf", "typer", "onnx", "uvicorn")
 
 
 @pytest.mark.parametrize("package", ["profiles", "edge_sdk", "edge_sdk.agent"])

@@ -163,7 +163,9 @@ class Refuser:
         self._thread.join()
 
 
+@pytest.mark.deadline
 def test_a_fleet_comes_back_within_seconds_and_not_all_in_one_instant() -> None:
+    """FAULTS row 7."""
     refusers = [Refuser() for _ in range(5)]
     links = [MqttLink(refuser.address, client_id="pi-1") for refuser in refusers]
     for link in links:
@@ -187,6 +189,7 @@ def test_a_fleet_comes_back_within_seconds_and_not_all_in_one_instant() -> None:
 def test_a_payload_above_the_limit_is_refused_before_it_is_sent(
     mosquitto: Mosquitto, link_to: Callable[..., MqttLink]
 ) -> None:
+    """FAULTS row 16."""
     inbox = Inbox()
     link = link_to(mosquitto.address, "pi-1", {QUERY: inbox}, max_packet_bytes=1000)
     with pytest.raises(FrameTooLargeError, match=r"at most 1000 bytes.*got 1001"):
@@ -208,6 +211,7 @@ def test_without_a_broker_nothing_is_kept_and_the_reason_is_told(free_port: int)
     link.stop()  # again is fine
 
 
+@pytest.mark.deadline
 @pytest.mark.parametrize(
     ("url", "reason"),
     [

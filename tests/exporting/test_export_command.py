@@ -122,6 +122,7 @@ def test_mistakes_are_told_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.deadline
 def test_help_shows_an_example_without_loading_torch() -> None:
     code = (
         "import sys\n"

@@ -111,6 +111,7 @@ def test_other_samples_than_the_scored_ones_are_told(runs: Path, tmp_path: Path)
     assert "Next: " in run.stdout
 
 
+@pytest.mark.deadline
 def test_a_run_of_an_own_network_is_rebuilt_from_its_record(
     tmp_path: Path,
 ) -> None:

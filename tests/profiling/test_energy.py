@@ -14,19 +14,10 @@ import pytest
 from profiles.energy import EnergyMeter, PowerModel, reference_power
 from profiles.errors import InvalidProfileError
 from profiles.reference import reference_names
+from tests.clock import Clock
 
 MODEL = PowerModel(idle_w=2.0, busy_w=6.0, source="the test")
 RANGE_UJ = 262_143_328_850
-
-
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def zone(root: Path, entry: str, name: str, energy_uj: int) -> Path:
@@ -56,13 +47,13 @@ def test_rapl_adds_packages_and_their_memory_only(tmp_path: Path) -> None:
     core = zone(tmp_path, "intel-rapl:0:0", "core", 0)  # inside the package
     psys = zone(tmp_path, "intel-rapl:1", "psys", 0)  # around it
     zone(tmp_path, "intel-rapl-mmio:0", "package-0", 0)  # the same once more
-    clock = Clock()
+    clock = Clock(100.0)
     with EnergyMeter(root=tmp_path, clock=clock, declared=MODEL) as meter:
         package.write_text("12000000\n")
         memory.write_text("1500000\n")
         core.write_text("9000000\n")
         psys.write_text("9000000\n")
-        clock.now_s += 3
+        clock.now += 3
         reading = meter.read()
     assert (reading.joules, reading.seconds, reading.source) == (7.5, 3, "rapl")
     assert reading.detail == "package-0, dram"
@@ -81,12 +72,12 @@ def test_a_counter_that_begins_again_is_followed(tmp_path: Path) -> None:
 
 def test_a_jetson_is_read_at_its_input(tmp_path: Path) -> None:
     rails = {"VDD_IN": (5000, 1000), "VDD_CPU_GPU_CV": (5000, 300), "VDD_SOC": (5000, 200)}
-    folder, clock = hwmon(tmp_path, rails), Clock()
+    folder, clock = hwmon(tmp_path, rails), Clock(100.0)
     meter = EnergyMeter(root=tmp_path, clock=clock, declared=MODEL)
     assert meter.source == "ina"
     meter.start()
     (folder / "curr1_input").write_text("2000")  # 5 W, now 10 W
-    clock.now_s += 2
+    clock.now += 2
     reading = meter.stop()
     # the meter's own thread may have looked before the clock moved: then all 2 s were at 10 W
     assert reading.joules in (pytest.approx(15), pytest.approx(20))
@@ -97,9 +88,9 @@ def test_rails_without_an_input_are_added_up(tmp_path: Path) -> None:
     folder = hwmon(tmp_path, {"VDD_GPU_SOC": (20_000, 100), "NC": (1, 1), "VIN_SYS": (5000, 600)})
     (folder.parent / "hwmon0").mkdir()
     (folder.parent / "hwmon0/name").write_text("thermal\n")
-    clock = Clock()
+    clock = Clock(100.0)
     with EnergyMeter(root=tmp_path, clock=clock) as meter:
-        clock.now_s += 4
+        clock.now += 4
         reading = meter.read()
     assert reading.joules == pytest.approx(4 * (2 + 3))
     assert reading.detail == "VDD_GPU_SOC, VIN_SYS"
@@ -111,17 +102,17 @@ def test_an_older_jetson_has_iio_files(tmp_path: Path) -> None:
     for channel, (label, milliwatts) in enumerate({"POM_5V_IN": 2500, "POM_5V_GPU": 400}.items()):
         (folder / f"rail_name_{channel}").write_text(f"{label}\n")
         (folder / f"in_power{channel}_input").write_text(f"{milliwatts}\n")
-    clock = Clock()
+    clock = Clock(100.0)
     with EnergyMeter(root=tmp_path, clock=clock) as meter:
-        clock.now_s += 2
+        clock.now += 2
         assert meter.read().joules == pytest.approx(5)
 
 
 def test_a_declared_model_is_fed_with_the_share_of_busy_cores(tmp_path: Path) -> None:
-    clock, cpu = Clock(), Clock()
+    clock, cpu = Clock(100.0), Clock(100.0)
     with EnergyMeter(root=tmp_path, declared=MODEL, clock=clock, cpu_clock=cpu) as meter:
-        clock.now_s += 10
-        cpu.now_s += 10 * (os.cpu_count() or 1) / 4  # a quarter of all cores
+        clock.now += 10
+        cpu.now += 10 * (os.cpu_count() or 1) / 4  # a quarter of all cores
         reading = meter.read()
     assert reading.joules == pytest.approx(10 * (2 + 0.25 * 4))
     assert reading.source == "declared"
@@ -179,13 +170,13 @@ def test_the_meter_looks_by_itself_between_readings(tmp_path: Path) -> None:
 
 def test_a_stopped_meter_keeps_its_reading_and_no_thread(tmp_path: Path) -> None:
     hwmon(tmp_path, {"VDD_IN": (5000, 1000)})
-    clock = Clock()
+    clock = Clock(100.0)
     meter = EnergyMeter(root=tmp_path, clock=clock)
     for seconds in (1, 3):  # started again, it counts from 0
         meter.start()
-        clock.now_s += seconds
+        clock.now += seconds
         reading = meter.stop()
-        clock.now_s += 50
+        clock.now += 50
         assert meter.read() is reading
         assert reading.joules == pytest.approx(5 * seconds)
     assert not any(thread.name == "energy" for thread in threading.enumerate())

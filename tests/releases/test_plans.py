@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from tests.releases.conftest import Release
 
 # Methods that ask for something new of their clients, and the keys of a plan that say it.
-NEWER = {"besplit": "distil: unknown averaged, evidence; update this device"}
+NEWER = {
+    "besplit": "distil: unknown averaged, evidence; update this device",
+    "feddyn": "part: unknown dynamic; update this device",
+    "fedlc": "part: unknown calibration; update this device",
+    "fedper": "part: unknown own_head; update this device",
+    "ditto": "part: unknown own_network; update this device",
+}
 READ = """
 import json, sys
 from edge_sdk.errors import ConfigurationError

@@ -31,6 +31,7 @@ from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import Query, Reply, pack_query, read_reply
 from edge_sdk.wire.topics import Kind, Topic
 from exporters.model import export_model
+from tests.serving.postgresql import PostgreSql, running_postgresql
 from tests.waiting import is_listening, wait_until
 
 Array = NDArray[Any]
@@ -68,12 +69,19 @@ class Exported:
         return ModelManifest.load(self.folder)
 
     def install(
-        self, models: Path, *, name: str = "digits", version: int = 1, bad: bool = False
+        self,
+        models: Path,
+        *,
+        name: str = "digits",
+        version: int = 1,
+        bad: bool = False,
+        threshold: float | None = None,
     ) -> Path:
         """Put a copy under `models` in one rename, as an export does; returns its folder.
 
         Args:
             name, version: of the copy. bad: put a graph into its bundles that does not load.
+            threshold: of the bundles' gate, in place of the measured one.
         """
         target = models / name / str(version)
         work = target.with_name(f".{version}-copy")
@@ -83,6 +91,8 @@ class Exported:
         for variant in model.variants:
             folder = work / "bundles" / variant
             bundle = replace(BundleManifest.load(folder), bundle=f"{name}/{version}/{variant}")
+            if threshold is not None:
+                bundle = replace(bundle, gate=replace(bundle.gate, threshold=threshold))
             (folder / "manifest.json").write_bytes(bundle.to_json())
             if bad:
                 (folder / "exit.onnx").write_bytes(b"no graph")
@@ -221,6 +231,25 @@ def mosquitto() -> Iterator[BrokerAddress]:
             process.wait(10)
 
 
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSql]:
+    """A real PostgreSQL. The tests fail if it is not installed."""
+    with running_postgresql() as instance:
+        yield instance
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def registry_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty registry, on each kind of database."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/registry.db"
+        return
+    instance: PostgreSql = request.getfixturevalue("postgresql")
+    name = instance.new_database()
+    yield instance.url(name)
+    instance.drop(name)
+
+
 class ServerRun:
     """`splitedge server run` as a process of its own.
 
@@ -243,15 +272,21 @@ class ServerRun:
 
     def wait_ready(self) -> ServerRun:
         """Wait for its one line that says where it listens."""
-        assert self.process.stdout is not None
-        timer = threading.Timer(START_S, self.process.kill)
-        timer.start()
-        words = self.process.stdout.readline().split()
-        timer.cancel()
+        words = self.read_line().split()
         assert "(API)," in words, self.stderr
         self.http = words[words.index("(API),") - 1]
         self.mqtt = BrokerAddress.parse(words[words.index("(broker),") - 1])
         return self
+
+    def read_line(self) -> str:
+        """The next line that it prints; it is killed if none comes."""
+        assert self.process.stdout is not None
+        timer = threading.Timer(START_S, self.process.kill)
+        timer.start()
+        try:
+            return self.process.stdout.readline()
+        finally:
+            timer.cancel()
 
     @property
     def stderr(self) -> str:

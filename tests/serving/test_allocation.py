@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from profiles import load_reference
 from profiles.measured import BundleMeasurement, Conditions, GraphMeasurement
 from server.allocation import HOLD_MOST_S, Choice, choose_bundle, held_until
-from server.backend.models import ServedModel
+from server.backend.models import StoredModel
 from server.registry.records import Capability, Device, Failure, Pin
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ VARIANTS = ("d1", "d2", "d4", "d4-int8")
 
 
 @pytest.fixture
-def model(exported: Exported) -> ServedModel:
+def model(exported: Exported) -> StoredModel:
     """Version 2 of the export, as if its depth 4 had an int8 variant."""
     manifest = replace(exported.manifest, version="2", variants=VARIANTS)
-    return ServedModel(exported.folder, manifest, cast("Any", None))
+    return StoredModel(exported.folder, manifest)
 
 
 def pi(depth: int | None = None, bundle: str | None = None) -> Device:
@@ -43,18 +43,18 @@ def measured(bundle: str, latency_ms: float, megabytes: int = 10) -> BundleMeasu
     return BundleMeasurement(bundle, {"exit": graph}, 4.0, megabytes * MB)
 
 
-def choose(model: ServedModel, device: Device, now: float = 0.0, **known: Any) -> Choice:
+def choose(model: StoredModel, device: Device, now: float = 0.0, **known: Any) -> Choice:
     return choose_bundle(device, model, (), "budget", capability=Capability(**known), now=now)
 
 
 def test_a_device_without_measurements_gets_the_deepest_that_its_estimate_fits(
-    model: ServedModel,
+    model: StoredModel,
 ) -> None:
     # int8, which an export publishes only where it is faster; fp32 is still to be measured
     assert choose(model, pi()) == Choice(4, "digits/2/d4-int8", ("digits/2/d4",))
 
 
-def test_a_depth_that_is_too_slow_there_is_left(model: ServedModel) -> None:
+def test_a_depth_that_is_too_slow_there_is_left(model: StoredModel) -> None:
     slow = (measured("digits/2/d4-int8", 50.1), measured("digits/2/d2", 49.9))
     assert choose(model, pi(), measurements=slow) == Choice(2, "digits/2/d2")
     assert choose(model, pi(4, "digits/2/d4-int8"), measurements=slow).depth == 2
@@ -66,7 +66,7 @@ def test_a_depth_that_is_too_slow_there_is_left(model: ServedModel) -> None:
     assert choose(model, pi(2, "digits/2/d2"), measurements=faster).depth == 4
 
 
-def test_other_devices_are_read_only_by_a_rule_that_compares_them(model: ServedModel) -> None:
+def test_other_devices_are_read_only_by_a_rule_that_compares_them(model: StoredModel) -> None:
     read: list[str] = []
 
     def others() -> Iterator[Device]:
@@ -79,12 +79,12 @@ def test_other_devices_are_read_only_by_a_rule_that_compares_them(model: ServedM
     assert read == ["the fleet"]
 
 
-def test_a_depth_of_another_model_holds_nothing_back(model: ServedModel) -> None:
+def test_a_depth_of_another_model_holds_nothing_back(model: StoredModel) -> None:
     fast = (measured("digits/2/d4-int8", 49.9), measured("digits/2/d2", 30.0))
     assert choose(model, pi(2, "letters/1/d2"), measurements=fast).depth == 4
 
 
-def test_memory_that_the_device_reports_decides(model: ServedModel) -> None:
+def test_memory_that_the_device_reports_decides(model: StoredModel) -> None:
     takes = (measured("digits/2/d4-int8", 1.0, 80), measured("digits/2/d2", 1.0, 30))
     for available, present, depth in (
         (160, 4, 4),  # half of it is 80
@@ -102,7 +102,7 @@ def test_memory_that_the_device_reports_decides(model: ServedModel) -> None:
         assert found.depth == depth
 
 
-def test_latency_that_the_device_reports_decides(model: ServedModel) -> None:
+def test_latency_that_the_device_reports_decides(model: StoredModel) -> None:
     takes = (measured("digits/2/d4-int8", 20.0), measured("digits/2/d2", 8.0))
     now = pi(4, "digits/2/d4-int8")
     for live, depth in ((49.0, 4), (51.0, 2)):
@@ -115,7 +115,7 @@ def test_latency_that_the_device_reports_decides(model: ServedModel) -> None:
         assert choose(model, now, measurements=takes, conditions=found).depth == depth
 
 
-def test_the_faster_variant_there_is_chosen_and_stays(model: ServedModel) -> None:
+def test_the_faster_variant_there_is_chosen_and_stays(model: StoredModel) -> None:
     def both(int8: float, fp32: float) -> tuple[BundleMeasurement, ...]:
         return measured("digits/2/d4-int8", int8), measured("digits/2/d4", fp32)
 
@@ -132,7 +132,7 @@ def test_the_faster_variant_there_is_chosen_and_stays(model: ServedModel) -> Non
 
 
 def test_measurements_of_an_older_version_count_until_there_are_new_ones(
-    model: ServedModel,
+    model: StoredModel,
 ) -> None:
     old = (measured("digits/1/d4-int8", 60.0), measured("digits/1/d2", 20.0))
     assert choose(model, pi(2, "digits/1/d2"), measurements=old).bundle == "digits/2/d2"
@@ -142,7 +142,7 @@ def test_measurements_of_an_older_version_count_until_there_are_new_ones(
 
 @pytest.mark.parametrize("failed", ["digits/2/d4-int8", "digits/2/d4", "digits/1/d4"])
 def test_a_depth_that_ran_out_of_memory_is_held_for_an_hour(
-    model: ServedModel, failed: str
+    model: StoredModel, failed: str
 ) -> None:
     failures = (Failure(failed, "out of memory", 1000.0),)
     for now, depth in ((1000.0, 2), (1000.0 + HOLD_S - 1, 2), (1000.0 + HOLD_S, 4)):
@@ -151,7 +151,7 @@ def test_a_depth_that_ran_out_of_memory_is_held_for_an_hour(
     assert choose(model, pi(4), 1000.0, failures=other).depth == 4
 
 
-def test_a_depth_is_held_twice_as_long_each_time(model: ServedModel) -> None:
+def test_a_depth_is_held_twice_as_long_each_time(model: StoredModel) -> None:
     times = [held_until(Failure("digits/2/d4", "", 0.0, count)) for count in (1, 2, 3, 100)]
     assert times == [HOLD_S, 2 * HOLD_S, 4 * HOLD_S, HOLD_MOST_S]
     slow = [held_until(Failure("digits/2/d4", "", 0.0, n, "conditions")) for n in (1, 2)]
@@ -159,7 +159,7 @@ def test_a_depth_is_held_twice_as_long_each_time(model: ServedModel) -> None:
 
 
 def test_what_failed_holds_the_deeper_ones_too_and_the_shallowest_is_left(
-    model: ServedModel,
+    model: StoredModel,
 ) -> None:
     second = (Failure("digits/2/d2", "", 0.0),)
     assert choose(model, pi(4), failures=second).depth == 1
@@ -168,7 +168,7 @@ def test_what_failed_holds_the_deeper_ones_too_and_the_shallowest_is_left(
 
 
 def test_a_pinned_depth_wins_over_everything(
-    model: ServedModel, caplog: pytest.LogCaptureFixture
+    model: StoredModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     known: dict[str, Any] = {
         "measurements": (measured("digits/2/d4-int8", 500.0, 10_000),),

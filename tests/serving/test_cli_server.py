@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -24,51 +23,17 @@ import typer
 import urllib3
 from rich.text import Text
 
+from benchmarks.mqtt.certificates import self_signed
 from edge_sdk.bundles.store import BundleStore
-from edge_sdk.cli.main import main
 from edge_sdk.training.device.first_bundle import wait_for_first_bundle
 from server.bench.models import export_random
 from server.registry.database import open_registry
 from server.tokens import create_token
+from tests.commands import Called, Splitedge
 from tests.waiting import is_listening, wait_until
 
 SECRET = "a secret of the operator's own"
 PROFILE = ("--profile", "raspberry-pi-4")  # measuring takes seconds
-
-
-@dataclass(frozen=True)
-class Called:
-    """What a command left behind."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def refusal(self) -> str:
-        """Its one line on stderr; a server that was starting has logged before."""
-        assert (self.status, self.out) == (1, "")
-        *logged, last = self.err.splitlines()
-        assert last.startswith("error: ")
-        assert all(" INFO server." in line for line in logged)
-        return last
-
-
-Splitedge = Callable[..., Called]
-
-
-@pytest.fixture
-def splitedge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Splitedge:
-    """Runs the command line in this process: `splitedge("server", "devices", "--json")`."""
-
-    def call(*words: object) -> Called:
-        monkeypatch.setattr(sys, "argv", ["splitedge", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        code = left.value.code
-        return Called(code if isinstance(code, int) else 0, *capsys.readouterr())
-
-    return call
 
 
 def process(*words: object) -> Called:
@@ -121,7 +86,8 @@ def test_no_help_loses_a_word_in_brackets() -> None:
 def test_every_promised_command_is_there() -> None:
     promised = (
         "demo", "bench", "export", "server run", "server token create", "server devices",
-        "server revoke", "server broker-config", "server models list", "server models activate",
+        "server revoke", "server audit", "server broker-config", "server models list",
+        "server models activate",
         "server models rollback", "server models assign", "server models remove",
         "agent enroll", "agent run", "agent predict",
         "agent status", "agent profile",
@@ -133,7 +99,7 @@ def test_every_promised_command_is_there() -> None:
     ("words", "message"),
     [
         (("server", "run", "--http", "here"), "--http: expected HOST:PORT, got 'here'"),
-        (("server", "run", "--mqtt", "here"), "--mqtt: expected embedded"),
+        (("server", "run", "--mqtt", "here"), "--mqtt: expected auto"),
         (("server", "run", "--mqtt", "http://here"), "expected mqtt://HOST:PORT"),
         (("server", "run", "--http", "0.0.0.0:0"), "--insecure"),
         (("server", "run", "--mqtt", "embedded:0.0.0.0:0"), "--insecure"),
@@ -197,16 +163,6 @@ def test_folder_of_a_device_is_refused_before_anything_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["agent.json"]
 
 
-def test_token_for_a_server_that_never_ran_says_that_it_makes_one(
-    tmp_path: Path, splitedge: Splitedge
-) -> None:
-    create = ("server", "token", "create", "--state", tmp_path / "typo")
-    first, second = splitedge(*create), splitedge(*create)
-    assert f"no server has run on {tmp_path / 'typo'} yet" in first.err
-    assert (first.status, second.status, second.err) == (0, 0, "")
-    assert len(first.out.splitlines()) == len(second.out.splitlines()) == 1
-
-
 def test_a_device_is_pinned_to_a_depth_of_its_own_fleet_s_model(
     tmp_path: Path, splitedge: Splitedge
 ) -> None:
@@ -266,7 +222,49 @@ def test_port_that_is_taken_is_named(tmp_path: Path) -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         words = ("server", "run", "--state", tmp_path / "server", "--http", address)
-        assert f"--http {address}: cannot listen there" in process(*words).refusal
+        refusal = process(*words).refusal
+        assert f"--http {address}: cannot listen there" in refusal
+        assert refusal.endswith("choose another port")
+
+
+def test_host_that_is_not_this_machines_is_named(tmp_path: Path) -> None:
+    for host in ("203.0.113.1", "no-such-host.invalid"):
+        words = ("server", "run", "--state", tmp_path / "server", "--http", f"{host}:0")
+        assert "its host is no address of this machine" in process(*words, "--insecure").refusal
+
+
+def test_file_in_place_of_the_state_folder_is_named(tmp_path: Path, splitedge: Splitedge) -> None:
+    (tmp_path / "file").touch()
+    for words in (("run",), ("token", "create"), ("devices",)):
+        refusal = splitedge("server", *words, "--state", tmp_path / "file").refusal
+        assert f"--state {tmp_path}/file: a file, not a folder" in refusal
+
+
+@pytest.mark.deadline
+def test_certificate_that_cannot_be_used_stops_the_server_before_anything_is_made(
+    tmp_path: Path, splitedge: Splitedge
+) -> None:
+    cert, key = self_signed(tmp_path)
+    (tmp_path / "other").mkdir()
+    _, other_key = self_signed(tmp_path / "other")
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "pkey", "-aes256", "-passout", "pass:secret"]
+    command += ["-in", str(key), "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    state, missing = tmp_path / "server", tmp_path / "nope.pem"
+    run = ("server", "run", "--http", "127.0.0.1:0", "--mqtt", "auto:127.0.0.1:0")
+    for pair, message in [
+        ((missing, key), f"--tls-cert {missing}: not found"),
+        ((cert, missing), f"--tls-key {missing}: not found"),
+        ((tmp_path, key), f"--tls-cert {tmp_path}: cannot be read (Is a directory)"),
+        ((key, key), f"--tls-cert {key}: holds no PEM certificate"),
+        ((cert, cert), f"--tls-key {cert}: holds no key that fits --tls-cert {cert}"),
+        ((cert, other_key), f"--tls-key {other_key}: holds no key that fits --tls-cert {cert}"),
+        ((cert, locked), f"--tls-key {locked}: needs a passphrase"),
+    ]:
+        options = ("--tls-cert", pair[0], "--tls-key", pair[1], "--state", state)
+        assert message in splitedge(*run, *options).refusal
+        assert not state.exists()
 
 
 def test_server_lists_and_revokes_what_enrolled(
@@ -290,9 +288,10 @@ def test_server_lists_and_revokes_what_enrolled(
     assert splitedge("server", "revoke", "pi-1", "--state", state).out == "pi-1 is revoked\n"
     assert "pi-2" in splitedge("server", "revoke", "pi-2", "--state", state).refusal
     status = json.loads(splitedge("agent", "status", "--state", pi, "--json").out)
-    assert status["server_answers"] is False
+    assert (status["server_answers"], status["offloading"]) == (False, True)
 
 
+@pytest.mark.deadline
 def test_device_of_a_server_without_a_model_enrols_and_waits(
     run_server: Callable[..., Any], tmp_path: Path, splitedge: Splitedge
 ) -> None:
@@ -425,6 +424,7 @@ def test_password_file_may_be_named_by_the_environment(
 def test_listener_in_the_clear_off_loopback_must_be_asked_for(
     tmp_path: Path, splitedge: Splitedge
 ) -> None:
+    """FAULTS row 13."""
     config = ("server", "broker-config", "--out", tmp_path / "mosquitto", "--host", "0.0.0.0")
     assert "--insecure" in splitedge(*config).refusal
     shown = json.loads(splitedge(*config, "--insecure", "--json").out)

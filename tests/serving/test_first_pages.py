@@ -1,4 +1,5 @@
-"""What README.md and docs/tutorial.md say to type, typed: only ports and paths are put in.
+"""What README.md and docs/tutorial.md say to type, typed: only ports, paths, a shorter time between
+two reports of a device, and shorter ways to the second model are put in.
 
 The tutorial begins with the commands of the README, so both are typed in one folder.
 """
@@ -8,24 +9,28 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import urllib3
 
+from server.registry.telemetry.history import RAW_S
 from tests.reader import ROOT, Document, Reader, environment, free_ports, started_server
 from tests.waiting import wait_until
 
 README = Document("README.md")
 TUTORIAL = Document("docs/tutorial.md")
 WRITTEN_AGENT = "127.0.0.1:8080"
+WAITING = " &\n"  # how a shell is told not to wait for a command
 TOKEN_COMMAND = "splitedge server token create --state server\n"
 
 
@@ -50,15 +55,16 @@ def pupil(tmp_path_factory: pytest.TempPathFactory, fashion_mnist_fixture: Path)
     Reader(folder).shell(TUTORIAL.snippet("adopt"))
     with started_server(folder, TUTORIAL.snippet("serve") + TOKEN_COMMAND) as reader:
         reader.shell(TUTORIAL.snippet("enroll"))
+        _report_often(folder / "device")
         agent = f"127.0.0.1:{free_ports(1)[0]}"
-        with _running(folder, TUTORIAL.snippet("run").replace(WRITTEN_AGENT, agent)):
-            wait_until(lambda: _is_ready(agent), (folder / "agent.log").read_text, 60)
+        with _running(folder, TUTORIAL.snippet("run").replace(WRITTEN_AGENT, agent), "agent.log"):
+            wait_until(lambda: _is_ready(f"http://{agent}"), (folder / "agent.log").read_text, 60)
             yield Pupil(folder, reader.http, reader.token, agent)
 
 
 @contextmanager
-def _running(folder: Path, script: str) -> Iterator[None]:
-    with (folder / "agent.log").open("w") as log:
+def _running(folder: Path, script: str, log_name: str) -> Iterator[None]:
+    with (folder / log_name).open("w") as log:
         shell = subprocess.Popen(
             ["bash", "-euc", f"exec {script}"],
             cwd=folder,
@@ -70,14 +76,21 @@ def _running(folder: Path, script: str) -> Iterator[None]:
         yield
     finally:
         shell.send_signal(signal.SIGTERM)
-        assert shell.wait(30) == 0, (folder / "agent.log").read_text()
+        assert shell.wait(30) == 0, (folder / log_name).read_text()
 
 
-def _is_ready(agent: str) -> bool:
+def _report_often(state: Path) -> None:
+    """Let a device report as often as its history has points; by default, every half minute."""
+    file = state / "agent.toml"
+    often = f"heartbeat_s = {RAW_S:.1f}"
+    changed = file.read_text().replace("#heartbeat_s = 30.0", often)
+    assert often in changed
+    file.write_text(changed)
+
+
+def _is_ready(url: str) -> bool:
     with contextlib.suppress(urllib3.exceptions.HTTPError):
-        return (
-            urllib3.request("GET", f"http://{agent}/v2/health/ready", retries=False).status == 200
-        )
+        return urllib3.request("GET", f"{url}/v2/health/ready", retries=False).status == 200
     return False
 
 
@@ -129,6 +142,7 @@ def test_script_of_the_first_page_asks_the_device(pupil: Pupil, tmp_path: Path) 
     assert re.fullmatch(r"\S+ (device|server|fallback) \d+\.\d\d ms\n", answer), answer
 
 
+@pytest.mark.deadline
 def test_an_own_network_is_trained_exported_and_served(pupil: Pupil) -> None:
     train = README.snippet("train").replace("examples/", f"{ROOT}/examples/")
     pupil.shell(train)
@@ -188,42 +202,128 @@ def test_map_of_the_folders_is_that_of_the_repository() -> None:
     assert packages <= set(named)
 
 
-def test_commands_in_the_text_are_commands() -> None:
-    for document in (README, TUTORIAL):
-        commands = set(re.findall(r"`(splitedge [a-z -]*?)(?: [A-Z-][^`]*)?`", document.text))
-        assert len(commands) >= 2
-        for command in sorted(commands):
-            assert "Usage: splitedge" in Reader(ROOT).shell(f"{command} --help")
-
-
-@pytest.mark.deadline
-def test_device_answers_without_the_server_and_finds_it_again(pupil: Pupil) -> None:
+@pytest.fixture(scope="module")
+def held(pupil: Pupil) -> Iterator[Pupil]:
+    """The reader has stopped the server, and started it again as the tutorial says."""
     server = _server_of(pupil.folder)
     stop = TUTORIAL.snippet("stop").replace("kill %1", f"kill {server.pid}")
     answers = json.loads(pupil.type(stop))
     assert len(answers) == 10
     assert {answer["source"] for answer in answers} <= {"device", "fallback"}
     server.wait(30)
-    log = (pupil.folder / "again.log").open("w")
-    again = subprocess.Popen(
-        ["bash", "-euc", f"exec {TUTORIAL.snippet('again').replace('&', '')}"],
-        cwd=pupil.folder,
-        env=environment(),
-        stdout=log,
-        stderr=log,
-    )
+    pupil.type(TUTORIAL.snippet("settings"))
+    with (pupil.folder / "again.log").open("w") as log:
+        again = subprocess.Popen(
+            ["bash", "-euc", f"exec {TUTORIAL.snippet('again').strip(WAITING)}"],
+            cwd=pupil.folder,
+            env=environment(),
+            stdout=log,
+            stderr=log,
+        )
     try:
-        offload = TUTORIAL.snippet("all-offloaded").strip()
-
-        def answered() -> bool:
-            found = json.loads(pupil.type(f"{offload} --json"))
-            return {answer["source"] for answer in found} == {"server"}
-
-        wait_until(answered, (pupil.folder / "again.log").read_text, 60)
+        wait_until(lambda: _is_ready(pupil.http), (pupil.folder / "again.log").read_text, 60)
+        yield pupil
     finally:
         again.terminate()
         again.wait(30)
-        log.close()
+
+
+@pytest.mark.deadline
+def test_device_answers_without_the_server_and_finds_it_again(held: Pupil) -> None:
+    offload = TUTORIAL.snippet("all-offloaded").strip()
+
+    def answered() -> bool:
+        found = json.loads(held.type(f"{offload} --json"))
+        return {answer["source"] for answer in found} == {"server"}
+
+    wait_until(answered, (held.folder / "again.log").read_text, 60)
+
+
+def _repository(script: str, data: Path) -> str:
+    """A script of the reader's folder, which lies in the checkout and has the data beside it."""
+    script = script.replace("../../shared/data", str(data))
+    return script.replace("../examples/", f"{ROOT}/examples/")
+
+
+@pytest.mark.deadline
+def test_pictures_that_change_raise_an_alert(held: Pupil, fashion_mnist_fixture: Path) -> None:
+    held.type(_repository(TUTORIAL.snippet("drift"), fashion_mnist_fixture))
+    show = TUTORIAL.snippet("alerts").partition("\n")[0]
+
+    def told() -> bool:
+        return "drift" in held.type(show)
+
+    wait_until(told, (held.folder / "again.log").read_text, 90)
+    assert "sign-in" in held.type(TUTORIAL.snippet("alerts"))
+
+
+@pytest.fixture(scope="module")
+def bad_version(held: Pupil, fashion_mnist_fixture: Path) -> int:
+    """A version that waits on the server, and whose answers no device can know by itself.
+
+    One depth is enough.
+    """
+    script = _repository(TUTORIAL.snippet("bad"), fashion_mnist_fixture)
+    written = "--name things"
+    assert written in script
+    held.type(script.replace(written, f"{written} --depth 6 --int8 never"))
+    listed = "splitedge server models list --state server --json"
+    versions = wait_until(lambda: _waiting(held.type(listed)), "no version waits", 90)
+    return max(versions)
+
+
+def _waiting(listed: str) -> list[int]:
+    return [
+        one["version"]
+        for one in json.loads(listed)["models"]
+        if one["model"] == "things" and not one["active"]
+    ]
+
+
+@pytest.fixture(scope="module")
+def second_device(held: Pupil) -> Iterator[None]:
+    """A second device runs."""
+    folder = held.folder / "device2"
+    shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was cut short
+    held.type(TUTORIAL.snippet("second"))
+    _report_often(folder)
+    with _running(held.folder, TUTORIAL.snippet("run-second"), "agent2.log"):
+        yield
+
+
+@pytest.mark.deadline
+@pytest.mark.usefixtures("second_device")
+def test_a_bad_version_goes_back_by_itself(held: Pupil, bad_version: int) -> None:
+    def rollout() -> dict[str, Any]:
+        found = held.type("splitedge server rollout status --state server --json")
+        return dict(json.loads(found))
+
+    def devices() -> list[str]:
+        found = json.loads(held.type("splitedge server devices --state server --json"))
+        return [str(one["runs"]) for one in found]
+
+    start = TUTORIAL.snippet("rollout")
+    assert "start things 2 " in start
+    held.type(start.replace("things 2 ", f"things {bad_version} "))
+    try:
+        wait_until(
+            lambda: any(one["state"] == "runs it" for one in rollout()["members"]), rollout, 90
+        )
+        held.type(TUTORIAL.snippet("work"))
+        wait_until(lambda: rollout()["state"] != "running", rollout, 90)
+        ended = rollout()
+        assert ended["state"] == "failed", ended
+        assert re.match(r"exit is \d\.\d %, expected above 20", ended["reason"]), ended
+        wait_until(
+            lambda: not any(one.startswith(f"things/{bad_version}/") for one in devices()),
+            devices,
+            90,
+        )
+        assert sum(one.startswith("things/1/") for one in devices()) >= 2
+        assert "failed" in held.type(TUTORIAL.snippet("back"))
+    finally:
+        if rollout()["state"] == "running":  # a second attempt begins another one
+            held.type("splitedge server rollout abort --state server")
 
 
 def _server_of(folder: Path) -> psutil.Process:

@@ -15,6 +15,7 @@ from edge_sdk.wire.address import Address
 from server.http_server import HttpServer
 
 
+@pytest.mark.deadline
 def test_long_poll_that_is_cut_off_at_the_end_leaves_no_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -27,12 +27,14 @@ from profiles import load_reference
 from server.app import create_app
 from server.backend.ladder import LadderEngine
 from server.backend.models import ModelStore
-from server.broker.mosquitto import BACKEND, write_config
+from server.broker.mosquitto_files import BACKEND, write_config
 from server.errors import NotReadyError, UnknownModelError
 from server.registry.database import Registry
+from server.registry.operator import load_or_create_operator_secret
 from server.registry.records import Device as Record
 from server.services import Services
 from server.settings import ServerSettings, parse_broker
+from tests.commands import Splitedge
 from tests.waiting import is_listening, wait_until
 
 if TYPE_CHECKING:
@@ -67,14 +69,14 @@ def enrol(services: Services, name: str, reference: str = "raspberry-pi-4") -> s
 def wait_turns(services: Services, monkeypatch: pytest.MonkeyPatch, count: int = 1) -> None:
     """Wait until the housekeeper has begun and ended so many turns from now."""
     ended: list[bool] = []
-    last_duty = services._keep_timestamp
+    last_duty = services._keep_signed
 
     def counted() -> None:
         last_duty()
         ended.append(True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(services, "_keep_timestamp", counted)
+        patch.setattr(services, "_keep_signed", counted)
         # the first to end may have begun before
         wait_until(lambda: len(ended) > count, "the housekeeper has no turn")
 
@@ -113,6 +115,36 @@ def test_the_version_that_is_told_is_active_and_the_highest_where_none_is(
     for elsewhere in ({"digits": "9"}, {"letters": "1"}):
         store.activate(elsewhere)
         assert store.get("digits").manifest.version == "3"
+
+
+def test_queries_are_refused_while_an_unloaded_model_is_loaded(
+    exported: Exported, tmp_path: Path
+) -> None:
+    exported.install(tmp_path, version=1)
+    exported.install(tmp_path, version=2)
+    reading, go_on = threading.Event(), threading.Event()
+    go_on.set()
+
+    def slow(_folder: Path, _manifest: ModelManifest) -> None:
+        reading.set()
+        assert go_on.wait(20)
+
+    store = ModelStore(tmp_path, check=slow)
+    store.load()
+    store.unload("digits")
+    reading.clear()
+    go_on.clear()
+    loading = threading.Thread(target=store.load_name, args=("digits",))
+    loading.start()
+    try:
+        assert reading.wait(20)
+        for name, version in (("digits", None), (None, None), ("digits", "2")):
+            with pytest.raises(UnknownModelError):
+                store.served(name, version)
+    finally:
+        go_on.set()
+        loading.join()
+    assert store.served("digits").manifest.version == "2"
 
 
 def test_a_version_whose_folder_is_deleted_is_served_no_more(
@@ -234,6 +266,7 @@ def test_a_model_that_appears_is_served_and_devices_are_told(
         services.stop()
 
 
+@pytest.mark.deadline
 @pytest.mark.broker
 def test_bundles_that_cannot_be_signed_are_tried_again(
     services: Services,
@@ -261,6 +294,7 @@ def test_bundles_that_cannot_be_signed_are_tried_again(
     wait_until(lambda: services.models.get("digits").folder == target, "not active")
 
 
+@pytest.mark.deadline
 @pytest.mark.broker
 def test_http_serves_the_version_that_devices_are_assigned(
     services: Services, exported: Exported, tmp_path: Path
@@ -281,9 +315,10 @@ def test_http_serves_the_version_that_devices_are_assigned(
     wait_until(lambda: both() == ("2", "2"), "the active one is gone, and nothing took its place")
 
 
+@pytest.mark.deadline
 @pytest.mark.broker
 def test_a_broken_model_is_in_the_index_and_stops_nothing(
-    services: Services, exported: Exported, tmp_path: Path
+    services: Services, exported: Exported, tmp_path: Path, splitedge: Splitedge
 ) -> None:
     whole = exported.install(tmp_path / "elsewhere", version=2)
     damage(whole, "segment cut off")
@@ -292,10 +327,19 @@ def test_a_broken_model_is_in_the_index_and_stops_nothing(
     wait_until(lambda: services.models.get().manifest.version == "3", "version 3 is not served")
     with TestClient(create_app(services)) as client:
         index = client.post("/v2/repository/index").json()
+        key = f"operator:{load_or_create_operator_secret(tmp_path / 'state')}"
+        listed = client.get("/api/v1/models", headers={"Authorization": f"Bearer {key}"}).json()
         assert client.get("/v2/health/ready").status_code == 200
         missing = client.get("/v2/models/digits/versions/2")
     states = {entry["version"]: (entry["state"], bool(entry["reason"])) for entry in index}
     assert states == {"1": ("READY", False), "3": ("READY", False), "2": ("UNAVAILABLE", True)}
+    (bad,) = listed["not_loaded"]
+    assert (bad["model"], bad["version"]) == ("digits", "2")
+    # the command says the same, and loads what was never published alone
+    command = splitedge("server", "models", "list", "--state", tmp_path / "state", "--json").json
+    assert command == listed
+    said = splitedge("server", "models", "list", "--state", tmp_path / "state").err
+    assert said.startswith(f"warning: {tmp_path}/state/models/digits/2 cannot be loaded, so it is")
     assert missing.status_code == 404
     assert "available: digits version 1, digits version 3" in missing.json()["error"]
 
@@ -308,6 +352,7 @@ def test_a_broken_model_is_in_the_index_and_stops_nothing(
 def test_a_device_revoked_by_another_process_is_cut_within_ten_seconds(
     services: Services, tmp_path: Path, device: Callable[..., Device]
 ) -> None:
+    """FAULTS row 24."""
     one = device(broker_of(services), "pi-1", enrol(services, "pi-1"))
     two = device(broker_of(services), "pi-2", enrol(services, "pi-2"))
     other = Registry.open(f"sqlite:///{tmp_path / 'state' / 'registry.db'}")
@@ -324,6 +369,7 @@ def test_a_device_revoked_by_another_process_is_cut_within_ten_seconds(
 def test_a_device_revoked_here_is_cut_at_once(
     services: Services, device: Callable[..., Device]
 ) -> None:
+    """FAULTS row 24."""
     one = device(broker_of(services), "pi-1", enrol(services, "pi-1"))
     services.expel(services.registry.revoke("pi-1"))
     wait_until(lambda: not one.link.connected, "still connected", 2)
@@ -366,6 +412,7 @@ def test_devices_are_read_again_only_when_the_registry_changed(
         looks.append(time.monotonic())
         return read(fleet)
 
+    monkeypatch.setattr(services.alerts, "turn", lambda: None)  # it looks at them every 10 s
     monkeypatch.setattr(services.registry, "devices", counted)
     wait_turns(services, monkeypatch, 2)
     assert looks == []
@@ -475,6 +522,7 @@ def test_a_device_revoked_while_the_server_was_down_is_shut_out_of_mosquitto(
             services.stop()
 
 
+@pytest.mark.deadline
 @pytest.mark.broker
 def test_enrolment_while_mosquitto_is_away_fails_and_works_once_it_is_back(
     tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
@@ -505,6 +553,7 @@ def test_enrolment_while_mosquitto_is_away_fails_and_works_once_it_is_back(
             assert lets_in(address, "pi-1", answer.json()["credential"])
 
 
+@pytest.mark.deadline
 @pytest.mark.broker
 def test_one_removal_that_fails_stops_no_other(
     tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
@@ -543,6 +592,7 @@ def test_one_removal_that_fails_stops_no_other(
     [
         ("0.0.0.0:0", None, True),
         ("0.0.0.0:0", "mqtt://edge.example:1883", False),
+        ("0.0.0.0:0", "mqtt://127.0.0.1:1884", True),
         ("127.0.0.1:0", None, False),
     ],
 )
@@ -559,11 +609,34 @@ def test_a_broker_that_devices_cannot_reach_is_warned_of_once(
     services.stop()
     logged = [line for line in caplog.messages if "cannot reach the broker" in line]
     assert len(logged) == warned
-    assert all("--mqtt-public" in line and services.broker.address.url in line for line in logged)
+    told = public or services.broker.address.url
+    assert all("--mqtt-public" in line and told in line for line in logged)
+    assert all(("or an earlier one" in line) == bool(public) for line in logged)
     assert services.broker_address()["url"] == (public or services.broker.address.url)
 
 
+@pytest.mark.deadline
 @pytest.mark.broker
+def test_a_duty_that_fails_at_every_turn_is_told_once(
+    services: Services, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fault of the program, not one of ours: its traceback a second would fill the disk."""
+    turns = []
+    caplog.set_level(logging.INFO, "server.services")
+
+    def fail() -> None:
+        turns.append(1)
+        raise RuntimeError(f"fault {len(turns)}")
+
+    monkeypatch.setattr(services.audit, "write", fail)
+    wait_until(lambda: len(turns) >= 3, "no three turns")
+    monkeypatch.undo()
+    wait_until(lambda: "audit log: works again" in caplog.text, lambda: caplog.text)
+    assert caplog.text.count("audit log: housekeeping failed") == 1
+    assert caplog.text.count("Traceback") == 1
+
+
+@pytest.mark.deadline
 def test_stop_leaves_no_thread_and_answers_what_waits(exported: Exported, tmp_path: Path) -> None:
     before = set(threading.enumerate())
     exported.install(tmp_path / "models")
@@ -577,16 +650,15 @@ def test_stop_leaves_no_thread_and_answers_what_waits(exported: Exported, tmp_pa
 @pytest.mark.parametrize("broker", ["embedded:0.0.0.0:0", "mqtt://broker.example"])
 @pytest.mark.parametrize("http", ["0.0.0.0:0", "192.0.2.1:8000", "127.0.0.1:0"])
 def test_nothing_listens_off_loopback_in_the_clear(tmp_path: Path, http: str, broker: str) -> None:
-    def settings(*, insecure: bool = False) -> ServerSettings:
-        parts = Address.parse(http, "--http"), parse_broker(broker)
-        return ServerSettings(tmp_path, *parts, insecure=insecure)
+    """FAULTS row 13."""
 
-    if http == "127.0.0.1:0" and broker == "mqtt://broker.example":
-        services = Services(settings())  # its login would travel unencrypted
-        with pytest.raises(ConfigurationError, match="without encryption; use mqtts"):
-            services.start()
-        services.stop()
-    else:
-        with pytest.raises(ConfigurationError, match=r"without encryption; give --tls-cert"):
-            settings()
-        assert settings(insecure=True).insecure
+    def settings(*, insecure: bool = False) -> ServerSettings:
+        _, address = parse_broker(broker)
+        assert address is not None
+        return ServerSettings(tmp_path, Address.parse(http, "--http"), address, insecure=insecure)
+
+    # of two options that are wrong, the broker of another machine is named first
+    advice = "use mqtts" if broker == "mqtt://broker.example" else "give --tls-cert"
+    with pytest.raises(ConfigurationError, match=f"without encryption; {advice}"):
+        settings()
+    assert settings(insecure=True).insecure

@@ -83,7 +83,14 @@ def _file(word: Word, base: Path) -> Writer:
     return FileWriter(path, word.whole("max_mb", SIZE_MAX_MB) * 1_000_000)
 
 
-def _broker(word: Word, base: Path) -> Writer:
+def topic_writer(word: Word, base: Path, *, confirmed: bool = False) -> Writer:
+    """The writer of `mqtt://HOST/TOPIC`; it connects in the background.
+
+    Args:
+        base: the path of `ca` starts there.
+        confirmed: rows count as written once the broker has said that it has them.
+    Raises: ConfigurationError saying which part of the word is wrong.
+    """
     from edge_sdk.mqtt import BrokerAddress  # noqa: PLC0415 - paho, which other sinks do not need
     from edge_sdk.pipeline.sinks.topic import TopicWriter  # noqa: PLC0415 - as above
 
@@ -105,6 +112,7 @@ def _broker(word: Word, base: Path) -> Writer:
         qos=qos,
         retain=retain == "true",
         ca=None if ca is None else str(base / Path(ca).expanduser()),
+        confirmed=confirmed,
     )
 
 
@@ -121,6 +129,6 @@ _TOPIC_KEYS: Final = ("qos", "retain")
 SINKS: Final[Mapping[str, Kind]] = {
     "-": Kind("-", "JSON lines on standard output", (), _stdout),
     "jsonl": Kind("jsonl:FILE", "JSON lines at the end of a file", ("max_mb",), _file),
-    "mqtt": Kind(_MQTT, "a message for each answer at your own broker", _TOPIC_KEYS, _broker),
-    "mqtts": Kind("mqtts://HOST/TOPIC", "the same over TLS", (*_TOPIC_KEYS, "ca"), _broker),
+    "mqtt": Kind(_MQTT, "a message for each answer at your own broker", _TOPIC_KEYS, topic_writer),
+    "mqtts": Kind("mqtts://HOST/TOPIC", "the same over TLS", (*_TOPIC_KEYS, "ca"), topic_writer),
 }

@@ -116,7 +116,7 @@ class Sink:
 
     def put(self, row: Row) -> None:
         """Queue a row. It never waits: when the queue is full, the oldest row is dropped."""
-        label = row.get("smoothed_label", row["label"])
+        label = row.get("smoothed_label", row.get("label"))
         if self._changes and label == self._last:
             return
         self._last = label

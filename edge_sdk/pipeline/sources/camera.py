@@ -31,6 +31,8 @@ class CameraSource:
         live: whether it is a camera.
     """
 
+    patient = False
+
     def __init__(self, open_capture: Callable[[], Any], name: str, *, live: bool) -> None:
         self._open_capture = open_capture
         self._name = name

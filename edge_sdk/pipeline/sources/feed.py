@@ -85,9 +85,12 @@ class Source(Protocol):
 
     Attributes:
         newest: whether an item that waits is replaced by the next one.
+        patient: whether it may wait for an input as long as it likes. Any other source asks
+            `feed.stopped` every few seconds, and one that does not hangs.
     """
 
     newest: bool
+    patient: bool
 
     def items(self, feed: Feed) -> Iterator[Item]:
         """The inputs as they come, until the source ends or `feed` is stopped."""
@@ -108,13 +111,17 @@ class Feed:
     Args:
         name: of the source, for people.
         spec: gives the model's input as it is now.
+    Attributes:
+        stopping: set when the stream ends.
+        asked_at: when the source last asked whether the stream goes on, in monotonic seconds.
     """
 
     def __init__(self, name: str, spec: Callable[[], TensorSpec]) -> None:
         self.name = printable(name)
         self.spec = spec
         self.counts = SourceCounts()
-        self._stop = threading.Event()
+        self.stopping = threading.Event()
+        self.asked_at = time.monotonic()
         self._pause_s = PAUSE_FIRST_S
         self._away_since: float | None = None
         self._why = ""
@@ -122,8 +129,9 @@ class Feed:
 
     @property
     def stopped(self) -> bool:
-        """Whether the stream ends."""
-        return self._stop.is_set()
+        """Whether the stream ends: for the source, in the thread that reads it."""
+        self.asked_at = time.monotonic()
+        return self.stopping.is_set()
 
     @property
     def why_away(self) -> str:
@@ -132,14 +140,16 @@ class Feed:
 
     def stop(self) -> None:
         """End every wait."""
-        self._stop.set()
+        self.stopping.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait, but not longer than the stream runs.
+        """Wait in the source, but not longer than the stream runs.
 
         Returns: whether the stream goes on.
         """
-        return not self._stop.wait(seconds)
+        goes_on = not self.stopping.wait(seconds)
+        self.asked_at = time.monotonic()
+        return goes_on
 
     def refuse(self, why: str, *, always: bool = False) -> None:
         """Count an input that cannot be used, and name it.

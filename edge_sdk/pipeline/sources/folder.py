@@ -66,6 +66,7 @@ class FolderSource:
     """
 
     newest = False
+    patient = False
 
     def __init__(self, folder: Path, seen: SeenFiles, start: Start = "last") -> None:
         self._folder = folder

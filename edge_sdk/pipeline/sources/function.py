@@ -21,6 +21,7 @@ class FunctionSource:
     """
 
     newest = False
+    patient = True
 
     def __init__(self, function: Callable[[], Any], word: str) -> None:
         self._function = function

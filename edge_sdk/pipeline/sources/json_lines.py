@@ -29,6 +29,7 @@ class JsonLinesSource:
     """
 
     newest = False
+    patient = True
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor

@@ -157,6 +157,7 @@ class CsvSource:
     """
 
     newest = False
+    patient = False
 
     def __init__(
         self, file: GrowingFile, place: SavedPlace, keys: RowKeys, separator: str | None = None
@@ -232,6 +233,7 @@ class SerialSource:
     """
 
     newest = False
+    patient = False
 
     def __init__(self, open_port: Callable[[], Any], keys: RowKeys) -> None:
         self._open_port = open_port

@@ -29,7 +29,7 @@ from edge_sdk.manifest import (
     TensorSpec,
 )
 from edge_sdk.wire.frames import Tensor, pack_request
-from server.registry.artifacts import ArtifactRepository
+from server.signing.artifacts import ArtifactRepository
 
 Array = NDArray[Any]
 INPUT = TensorSpec("float32", (4,))

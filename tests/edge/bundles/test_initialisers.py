@@ -81,6 +81,7 @@ def test_a_file_that_is_no_onnx_is_refused(tmp_path: Path) -> None:
 def test_any_bytes_give_weights_or_a_bundle_error(
     raw: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """FAULTS row 27."""
     path = tmp_path_factory.getbasetemp() / "any.onnx"
     path.write_bytes(raw)
     with pytest.raises(BundleError):

@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,7 @@ def run_agent(state: Path, spare_mb: int, when: str, deadline_s: float) -> tuple
 def test_a_prediction_goes_on_with_the_smaller_bundle_at_hand(
     depot: Depot, export: Export, state: Path
 ) -> None:
-    """tiny/1/d2 is in the other slot; nothing has to be fetched, so the same call answers."""
+    """FAULTS row 11: tiny/1/d2 is in the other slot, not fetched: the same call answers."""
     depot.repository.publish_bundles(export.write(1))
     depot.repository.publish_bundles(export.write(2, width=100_000, model=hungry))
     for version in (1, 2):
@@ -121,6 +121,7 @@ def test_a_prediction_goes_on_with_the_smaller_bundle_at_hand(
 def test_a_bundle_that_has_no_memory_to_load_gives_way_at_the_start(
     depot: Depot, export: Export, state: Path
 ) -> None:
+    """FAULTS row 11."""
     depot.repository.publish_bundles(export.write(1))
     depot.repository.publish_bundles(export.write(2, width=2_000_000))
     for version in (1, 2):
@@ -132,9 +133,11 @@ def test_a_bundle_that_has_no_memory_to_load_gives_way_at_the_start(
     assert "tiny/2/d2 ran out of memory" in log
 
 
+@pytest.mark.deadline
 def test_without_a_smaller_bundle_the_error_says_so_and_the_agent_lives(
     depot: Depot, export: Export, state: Path
 ) -> None:
+    """FAULTS row 11."""
     depot.repository.publish_bundles(export.write(1, model=hungry))
     assert update(state, "tiny/1/d2").status == "installed"
     program = AGENT.replace(
@@ -165,8 +168,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerPro
 @pytest.mark.broker
 @pytest.mark.deadline
 def test_the_server_gives_a_smaller_bundle_and_holds_the_depth(
-    server: tuple[ServerProcess, Path], tmp_path: Path
+    server: tuple[ServerProcess, Path], tmp_path: Path, reached: Callable[..., None]
 ) -> None:
+    """FAULTS row 11."""
     running, folder = server
     state = tmp_path / "pi"
     profile = load_reference("raspberry-pi-4")
@@ -175,6 +179,12 @@ def test_the_server_gives_a_smaller_bundle_and_holds_the_depth(
 
     seen, _ = run_agent(state, 100, "run", 0.5)
 
+    reached(
+        "memory",
+        f"from {seen['first']} to {seen['bundle']} in {seen['took_s']:.1f} s; status:"
+        f" {seen['trouble']}",
+        took_s=seen["took_s"],
+    )
     assert (seen["first"], seen["bundle"]) == ("bench-tiny/1/d2", "bench-tiny/1/d1")
     assert seen["took_s"] < BACK_WITHIN_S
     assert seen["trouble"].startswith("bench-tiny/1/d2 ran out of memory")

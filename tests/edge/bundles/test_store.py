@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,7 @@ from edge_sdk.errors import (
     StateInUseError,
 )
 from edge_sdk.identity import Identity
-from edge_sdk.state import StateLock
+from edge_sdk.state import LOOK_S, StateLock
 
 if TYPE_CHECKING:
     from tests.edge.bundles.depot import Export
@@ -80,6 +82,7 @@ def test_bundles_take_turns_in_the_two_slots(store: BundleStore, export: Export)
 def test_flash_damage_is_found_at_start_and_the_other_slot_used(
     store: BundleStore, export: Export, file: str
 ) -> None:
+    """FAULTS row 32."""
     install(store, export, 1)
     install(store, export, 2)
     flip(store.active().folder / file)
@@ -96,6 +99,7 @@ def test_flash_damage_is_found_at_start_and_the_other_slot_used(
 def test_missing_short_and_linked_files_count_as_damage(
     store: BundleStore, export: Export, tmp_path: Path
 ) -> None:
+    """FAULTS row 32."""
     install(store, export, 1)
     path = store.active().folder / "exit.onnx"
     whole = path.read_bytes()
@@ -115,6 +119,7 @@ def test_missing_short_and_linked_files_count_as_damage(
 
 
 def test_damage_in_both_slots_names_both(store: BundleStore, export: Export) -> None:
+    """FAULTS row 32."""
     install(store, export, 1)
     install(store, export, 2)
     for slot in ("a", "b"):
@@ -167,6 +172,7 @@ def test_cleared_slot_is_no_way_back(store: BundleStore, export: Export) -> None
 
 
 def test_roll_back_quarantines_the_bundle_by_content(store: BundleStore, export: Export) -> None:
+    """FAULTS row 5."""
     install(store, export, 1)
     bad = install(store, export, 2)
 
@@ -209,6 +215,7 @@ def test_quarantine_with_an_end_ends_and_is_better_than_no_bundle(
 def test_bundle_that_never_lives_through_its_health_window_is_left(
     store: BundleStore, export: Export
 ) -> None:
+    """FAULTS row 5."""
     install(store, export, 1)
     store.confirm()
     install(store, export, 2)
@@ -259,11 +266,21 @@ def test_quarantine_keeps_the_newest_hundred(store: BundleStore) -> None:
 
 
 def test_record_refuses_names_that_leave_the_folder() -> None:
+    """FAULTS row 28."""
     with pytest.raises(BundleError, match="plain file name"):
         BundleRecord("tiny/1/d2", {"../agent.json": FileRecord("0" * 64, 1)})
 
 
+def test_a_look_at_the_lock_keeps_no_program_out(tmp_path: Path) -> None:
+    StateLock(tmp_path).release()
+    with (tmp_path / "agent.lock").open("rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(LOOK_S / 5, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        StateLock(tmp_path).release()
+
+
 def test_second_agent_on_a_state_folder_is_told_who_the_first_is(tmp_path: Path) -> None:
+    """FAULTS row 30."""
     code = (
         "import sys; from pathlib import Path; from edge_sdk.state import StateLock\n"
         "lock = StateLock(Path(sys.argv[1])); print('locked', flush=True); sys.stdin.read()"
@@ -296,6 +313,7 @@ def test_authority_is_found_from_any_folder(
 
 
 def test_identity_is_private_and_kept_out_of_logs(tmp_path: Path) -> None:
+    """FAULTS row 34."""
     identity = Identity("https://hub:8000", "pi-4", "barn", "s3cret", tmp_path / "ca.pem")
     identity.save(tmp_path)
     assert Identity.load(tmp_path) == identity

@@ -147,6 +147,7 @@ def bundle(export: Export, sabotage: Sabotage) -> Path:
 def test_bad_graph_is_refused_by_the_trial(
     export: Export, tmp_path: Path, sabotage: Sabotage, why: str
 ) -> None:
+    """FAULTS rows 5 and 27."""
     (tmp_path / "exports" / "tiny").mkdir(parents=True)
     (tmp_path / "exports" / "tiny" / "agent.json").write_bytes(bytes(128))
     with pytest.raises((UpdateRefusedError, OutOfMemoryError), match=why):
@@ -154,6 +155,7 @@ def test_bad_graph_is_refused_by_the_trial(
 
 
 def test_graph_that_never_ends_is_stopped(export: Export) -> None:
+    """FAULTS rows 5 and 27."""
     with pytest.raises(UpdateRefusedError, match="not finished after 2 s"):
         run_trial(bundle(export, endless_loop), timeout_s=2)
 
@@ -188,6 +190,7 @@ def test_golden_answers_that_differ_in_the_last_digits_pass(export: Export) -> N
 def test_bad_bundle_is_quarantined_and_the_old_one_runs_on(
     depot: Depot, export: Export, state: Path, sabotage: Sabotage
 ) -> None:
+    """FAULTS row 5."""
     depot.repository.publish_bundles(export.write(1))
     assert update(state, "tiny/1/d2").status == "installed"
     depot.repository.publish_bundles(export.write(2, model=sabotage))
@@ -216,7 +219,7 @@ def test_manifest_for_a_newer_splitedge_is_refused_for_now(
     depot.repository.publish_bundles(folder)
     (path,) = depot.repository.targets_folder.rglob("2/d2/*manifest.json")
     newer = path.read_bytes().replace(b'"format": 1', b'"format": 9')
-    with depot.repository._locked():
+    with depot.repository.locked():
         metadata = depot.repository._load()
         target = metadata.targets.signed.targets["bundles/tiny/2/d2/manifest.json"]
         digest = hashlib.sha256(newer).hexdigest()

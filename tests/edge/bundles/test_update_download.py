@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +19,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.mqtt.certificates import self_signed
+from edge_sdk.bundles.download import ServerClient, download
 from edge_sdk.bundles.run_update import UpdateOutcome
-from edge_sdk.bundles.store import BundleStore
+from edge_sdk.bundles.store import BundleStore, FileRecord
 from edge_sdk.bundles.update import update
+from edge_sdk.errors import LinkError
+from edge_sdk.identity import Identity
 
 if TYPE_CHECKING:
     from tests.edge.bundles.depot import Depot, Export
@@ -48,6 +57,7 @@ def sha256_of(depot: Depot, ending: str) -> str:
 def test_one_flipped_byte_of_a_file_is_refused_and_the_old_bundle_kept(
     depot: Depot, installed: Path, wide: Path
 ) -> None:
+    """FAULTS row 17."""
     raw = bytearray(wide.read_bytes())
     raw[150_000] ^= 1
     depot.faults.replace["exit.onnx"] = bytes(raw)
@@ -66,6 +76,7 @@ def test_one_flipped_byte_of_a_file_is_refused_and_the_old_bundle_kept(
 def test_download_cut_in_the_middle_goes_on_where_it_broke_off(
     depot: Depot, installed: Path, wide: Path
 ) -> None:
+    """FAULTS row 17."""
     depot.faults.cuts["exit.onnx"] = [100_000]
     assert update(installed, WIDE).status == "installed"
     pieces = [(s.range, s.sent) for s in depot.served if s.path.endswith("exit.onnx")]
@@ -75,6 +86,7 @@ def test_download_cut_in_the_middle_goes_on_where_it_broke_off(
 def test_download_goes_on_from_what_a_killed_update_left(
     depot: Depot, installed: Path, wide: Path
 ) -> None:
+    """FAULTS row 17."""
     left = installed / "slots" / "incoming" / sha256_of(depot, "exit.onnx")
     left.parent.mkdir(parents=True, exist_ok=True)
     left.write_bytes(wide.read_bytes()[:250_000])
@@ -86,6 +98,7 @@ def test_download_goes_on_from_what_a_killed_update_left(
 def test_piece_damaged_by_a_power_cut_is_fetched_again(
     depot: Depot, installed: Path, wide: Path
 ) -> None:
+    """FAULTS rows 2 and 17."""
     left = installed / "slots" / "incoming" / sha256_of(depot, "exit.onnx")
     left.parent.mkdir(parents=True, exist_ok=True)
     left.write_bytes(bytes(200_000))  # what ext4 leaves of unsynced data: the length, and zeros
@@ -118,6 +131,7 @@ def test_link_that_brings_nothing_more_is_unreachable_and_the_piece_is_kept(
 def test_target_longer_than_declared_is_refused_at_the_declared_size(
     depot: Depot, installed: Path, wide: Path, how: str
 ) -> None:
+    """FAULTS row 28."""
     size = wide.stat().st_size
     if how == "endless":
         depot.faults.endless.add("exit.onnx")
@@ -137,8 +151,9 @@ def test_target_longer_than_declared_is_refused_at_the_declared_size(
 def test_bundle_larger_than_the_disk_is_refused_before_anything_is_thrown_away(
     depot: Depot, export: Export, installed: Path, wide: Path
 ) -> None:
+    """FAULTS row 6."""
     assert update(installed, "tiny/2/d2").status == "installed"  # tiny/1 is now the way back
-    with depot.repository._locked():
+    with depot.repository.locked():
         metadata = depot.repository._load()
         metadata.targets.signed.targets[f"bundles/{WIDE}/exit.onnx"].length = 1 << 50
         depot.repository._release(metadata, targets=True, snapshot=True)
@@ -221,6 +236,8 @@ def _fill(ballast: Path) -> None:
 def test_disk_that_fills_up_during_the_download_keeps_the_bundle_and_recovers(
     depot: Depot, wide: Path, short_disk: ShortDisk
 ) -> None:
+    """FAULTS row 6."""
+
     def fill_up() -> None:
         depot.faults.before_target = None
         short_disk.fill()
@@ -257,6 +274,7 @@ def test_disk_that_is_full_already_is_told_apart_from_a_bad_bundle(
 def test_read_only_disk_keeps_the_bundle_running(
     depot: Depot, installed: Path, tmp_path: Path
 ) -> None:
+    """FAULTS row 6."""
     with _read_only(installed, tmp_path):
         outcome = update(installed, "tiny/2/d2")
         assert outcome.status == "refused"
@@ -289,3 +307,117 @@ class _read_only:  # noqa: N801 (reads as the statement it is)
     def _chmod(self, mode: int) -> None:
         for folder in (self.state, *(p for p in self.state.rglob("*") if p.is_dir())):
             folder.chmod(mode)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "incoming"])
+def test_links_among_the_slots_are_replaced_and_what_they_show_is_left_alone(
+    depot: Depot, installed: Path, wide: Path, tmp_path: Path, name: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "letter").write_text("mine")
+    shutil.rmtree(installed / "slots" / name, ignore_errors=True)
+    (installed / "slots" / name).symlink_to(elsewhere)
+    assert update(installed, WIDE).status == "installed"
+    assert running(installed) == WIDE
+    assert [path.name for path in elsewhere.iterdir()] == ["letter"]
+
+
+def test_link_in_place_of_a_download_is_not_written_through(
+    depot: Depot, installed: Path, wide: Path, tmp_path: Path
+) -> None:
+    letter = tmp_path / "letter"
+    letter.write_text("mine")
+    incoming_folder = installed / "slots" / "incoming"
+    incoming_folder.mkdir(exist_ok=True)
+    (incoming_folder / sha256_of(depot, "exit.onnx")).symlink_to(letter)
+    update(installed, WIDE)
+    assert letter.read_text() == "mine"
+    assert running(installed) in {"tiny/1/d2", WIDE}
+
+
+@pytest.mark.deadline
+def test_server_that_drips_is_given_up(tmp_path: Path) -> None:
+    """FAULTS row 17: bytes come again and again, each before the link counts as dead."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        dripping = threading.Thread(target=_drip, args=(listening, ended), daemon=True)
+        dripping.start()
+        identity = Identity(f"http://127.0.0.1:{port}", "pi-4", "default", "x" * 43, None)
+        client = ServerClient(identity, check_dates=True, patience_s=0.2)
+        part, began = tmp_path / "part", time.monotonic()
+        with pytest.raises(LinkError, match="expected at least 1000 bytes a second"):
+            download(client, f"{identity.server}/file", FileRecord("0" * 64, 500_000), part)
+        assert time.monotonic() - began < 15
+        assert 0 < part.stat().st_size < 5_000  # kept: the next update goes on from there
+        ended.set()
+    dripping.join(10)
+
+
+@pytest.mark.deadline
+@pytest.mark.parametrize("tls", [False, True])
+def test_server_that_drips_the_head_of_its_answer_is_given_up(tmp_path: Path, tls: bool) -> None:
+    """FAULTS row 17: the bytes of the head, each of which starts the socket's timeout again."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        url, ca, context = f"http://127.0.0.1:{port}", None, None
+        if tls:
+            url = f"https://127.0.0.1:{port}"
+            ca, key = self_signed(tmp_path)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(ca, key)
+        arguments = (listening, ended, context)
+        dripping = threading.Thread(target=_drip_head, args=arguments, daemon=True)
+        dripping.start()
+        identity = Identity(url, "pi-4", "default", "x" * 43, ca)
+        client, began = ServerClient(identity, check_dates=True, patience_s=0.3), time.monotonic()
+        with pytest.raises(LinkError, match="cannot be reached"):
+            client.read(f"{url}/tuf/metadata/timestamp.json", 1_000)
+        assert time.monotonic() - began < 8
+        ended.set()
+    dripping.join(10)
+
+
+def _drip_head(
+    listening: socket.socket, ended: threading.Event, tls: ssl.SSLContext | None
+) -> None:
+    """Answer each request with a head that has no end, a byte every 20 ms."""
+    listening.settimeout(0.1)
+    while not ended.is_set():
+        try:
+            peer: socket.socket = listening.accept()[0]
+        except OSError:  # nobody came
+            continue
+        with contextlib.suppress(OSError):
+            peer.settimeout(5)
+            if tls is not None:
+                peer = tls.wrap_socket(peer, server_side=True)
+            peer.recv(10_000)
+            peer.sendall(b"HTTP/1.1 200 OK\r\nX-Long: ")
+            while not ended.is_set():
+                peer.sendall(b"x")
+                time.sleep(0.02)
+        peer.close()
+
+
+def _drip(listening: socket.socket, ended: threading.Event) -> None:
+    """Answer each request with a promise, and a byte every 20 ms."""
+    listening.settimeout(0.1)
+    while not ended.is_set():
+        try:
+            peer, _ = listening.accept()
+        except OSError:  # nobody came
+            continue
+        with peer, contextlib.suppress(OSError):
+            asked = peer.recv(10_000).decode()
+            start = int(asked.partition("bytes=")[2].partition("-")[0] or 0)
+            status = "206 Partial Content" if start else "200 OK"
+            peer.sendall(
+                f"HTTP/1.1 {status}\r\nContent-Length: {500_000 - start}\r\n"
+                f"Content-Range: bytes {start}-499999/500000\r\n\r\n".encode()
+            )
+            while not ended.is_set():
+                peer.sendall(b"x")
+                time.sleep(0.02)

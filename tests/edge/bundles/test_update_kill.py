@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
@@ -76,6 +76,21 @@ for line in sys.stdin:
 """
 
 
+# An agent as it starts after the kill; it ends at once, so that nothing of it is in the way.
+FIRST_ANSWER = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from edge_sdk import AgentSettings, EdgeAgent
+
+agent = EdgeAgent.open(Path(sys.argv[1]), AgentSettings(offload=False, threshold=1e9))
+spec = agent.manifest.input
+agent.predict(np.zeros(spec.shape, spec.dtype))
+agent.close()
+os._exit(0)
+"""
+
+
 class ForkServer:
     """Forks processes that are killed."""
 
@@ -110,11 +125,20 @@ def loadable(state: Path) -> str:
     return active.manifest.bundle
 
 
+def first_answer_s(state: Path) -> float:
+    """Seconds from the start of a process to its agent's first answer."""
+    command = [sys.executable, "-P", "-c", FIRST_ANSWER, str(state)]
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return time.monotonic() - began
+
+
 @pytest.mark.parametrize("what", ["commit", "roll-back"])
 def test_swap_killed_at_any_touch_of_a_file_leaves_a_whole_bundle(
     depot: Depot, installed: Path, tmp_path: Path, fork_server: ForkServer, what: str
 ) -> None:
-    """Every point of the two moments that decide; both slots hold a bundle."""
+    """FAULTS row 2: every point of the two moments that decide; both slots hold a bundle."""
     assert update(installed, "tiny/2/d2").status == "installed"
     seen = set()
     number = status = 0
@@ -133,7 +157,7 @@ def test_swap_killed_at_any_touch_of_a_file_leaves_a_whole_bundle(
 def test_update_killed_at_any_touch_of_a_file_leaves_a_whole_bundle(
     depot: Depot, installed: Path, tmp_path: Path, fork_server: ForkServer, *, thorough: bool
 ) -> None:
-    """Each time from the same start, killed before its first, second, third ... file operation."""
+    """FAULTS row 2: from the same start, killed before its first, second, third ... operation."""
     seen = set()
     number = 1
     while True:
@@ -154,11 +178,17 @@ def test_update_killed_at_any_touch_of_a_file_leaves_a_whole_bundle(
     assert seen == {"tiny/1/d2", "tiny/2/d2"}
 
 
-@pytest.mark.timeout(1800)  # the thousand kills of `make faults` take some ten minutes
+@pytest.mark.timeout(3600)  # the thousand kills of `make faults` take some ten minutes
 def test_updates_killed_at_random_moments_always_leave_a_whole_bundle(
-    depot: Depot, export: Export, installed: Path, fork_server: ForkServer, *, thorough: bool
+    depot: Depot,
+    export: Export,
+    installed: Path,
+    fork_server: ForkServer,
+    *,
+    thorough: bool,
+    reached: Callable[..., None],
 ) -> None:
-    """One device through kill after kill, each on top of what the one before left."""
+    """FAULTS row 2: one device through kill after kill, each on top of what the one before left."""
     for version in (3, 4):
         depot.repository.publish_bundles(export.write(version, width=10_000))
     depot.faults.chunk_delay_s = 0.002  # 280 KB in 8 KB pieces: about 70 ms
@@ -166,12 +196,25 @@ def test_updates_killed_at_random_moments_always_leave_a_whole_bundle(
     assert fork_server.run("after", 60, installed, "tiny/3/d2") == 0
     whole_s = time.monotonic() - began
     rng = random.Random(0)
+    wanted_kills = 1000 if thorough else 20
     killed = 0
-    while killed < (1000 if thorough else 20):
+    restarts_s: list[float] = []
+    while killed < wanted_kills:
         before = loadable(installed)
         wanted = "tiny/4/d2" if before == "tiny/3/d2" else "tiny/3/d2"
         if fork_server.run("after", rng.uniform(0.0, whole_s), installed, wanted) == 9:
             killed += 1
+            if killed % (50 if thorough else 10) == 0:
+                restarts_s.append(first_answer_s(installed))
         assert loadable(installed) in (before, wanted)
+    reached(
+        "update-kill",
+        f"{killed:,} kills, 0 corrupt, 0 without a bundle; the slowest first answer of"
+        f" {len(restarts_s)} restarts after {max(restarts_s):.2f} s",
+        kills=killed,
+        slowest_restart_s=max(restarts_s),
+    )
+    # a machine that runs all tests may hold one of two up, not both
+    assert (max if thorough else min)(restarts_s) < 2
     assert update(installed, "tiny/2/d2").status == "installed"
     assert loadable(installed) == "tiny/2/d2"

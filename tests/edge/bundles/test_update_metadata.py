@@ -16,7 +16,7 @@ from tuf.ngclient import FetcherInterface, Updater
 
 from edge_sdk.bundles.store import BundleStore
 from edge_sdk.bundles.update import update
-from server.registry.artifacts import ArtifactRepository
+from server.signing.artifacts import ArtifactRepository
 
 if TYPE_CHECKING:
     from tests.edge.bundles.depot import Depot, Export
@@ -63,9 +63,9 @@ def refresh(folder: Path, files: dict[str, bytes], bootstrap: bytes) -> Updater:
 
 
 def test_every_flipped_byte_of_every_signed_file_is_refused(
-    depot: Depot, export: Export, tmp_path: Path, *, thorough: bool
+    depot: Depot, export: Export, tmp_path: Path, *, thorough: bool, reached: Callable[..., None]
 ) -> None:
-    """All 3,500 of them in `make faults`; else every seventh."""
+    """FAULTS row 18: all 3,500 of them in `make faults`; else every seventh."""
     repository = depot.repository
     repository.publish_bundles(export.write(1))
     root = Metadata[Root].from_bytes(repository.root_bytes)
@@ -78,9 +78,10 @@ def test_every_flipped_byte_of_every_signed_file_is_refused(
     folder.mkdir()
     assert refresh(folder, good, bootstrap).get_targetinfo("bundles/tiny/1/d2/manifest.json")
 
-    accepted = []
+    accepted, tried = [], 0
     for name, raw in [("1.root.json", bootstrap), *good.items()]:
         for at in range(0, len(raw), 1 if thorough else 7):
+            tried += 1
             bad = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
             try:
                 if name == "1.root.json":
@@ -90,11 +91,14 @@ def test_every_flipped_byte_of_every_signed_file_is_refused(
             except RepositoryError:
                 continue
             accepted.append((name, at))
+    refused = tried - len(accepted)
+    reached("flipped-bytes", f"{refused:,} of {tried:,} refused", refused=refused, tried=tried)
     assert accepted == []
 
 
 @pytest.mark.parametrize("name", ["timestamp.json", "3.snapshot.json", "3.targets.json"])
 def test_metadata_with_a_longer_life_is_refused(depot: Depot, installed: Path, name: str) -> None:
+    """FAULTS row 18."""
     raw = (depot.repository.metadata_folder / name).read_bytes()
     depot.faults.replace[name] = raw.replace(b'"expires":"2', b'"expires":"3', 1)
     outcome = update(installed, NEW)
@@ -107,6 +111,7 @@ def test_metadata_with_a_longer_life_is_refused(depot: Depot, installed: Path, n
 def test_metadata_signed_with_another_key_is_refused(
     depot: Depot, installed: Path, name: str
 ) -> None:
+    """FAULTS row 18."""
     metadata: Metadata[Any] = Metadata.from_file(str(depot.repository.metadata_folder / name))
     depot.faults.replace[name] = signed(metadata, CryptoSigner.generate_ed25519())
     assert update(installed, NEW).status == "refused"
@@ -114,6 +119,7 @@ def test_metadata_signed_with_another_key_is_refused(
 
 
 def test_unsigned_metadata_is_refused(depot: Depot, installed: Path) -> None:
+    """FAULTS row 18."""
     metadata = Metadata[Timestamp].from_file(
         str(depot.repository.metadata_folder / "timestamp.json")
     )
@@ -124,6 +130,7 @@ def test_unsigned_metadata_is_refused(depot: Depot, installed: Path) -> None:
 
 
 def test_replayed_timestamp_is_refused(depot: Depot, installed: Path) -> None:
+    """FAULTS row 19."""
     path = depot.repository.metadata_folder / "timestamp.json"
     old = path.read_bytes()
     depot.repository.refresh_timestamp()
@@ -136,7 +143,7 @@ def test_replayed_timestamp_is_refused(depot: Depot, installed: Path) -> None:
 
 
 def test_snapshot_of_another_moment_is_refused(depot: Depot, installed: Path) -> None:
-    """Mix and match: a new timestamp over the snapshot, or the targets, of before."""
+    """FAULTS row 19: mix and match: a new timestamp over the snapshot or the targets of before."""
     folder = depot.repository.metadata_folder
     for role in ("snapshot", "targets"):
         depot.faults.replace = {f"3.{role}.json": (folder / f"2.{role}.json").read_bytes()}
@@ -147,7 +154,7 @@ def test_snapshot_of_another_moment_is_refused(depot: Depot, installed: Path) ->
 def test_signed_timestamp_that_goes_back_to_an_old_snapshot_is_refused(
     depot: Depot, installed: Path
 ) -> None:
-    """A thief of the timestamp key alone can withhold updates, and nothing else."""
+    """FAULTS row 19: a thief of the timestamp key alone can withhold updates, and nothing else."""
     assert update(installed, "tiny/1/d2").status == "unchanged"
     path = depot.repository.metadata_folder / "timestamp.json"
     metadata = Metadata[Timestamp].from_bytes(path.read_bytes())
@@ -162,6 +169,7 @@ def test_signed_timestamp_that_goes_back_to_an_old_snapshot_is_refused(
 def test_expired_metadata_keeps_the_bundle_and_says_since_when(
     depot: Depot, installed: Path
 ) -> None:
+    """FAULTS row 19."""
     fresh_at = update(installed, "tiny/1/d2").fresh_at
     path = depot.repository.metadata_folder / "timestamp.json"
     metadata = Metadata[Timestamp].from_bytes(path.read_bytes())
@@ -186,6 +194,7 @@ def test_expired_metadata_keeps_the_bundle_and_says_since_when(
 
 @pytest.mark.parametrize("name", ["timestamp.json", "3.snapshot.json", "3.targets.json"])
 def test_endless_metadata_is_refused_at_its_limit(depot: Depot, installed: Path, name: str) -> None:
+    """FAULTS rows 19 and 28."""
     depot.faults.endless.add(name)
     outcome = update(installed, NEW)
     assert outcome.status == "refused"
@@ -209,7 +218,7 @@ def test_endless_metadata_is_refused_at_its_limit(depot: Depot, installed: Path,
 def test_signed_list_of_files_that_leaves_its_folder_is_refused(
     depot: Depot, installed: Path, names: object
 ) -> None:
-    """Even the holder of every key cannot write outside the slot."""
+    """FAULTS row 28: even the holder of every key cannot write outside the slot."""
 
     def change(targets: Targets) -> None:
         manifest = targets.targets[f"bundles/{NEW}/manifest.json"]
@@ -242,7 +251,7 @@ def test_manifest_that_names_other_files_than_were_signed_is_refused(
 
 def publish(repository: ArtifactRepository, change: Callable[[Targets], None]) -> None:
     """Sign changed targets with the repository's own keys."""
-    with repository._locked():
+    with repository.locked():
         state = repository._load()
         change(state.targets.signed)
         repository._release(state, targets=True, snapshot=True)

@@ -20,8 +20,9 @@ from tuf.api.metadata import Metadata, Root, Snapshot, Targets, Timestamp
 from edge_sdk.bundles.update import update
 from edge_sdk.errors import ManifestError
 from server.errors import ArtifactError, BadRequestError
-from server.registry import artifacts
-from server.registry.artifacts import ArtifactRepository
+from server.signing import artifacts
+from server.signing.artifacts import ArtifactRepository
+from tests.edge.bundles.kill_at import KILL_AT
 
 if TYPE_CHECKING:
     from tests.edge.bundles.depot import Depot, Export
@@ -214,24 +215,15 @@ def test_lost_timestamp_does_not_start_the_repository_over(
 
 # Does the same again and again in forked children, each killed one file operation later than the
 # one before, on what that one left; prints the wait statuses, the last of them 0.
-KILLED = """
-import os, signal, sys
+KILLED = (
+    KILL_AT
+    + """
 from pathlib import Path
-from server.registry.artifacts import ArtifactRepository
+from server.signing.artifacts import ArtifactRepository
 
 TOUCHES = {"open", "os.mkdir", "os.rename", "os.remove", "fcntl.flock"}
 folder, export = sys.argv[1:]
 repository = ArtifactRepository(Path(folder))
-
-def kill_at(number):
-    seen = 0
-    def hook(event, arguments):
-        nonlocal seen
-        if event in TOUCHES and (event == "fcntl.flock" or folder in str(arguments[:2])):
-            seen += 1
-            if seen == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-    sys.addaudithook(hook)
 
 status = 9
 number = 0
@@ -246,6 +238,7 @@ while status == 9:
     print(status, flush=True)
     sys.stdin.readline()
 """
+)
 
 
 def kills(repository: ArtifactRepository, export: Path | None) -> Iterator[int]:
@@ -266,7 +259,7 @@ def kills(repository: ArtifactRepository, export: Path | None) -> Iterator[int]:
 def test_server_killed_while_publishing_leaves_the_old_or_the_new(
     repository: ArtifactRepository, export: Export
 ) -> None:
-    """Killed again and again, each time one file operation later, on what is left of the last."""
+    """FAULTS row 20: killed again and again, each time one file operation later."""
     repository.publish_bundles(export.write(1))
     counts = set()
     statuses = []

@@ -260,6 +260,7 @@ def test_settings_of_learning_come_from_the_file(caplog: pytest.LogCaptureFixtur
         AgentSettings(offload=False, learn=Learn("server"))
 
 
+@pytest.mark.deadline
 def test_the_thread_learns_after_eight_labels_and_ends_with_the_agent(
     digits: Digits, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -291,6 +292,7 @@ def test_what_waits_is_bounded_in_bytes(digits: Digits, monkeypatch: pytest.Monk
     own.close()
 
 
+@pytest.mark.deadline
 def test_a_bundle_that_was_replaced_is_let_go_without_a_label(
     digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:

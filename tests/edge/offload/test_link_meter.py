@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_sdk.offload.link_meter import KEPT_MOST, UNDER_WAY_MOST, LinkMeter, LinkSample
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def exchange(

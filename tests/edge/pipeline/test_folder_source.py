@@ -65,6 +65,7 @@ def test_other_files_and_dot_files_are_left_out(tmp_path: Path, caplog: Any) -> 
     assert caplog.text.count("files with the ending .txt are left out") == 1
 
 
+@pytest.mark.deadline
 def test_folders_inside_are_named_where_there_is_nothing_else(tmp_path: Path, caplog: Any) -> None:
     for name in ("dog", "cat"):
         (tmp_path / name).mkdir()
@@ -138,6 +139,7 @@ def test_a_corrupt_file_is_named_counted_and_not_tried_again(
     assert got.names == ["torn.png"]
 
 
+@pytest.mark.deadline
 def test_answered_files_are_not_read_again_after_a_restart_unless_told(tmp_path: Path) -> None:
     memory = tmp_path / "memory.json"
     pictures = tmp_path / "pictures"
@@ -186,6 +188,7 @@ def test_the_memory_forgets_files_that_are_gone(
     assert SeenFiles(memory).has("29.png", (29, 29))
 
 
+@pytest.mark.deadline
 def test_a_folder_that_goes_and_comes_back_is_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -83,6 +83,7 @@ def test_rows_of_a_window_for_a_model(
     assert window_length(TensorSpec("float32", shape), channels) == length
 
 
+@pytest.mark.deadline
 def test_windows_of_a_file_that_grows(tmp_path: Path) -> None:
     file = tmp_path / "motion.csv"
     append(file, "t,ax,ay", "0,1,10", "0,2,20", "0,3,30", "0,4,40")
@@ -135,6 +136,7 @@ def test_many_holes_are_not_all_named(tmp_path: Path, caplog: pytest.LogCaptureF
     assert caplog.text.count("hole: ") == 5
 
 
+@pytest.mark.deadline
 def test_rotation_loses_no_row(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     append(file, "ax,ay", "1,1", "2,2")
@@ -148,6 +150,7 @@ def test_rotation_loses_no_row(tmp_path: Path) -> None:
     assert got.feed.counts.lost == 0
 
 
+@pytest.mark.deadline
 def test_columns_by_name_survive_another_order_after_rotation(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     append(file, "ax,ay", "1,-1", "2,-2")
@@ -159,6 +162,7 @@ def test_columns_by_name_survive_another_order_after_rotation(tmp_path: Path) ->
     assert np.asarray(got.items[0].sample).tolist() == [[1, 2, 5], [-1, -2, -5]]
 
 
+@pytest.mark.deadline
 def test_a_file_that_is_cut_short_begins_anew(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     append(file, *[f"{n},{n}" for n in (1, 2, 3)])
@@ -171,6 +175,7 @@ def test_a_file_that_is_cut_short_begins_anew(tmp_path: Path) -> None:
     assert first_channel(got) == [[1, 2, 3], [4, 5, 6]]
 
 
+@pytest.mark.deadline
 def test_a_file_that_vanishes_is_waited_for_and_no_window_spans_the_gap(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,6 +220,7 @@ def test_after_a_restart_another_file_of_that_name_is_read_from_its_start(tmp_pa
     assert first_channel(second) == [[11, 12, 13], [14, 15, 16]]
 
 
+@pytest.mark.deadline
 def test_from_the_end_only_new_rows_count(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     append(file, "ax,ay", "1,1", "2,2", "3,3")
@@ -276,6 +282,7 @@ def port(tmp_path: Path) -> Iterator[Port]:
     made.unplug()
 
 
+@pytest.mark.deadline
 def test_windows_of_a_serial_port_that_is_unplugged_and_plugged_in(
     port: Port, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -76,6 +76,7 @@ class Door:
         self.there = False
 
 
+@pytest.mark.deadline
 def test_a_sink_that_is_away_keeps_the_newest_rows_in_order(
     sink_of: Callable[..., Sink], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,6 +165,7 @@ def test_a_file_that_another_program_moves_or_removes_begins_anew(tmp_path: Path
     assert labels(path) == [3, 4]
 
 
+@pytest.mark.deadline
 def test_a_folder_that_comes_later_gets_what_waited(
     tmp_path: Path, sink_of: Callable[..., Sink]
 ) -> None:
@@ -180,6 +182,7 @@ def test_a_folder_that_comes_later_gets_what_waited(
 
 
 def test_on_a_full_disk_the_file_ends_with_a_whole_line_and_goes_on_later(tmp_path: Path) -> None:
+    """FAULTS row 6."""
     path = tmp_path / "a.jsonl"
     writer = FileWriter(path)
     writer.write([row(0)])
@@ -192,6 +195,7 @@ def test_on_a_full_disk_the_file_ends_with_a_whole_line_and_goes_on_later(tmp_pa
     assert labels(path) == [0, 1, 2, 3]
 
 
+@pytest.mark.deadline
 def test_a_pipe_whose_reader_left_is_gone_for_good(sink_of: Callable[..., Sink]) -> None:
     near, far = os.pipe()
     with os.fdopen(far, "wb", buffering=0) as stream:
@@ -331,6 +335,7 @@ def test_a_wrong_sink_is_named(word: str, message: str, tmp_path: Path) -> None:
     assert message in str(refused.value)
 
 
+@pytest.mark.deadline
 @pytest.mark.broker
 def test_a_password_stays_out_of_names_and_logs(
     sink_of: Callable[..., Sink], free_port: int, caplog: pytest.LogCaptureFixture
@@ -343,6 +348,7 @@ def test_a_password_stays_out_of_names_and_logs(
     assert "hunter2" not in caplog.text
 
 
+@pytest.mark.deadline
 def test_a_row_that_cannot_be_written_is_dropped_and_the_next_one_is_written(
     tmp_path: Path, sink_of: Callable[..., Sink], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -166,6 +166,7 @@ class Mixed:
     """A source whose second item is not of the model's shape, as after an update."""
 
     newest = False
+    patient = False
 
     def __init__(self, x: Array) -> None:
         self.marks: list[int] = []
@@ -208,6 +209,7 @@ def test_of_a_live_source_the_agent_gets_the_newest_item(digits: Digits) -> None
     assert handover.take(0) is None
 
 
+@pytest.mark.deadline
 def test_a_fast_source_waits_for_the_agent(digits: Digits) -> None:
     feed = Feed("fast", lambda: None)  # type: ignore[arg-type,return-value]
     handover = Handover(feed, newest=False)
@@ -251,7 +253,7 @@ def test_offloads_overlap_and_a_slow_source_holds_no_answer_back(
     with EdgeAgent.open(fleet.device("stream"), settings) as agent:
         agent.predict(digits.x[0])
         assert agent._offloader is not None
-        pending = agent._offloader._pending
+        pending = agent._offloader._open
         stream, ended = stream_of(agent, inputs, rows)
         with stream:
             assert ended.wait(20)

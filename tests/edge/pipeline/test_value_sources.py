@@ -178,6 +178,7 @@ def test_a_bundle_without_pictures_says_so(tmp_path: Path) -> None:
         got.items[0].take()
 
 
+@pytest.mark.deadline
 def test_a_camera_that_stops_is_opened_again_until_it_is_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

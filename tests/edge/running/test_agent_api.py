@@ -204,10 +204,21 @@ def test_other_users_change_nothing_without_the_secret(site: Site) -> None:
         ("POST", "/agent/correct"),
         ("GET", "/agent/late"),
         ("POST", "/agent/late/acknowledge"),
+        ("POST", "/agent/offloading"),
     ]:
         answer = site.call(method, path, b"{}" if method == "POST" else None)
         assert answer.status == 403
         assert "ask over the socket in the state folder" in answer.error
+
+
+def test_offloading_is_turned_by_true_and_false(site: Site) -> None:
+    def post(body: bytes) -> Any:
+        return site.call("POST", "/agent/offloading", body, door="local")
+
+    assert post(b'{"offloading": false}').json == {"device": "", "offloading": False}
+    assert "expected true or false, got 'off'" in post(b'{"offloading": "off"}').error
+    assert post(b"{}").error == 'expected {"offloading": ...}'
+    assert "opened without a server" in post(b'{"offloading": true}').error  # this agent has none
 
 
 class Corrections(AnswerObserver):
@@ -312,6 +323,7 @@ def test_a_device_without_memory_for_its_bundle_tells_when_to_ask_again(
                     assert b"ask again in 5 s" in answer.body
 
 
+@pytest.mark.deadline
 @pytest.mark.parametrize("door", DOORS)
 def test_curl_asks_it(site: Site, door: str, tmp_path: Path) -> None:
     body = tmp_path / "request.json"

@@ -9,8 +9,9 @@ import pytest
 from edge_sdk import AgentSettings, Agreement, Budget
 from edge_sdk.cli.agent_options import AgentOptions
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.settings import Learn
+from edge_sdk.settings import Learn, Traces
 
+COLLECTOR = "http://collector:4318"
 FILE = AgentSettings(deadline_s=3, codec="int8", late_answers=True)
 
 
@@ -44,6 +45,17 @@ FILE = AgentSettings(deadline_s=3, codec="int8", late_answers=True)
             {"delta": 0.2},
             AgentSettings(controller=Agreement(0.2, audit_share=0.5)),
         ),
+        (AgentSettings(), {"traces": "env"}, AgentSettings(traces=Traces("env", 0.01))),
+        (
+            AgentSettings(traces=Traces("env", 0.5)),
+            {"traces": COLLECTOR},
+            AgentSettings(traces=Traces(COLLECTOR, 0.5)),
+        ),
+        (
+            AgentSettings(traces=Traces(COLLECTOR, 0.5)),
+            {"traces_share": 0.0},
+            AgentSettings(traces=Traces(COLLECTOR, 0)),
+        ),
     ],
 )
 def test_options_replace_what_the_file_says(
@@ -60,6 +72,11 @@ def test_options_replace_what_the_file_says(
         ({"threads": 0}, "threads: expected a whole number from 1"),
         ({"codec": "zip"}, "codec: expected one of fp32, fp16, int8"),
         ({"delta": 1.0}, "delta: expected"),
+        ({"traces_share": 0.5}, "--traces-share needs --traces URL"),
+        ({"traces": COLLECTOR, "traces_share": 1.5}, "traces: share: expected"),
+        ({"traces": "collector:4318"}, "traces: url: expected http://HOST:4318"),
+        ({"traces": "http://"}, "traces: url: expected"),
+        ({"traces": "http://[:4318"}, "traces: url: expected"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:

@@ -5,7 +5,6 @@ A real server, a real broker, the agent as a process of its own, and curl.
 
 from __future__ import annotations
 
-import configparser
 import json
 import shutil
 import signal
@@ -26,7 +25,8 @@ from edge_sdk.state import StateLock
 from profiles import load_reference
 from server.processes import ServerProcess
 from server.tokens import create_token
-from tests.reader import ROOT, Document, Reader, environment, free_ports
+from tests.edge.systemd.managers import listening_manager
+from tests.reader import Document, Reader, environment, free_ports
 from tests.waiting import is_listening, wait_until
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.deadline
 
 DOCUMENT = Document("docs/running-device.md")
+WATCHDOG_S = 1.0
 WRITTEN = "127.0.0.1:8080"
 
 
@@ -69,12 +70,16 @@ class Place:
         return int(status), json.loads(body)
 
     @contextmanager
-    def running(self, script: str) -> Iterator[subprocess.Popen[str]]:
-        """The agent that a block starts, until SIGTERM, which it must obey."""
+    def running(self, script: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+        """The agent that a block starts, until SIGTERM, which it must obey.
+
+        Args:
+            more: variables of its environment.
+        """
         process = subprocess.Popen(
             ["bash", "-euc", f"exec {script}"],
             cwd=self.folder,
-            env=environment(),
+            env={**environment(), **more},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -148,17 +153,32 @@ def test_any_program_asks_the_agent_with_and_without_the_server(place: Place) ->
         assert again["parameters"]["source"] == "server"
 
 
-def test_settings_file_opens_the_port_and_the_unit_starts_the_agent(place: Place) -> None:
+def test_settings_file_opens_the_port_and_the_manager_hears_of_an_agent_that_works(
+    place: Place, tmp_path: Path
+) -> None:
+    """The unit's own command, and what systemd would be told of it."""
     place.type("settings")
-    unit = configparser.ConfigParser(interpolation=None, strict=True)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's names have capitals
-    unit.read(ROOT / "examples" / "splitedge-agent.service")
-    assert unit["Service"]["User"] == "splitedge"
-    started = unit["Service"]["ExecStart"]
-    state = "/var/lib/splitedge/agent"
-    assert state in started
-    assert state in DOCUMENT.text
-    started = started.replace("/opt/splitedge/bin/", "").replace(state, "./pi")
-    with place.running(started):
-        wait_until(lambda: is_listening(place.port), "nobody listens")
-        assert place.curl("/v2/health/ready") == (200, {"ready": True})
+    unit = subprocess.run(
+        ["splitedge", "agent", "install-service", "--dry-run"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    (started,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
+    words = started.partition("/splitedge ")[2].replace("/var/lib/splitedge/agent", "./pi")
+    with listening_manager(tmp_path) as manager:
+        with place.running(
+            f"splitedge {words}",
+            **manager.environment(WATCHDOG_S),
+            SPLITEDGE_AGENT_OPTIONS="--update-minutes 5",
+        ) as agent:
+            assert "STATUS=pi runs digits/1/" in manager.wait("READY=1")
+            assert place.curl("/v2/health/ready") == (200, {"ready": True})
+            manager.wait("WATCHDOG=1")
+            agent.send_signal(signal.SIGSTOP)
+            assert manager.is_silent(2 * WATCHDOG_S)
+            agent.send_signal(signal.SIGCONT)
+            manager.wait("WATCHDOG=1")
+        assert "STOPPING=1" in manager.read()

@@ -13,7 +13,7 @@ import pytest
 from edge_sdk import AgentSettings, Agreement, Budget
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.records import read_record
-from edge_sdk.settings import Learn, Power
+from edge_sdk.settings import Learn, Power, Traces
 from edge_sdk.settings_file.agent_tables import CONTROLLERS
 from edge_sdk.settings_file.settings_file import (
     SETTINGS_NAME,
@@ -31,7 +31,7 @@ def record_of(kind: Any) -> Any:
 
 
 KINDS = {name: record_of(kind) for name, kind in get_type_hints(SettingsFile).items()}
-RECORDS: dict[str, Any] = {**KINDS, **CONTROLLERS, "power": Power, "learn": Learn}
+RECORDS: dict[str, Any] = {**KINDS, **CONTROLLERS, "power": Power, "learn": Learn, "traces": Traces}
 SHOWN = tomllib.loads(SETTING.sub("", settings_template()))
 
 
@@ -42,7 +42,8 @@ def default_of(field: Field[Any]) -> Any:
 
 def plain(record: Any) -> list[Field[Any]]:
     """Its fields that are keys of the table: the others are written as tables of their own."""
-    return [each for each in fields(record) if each.name not in {"controller", "power", "learn"}]
+    own_tables = {"controller", "power", "learn", "traces"}
+    return [each for each in fields(record) if each.name not in own_tables]
 
 
 @pytest.mark.parametrize("name", RECORDS)

@@ -1,7 +1,6 @@
 """Frames: what is sent comes back on every carrier; what is no frame is refused, cheaply.
 
-In the normal run about 12,000 generated frames; `--hypothesis-profile=faults` makes it ten times as
-many.
+In the normal run about 12,000 generated frames; `make faults` makes it ten times as many.
 """
 
 from __future__ import annotations
@@ -510,6 +509,7 @@ def read_or_refuse(read: Callable[[], Frame], limits: Limits) -> None:
 @examples(500)
 @given(st.binary(max_size=300))
 def test_random_bytes_give_frame_errors_only(raw: bytes) -> None:
+    """FAULTS row 26."""
     read_or_refuse(lambda: frames.unpack(raw), frames.MQTT_LIMITS)
     read_or_refuse(lambda: frames.unpack(prefixed(raw)), frames.MQTT_LIMITS)
     read_or_refuse(lambda: frames.decode(raw, None, frames.HTTP_LIMITS), frames.HTTP_LIMITS)
@@ -521,6 +521,7 @@ def test_random_bytes_give_frame_errors_only(raw: bytes) -> None:
 def test_damaged_frames_give_frame_errors_only(
     header: dict[str, Any], sent: list[Tensor], is_request: bool, seed: int
 ) -> None:
+    """FAULTS row 26."""
     raw = frames.pack(header, sent, key="inputs" if is_request else "outputs")
     source = random.Random(seed)
     for number in range(MUTANTS_PER_FRAME):
@@ -533,6 +534,7 @@ def test_damaged_frames_give_frame_errors_only(
 @examples(1000)
 @given(hostile_bodies())
 def test_hostile_json_gives_frame_errors_only(body: tuple[bytes, bytes]) -> None:
+    """FAULTS row 26."""
     text, tail = body
     read_or_refuse(lambda: frames.unpack(prefixed(text, tail)), frames.MQTT_LIMITS)
     read_or_refuse(lambda: frames.decode(text, None, frames.HTTP_LIMITS), frames.HTTP_LIMITS)

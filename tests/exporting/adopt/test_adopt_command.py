@@ -364,6 +364,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_takes_time(
     assert file.read_text() == "mine"
 
 
+@pytest.mark.deadline
 def test_in_a_pipe_no_figure_is_cut_off_and_a_failed_probe_prints_nothing(
     make_graph: Callable[..., Path],
     convolution: tuple[list[Any], dict[str, Array]],
@@ -392,6 +393,7 @@ def test_in_a_pipe_no_figure_is_cut_off_and_a_failed_probe_prints_nothing(
     assert "hybrid" in done.stdout
 
 
+@pytest.mark.deadline
 def test_help_shows_an_example_without_loading_torch() -> None:
     code = (
         "import sys\n"

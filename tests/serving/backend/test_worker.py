@@ -21,16 +21,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edge_sdk.mqtt import BrokerAddress, MqttLink
-from edge_sdk.wire.frames import Tensor, pack_request
+from edge_sdk.wire.frames import Tensor, pack_request, unpack
 from edge_sdk.wire.messages import Problem, Query, pack_query
 from edge_sdk.wire.topics import Kind
-from server.backend.batcher import Batcher, Job
+from server.backend.batcher import Batcher
 from server.backend.inference import Inference
+from server.backend.jobs import Job
 from server.backend.ladder import Entry, LadderEngine
-from server.backend.models import ModelStore
+from server.backend.models import ModelStore, ServedModel
+from server.backend.senders import SenderLimits, Senders
 from server.backend.worker import MqttWorker
 from server.broker.child import BrokerChild
 from server.broker.policy import Principal, credential_sha256
+from server.errors import OverloadedError
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -55,9 +58,11 @@ class Backend:
     heard: list[tuple[Kind, str, bytes]]
 
 
-def serve(address: BrokerAddress, models: ModelStore) -> tuple[Backend, Callable[[], None]]:
+def serve(
+    address: BrokerAddress, models: ModelStore, limits: SenderLimits | None = None
+) -> tuple[Backend, Callable[[], None]]:
     batcher = Batcher(queue_max=QUEUE, batch_max=4)
-    inference = Inference(models, batcher, 4)
+    inference = Inference(models, batcher, 4, Senders(limits))
     seen: list[str] = []
     link = MqttLink(address, client_id="backend", password=SECRET)
     heard: list[tuple[Kind, str, bytes]] = []
@@ -166,6 +171,26 @@ def test_a_probe_is_answered_at_once_even_while_the_engine_is_busy(
     assert not busy.is_set()
 
 
+def test_a_device_that_the_queue_refused_is_told_so_by_the_header_of_its_query_alone(
+    embedded: BrokerAddress, models: ModelStore, device: Callable[..., Device], exported: Exported
+) -> None:
+    """FAULTS row 8."""
+    backend, stop = serve(embedded, models)
+    try:
+        pi = device(embedded, "pi-1", SECRET)
+        full = OverloadedError("full", retry_after_s=60.0)
+        backend.inference.senders.settled("pi-1", full)
+        query = pack_query(exported.query(0, exported.x[:1], id="unread"))
+        pi.send(query[:-1])  # a tensor that could not be read
+        reply = pi.wait(lambda: pi.replies)[-1]
+        assert (reply.id, reply.problem) == ("unread", Problem.OVERLOADED)
+        assert reply.retry_after_s == 60.0
+        assert pi.ask(Query("probe", None, None, None)).problem is None
+        assert backend.worker.malformed == 0
+    finally:
+        stop()
+
+
 def test_a_worker_without_models_says_it_is_not_ready(
     embedded: BrokerAddress, device: Callable[..., Device], exported: Exported, tmp_path: Path
 ) -> None:
@@ -177,6 +202,46 @@ def test_a_worker_without_models_says_it_is_not_ready(
         assert reply.problem is Problem.NOT_READY
         assert "publish" in reply.detail
     finally:
+        stop()
+
+
+class Restless(ModelStore):
+    """A store whose operator activates the other version after each look at it."""
+
+    def served(self, name: str | None = None, version: str | None = None) -> ServedModel:
+        found = super().served(name, version)
+        self.activate({"digits": "1" if found.manifest.version == "2" else "2"})
+        return found
+
+
+def test_reply_names_the_version_that_was_computed(
+    embedded: BrokerAddress, exported: Exported, tmp_path: Path
+) -> None:
+    for version in (1, 2):
+        exported.install(tmp_path, version=version)
+    models = Restless(tmp_path)
+    models.load()
+    models.activate({"digits": "1"})
+    engines = {one.manifest.version: one.engine for one in (models.served(), models.served())}
+    backend, stop = serve(embedded, models)
+    named: list[str] = []
+    link = MqttLink(embedded, client_id="pi-1", password=SECRET)
+    topic = "splitedge/v1/default/pi-1/"
+    link.subscribe(
+        topic + "reply",
+        lambda message: named.append(unpack(message.payload).header["model_version"]),
+    )
+    link.start()
+    try:
+        link.wait_connected(10)
+        query = pack_query(exported.query(0, exported.x[:1], id="one", version=None))
+        wait_until(lambda: link.publish(topic + "query", query), "the query was not taken")
+        wait_until(lambda: named, "no reply", 20)
+        statistics = backend.inference.statistics
+        wait_until(lambda: any(statistics.of(one).batches for one in engines.values()), "no run")
+        assert named == [v for v, one in engines.items() if statistics.of(one).batches]
+    finally:
+        link.stop()
         stop()
 
 
@@ -230,20 +295,45 @@ def test_a_full_queue_is_told_with_when_to_come_back(
     assert {reply.id for reply in answered} == {str(i) for i in range(QUEUE)}
 
 
+@pytest.mark.deadline
 def test_what_came_too_late_is_not_answered(
     pi: Device, backend: Backend, exported: Exported, busy: threading.Event
 ) -> None:
-    before = backend.inference.batcher.load.expired
+    load = backend.inference.batcher.load
+    before = load.expired + load.refused
+    seen = len(backend.seen)
+    # first, since a sender that the queue refused is refused by the header for a short time
+    pi.send(pack_query(exported.query(0, exported.x[:1], id="good", deadline_ms=60_000.0)))
     for i in range(3):
         query = exported.query(0, exported.x[:1], id=f"late-{i}", deadline_ms=1.0)
         pi.send(pack_query(query))
-    pi.send(pack_query(exported.query(0, exported.x[:1], id="good", deadline_ms=60_000.0)))
-    wait_until(lambda: backend.inference.batcher.waiting >= 4, "the queries did not arrive")
+    wait_until(lambda: len(backend.seen) - seen == 4, "the queries did not arrive")
     time.sleep(0.01)  # the deadlines of 1 ms pass
     busy.set()
     pi.wait(lambda: [reply for reply in pi.replies if reply.id == "good"])
-    assert [reply.id for reply in pi.replies] == ["good"]
-    assert backend.inference.batcher.load.expired == before + 3
+    assert [reply.id for reply in pi.replies if reply.problem is None] == ["good"]
+    # refused at once where the queue alone would have taken as long
+    assert load.expired + load.refused > before
+
+
+def test_a_device_above_its_limit_is_told_when_to_come_back_and_others_are_served(
+    mosquitto: BrokerAddress, models: ModelStore, device: Callable[..., Device], exported: Exported
+) -> None:
+    """FAULTS row 22: its own queries are refused, with the word for an overload."""
+    backend, stop = serve(mosquitto, models, SenderLimits(requests=5))
+    flood, small = device(mosquitto, "pi-1"), device(mosquitto, "pi-2")
+    for i in range(40):
+        flood.send(pack_query(exported.query(0, exported.x[:1], id=str(i))))
+    flood.wait(lambda: flood.replies if len(flood.replies) == 40 else [])
+    refused = [reply for reply in flood.replies if reply.problem is not None]
+    assert len(refused) >= 40 - QUEUE - 5
+    assert {reply.problem for reply in refused} == {Problem.OVERLOADED}
+    assert all(0 < reply.retry_after_s <= 10 and reply.id for reply in refused)
+    assert small.ask(exported.query(0, exported.x[:1], id="small")).problem is None
+    counts = backend.inference.senders.counts()
+    assert (counts["pi-1"].requests, counts["pi-2"].answered) == (40, 1)
+    assert counts["pi-1"].limited + counts["pi-1"].answered + counts["pi-1"].refused == 40
+    stop()
 
 
 def test_a_reply_goes_to_the_device_that_asked_only(
@@ -257,6 +347,7 @@ def test_a_reply_goes_to_the_device_that_asked_only(
     stop()
 
 
+@pytest.mark.deadline
 def test_a_query_that_a_broker_kept_is_not_answered(
     mosquitto: BrokerAddress, models: ModelStore, device: Callable[..., Device], exported: Exported
 ) -> None:
@@ -334,6 +425,7 @@ HOSTILE = {
 def test_a_hostile_frame_is_refused_and_the_next_query_answered(
     pi: Device, exported: Exported, name: str
 ) -> None:
+    """FAULTS row 26."""
     pi.send(HOSTILE[name])
     good = pi.ask(exported.query(0, exported.x[:1], id="good"))
     assert good.problem is None
@@ -377,7 +469,7 @@ FRAMES = st.binary(max_size=200) | st.builds(framed, HEADER, st.binary(max_size=
 def test_after_any_bytes_the_next_good_query_is_answered(
     pi: Device, exported: Exported, payloads: list[bytes]
 ) -> None:
-    """Each frame gets one reply; hundreds of them leave nothing behind."""
+    """FAULTS row 26: each frame gets one reply; hundreds of them leave nothing behind."""
     pi.replies.clear()
     for payload in payloads:
         pi.send(payload)

@@ -1,9 +1,7 @@
-"""The broker as a child process: it listens, survives its own crash, and not its parent's."""
+"""Each broker as a child process: it listens, survives its own crash, and not its parent's."""
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 import os
 import secrets
 import signal
@@ -12,66 +10,79 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
-from edge_sdk.errors import ConfigurationError
+from benchmarks.mqtt.certificates import self_signed
+from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.mqtt import BrokerAddress, MqttLink
-from server.broker.child import BrokerChild, ListenSettings
+from server.broker.child import ListenSettings
 from server.broker.policy import Principal, credential_sha256
+from tests.serving.broker.own_brokers import (
+    PROGRAMS,
+    OwnBroker,
+    Program,
+    device_login,
+    let_in,
+    own_broker,
+)
+from tests.serving.logins import is_let_in
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.deadline]
 
+ROOT = Path(__file__).parents[3]
 SECRET = secrets.token_hex(32)
-DEVICE = Principal("pi-1", "device", "lab", credential_sha256(SECRET))
+DEVICE = device_login("pi-1", SECRET)
+
+
+@pytest.fixture(params=PROGRAMS)
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., OwnBroker]]:
+    """Makes brokers of one program that know `pi-1`, and stops them."""
+    made: list[OwnBroker] = []
+
+    def own(settings: ListenSettings | None = None) -> OwnBroker:
+        made.append(own_broker(request.param, tmp_path / "broker", SECRET, settings))
+        made[-1].set_principal(DEVICE)
+        return made[-1]
+
+    yield own
+    for child in made:
+        child.stop()
 
 
 @pytest.fixture
-def child() -> Iterator[BrokerChild]:
-    running = BrokerChild()
-    running.set_principal(DEVICE)
+def child(make: Callable[..., OwnBroker]) -> OwnBroker:
+    running = make()
     running.start()
-    yield running
-    running.stop()
+    return running
 
 
-def link_to(child: BrokerChild, name: str = "pi-1", **options: str) -> MqttLink:
+def link_to(child: OwnBroker, name: str = "pi-1", **options: str) -> MqttLink:
     address = BrokerAddress("127.0.0.1", child.port, tls=bool(options))
     return MqttLink(address, client_id=name, password=SECRET, ca=options.get("ca"))
 
 
-def logs_in(child: BrokerChild, name: str = "pi-1") -> bool:
-    link = link_to(child, name)
-    link.start()
-    try:
-        wait_until(
-            lambda: link.connected or "Not authorized" in link.last_error, lambda: link.last_error
-        )
-        return link.connected
-    finally:
-        link.stop()
+def logs_in(child: OwnBroker, name: str = "pi-1") -> bool:
+    return is_let_in(link_to(child, name))
 
 
-def test_client_of_mqtt_5_falls_back_and_is_let_in(child: BrokerChild) -> None:
+def test_client_of_mqtt_5_is_let_in_or_falls_back(child: OwnBroker) -> None:
     assert child.alive
     assert logs_in(child)
     assert not logs_in(child, "pi-2")
 
 
-def test_small_enough_for_one_command_to_run_everything(child: BrokerChild) -> None:
+def test_small_enough_for_one_command_to_run_everything(child: OwnBroker) -> None:
     assert child.pid is not None
     assert psutil.Process(child.pid).memory_info().rss < 50e6  # 30 MB here
 
 
-def test_crashed_broker_restarts_with_the_same_port_and_principals(child: BrokerChild) -> None:
+def test_crashed_broker_restarts_with_the_same_port_and_principals(child: OwnBroker) -> None:
     port, pid = child.port, child.pid
     assert pid is not None
     link = link_to(child)
@@ -84,18 +95,45 @@ def test_crashed_broker_restarts_with_the_same_port_and_principals(child: Broker
     link.stop()
 
 
-def test_changes_made_while_it_is_down_are_in_force_when_it_is_back(child: BrokerChild) -> None:
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_listener_that_fails_does_not_end_the_watching(
+    program: Program, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = threading.Event()
+
+    def fail(_event: dict[str, Any]) -> None:
+        told.set()
+        raise RuntimeError("a fault of the listener")
+
+    child = own_broker(program, tmp_path / "broker", SECRET, on_event=fail)
+    child.set_principal(DEVICE)
+    child.start()
+    try:
+        first = child.pid
+        assert logs_in(child)
+        assert told.wait(5)
+        assert first is not None
+        assert child.pid == first, "the broker was ended for a fault of the listener"
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: child.alive and child.pid != first, "a new broker")
+        assert logs_in(child)
+    finally:
+        child.stop()
+    assert "a fault of the listener" in caplog.text
+
+
+def test_changes_made_while_it_is_down_are_in_force_when_it_is_back(child: OwnBroker) -> None:
     pid = child.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     child.remove_principal("pi-1")
-    child.set_principal(Principal("pi-2", "device", "lab", credential_sha256(SECRET)))
+    let_in(child, device_login("pi-2", SECRET), SECRET)
     wait_until(lambda: child.alive and child.pid != pid, "the broker is not started again")
     assert logs_in(child, "pi-2")
     assert not logs_in(child, "pi-1")
 
 
-def test_revocation_holds_though_the_broker_hangs(child: BrokerChild) -> None:
+def test_revocation_holds_though_the_broker_hangs(child: OwnBroker) -> None:
     pid = child.pid
     assert pid is not None
     link = link_to(child)
@@ -111,12 +149,18 @@ def test_revocation_holds_though_the_broker_hangs(child: BrokerChild) -> None:
     link.stop()
 
 
-def test_dies_when_its_parent_is_killed() -> None:
-    program = (
-        "import time; from server.broker.child import BrokerChild\n"
-        "child = BrokerChild(); child.start(); print(child.pid, flush=True); time.sleep(60)"
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_dies_when_its_parent_is_killed(program: Program, tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from tests.serving.broker.own_brokers import own_broker\n"
+        "child = own_broker(sys.argv[1], Path(sys.argv[2]), 'secret')\n"
+        "child.start(); print(child.pid, flush=True); time.sleep(60)"
     )
-    parent = subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE)
+    command = [sys.executable, "-P", "-c", code, program, str(tmp_path)]
+    parent = subprocess.Popen(
+        command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     assert parent.stdout is not None
     with parent.stdout:
         broker = psutil.Process(int(parent.stdout.readline()))
@@ -128,26 +172,37 @@ def test_dies_when_its_parent_is_killed() -> None:
         )
 
 
-def test_stop_ends_the_process_and_no_thread_stays(child: BrokerChild) -> None:
+def test_stop_ends_the_process_and_no_thread_stays(child: OwnBroker) -> None:
     assert child.pid is not None
     broker = psutil.Process(child.pid)
     child.stop()
     assert not child.alive
     assert not broker.is_running()
-    assert "broker-child" not in {thread.name for thread in threading.enumerate()}
+    names = {thread.name for thread in threading.enumerate()}
+    assert not names & {"broker-child", "mosquitto"}
 
 
-def test_port_that_is_taken_is_named(free_port: int) -> None:
+def test_port_that_is_taken_is_named(make: Callable[..., OwnBroker], free_port: int) -> None:
     taken = rf"port {free_port}: .* choose another"
     with (
         socket.create_server(("127.0.0.1", free_port)),
         pytest.raises(ConfigurationError, match=taken),
     ):
-        BrokerChild(ListenSettings(port=free_port)).start()
+        make(ListenSettings(port=free_port)).start()
 
 
-def test_device_cannot_take_the_name_of_the_backend(child: BrokerChild) -> None:
-    child.set_principal(Principal("backend", "backend", None, credential_sha256(SECRET)))
+def test_a_broker_that_ends_at_its_first_start_is_told_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    no_pem = tmp_path / "no.pem"
+    no_pem.write_text("this is no certificate")
+    child = own_broker("embedded", tmp_path, SECRET, ListenSettings(certificate=no_pem, key=no_pem))
+    with pytest.raises(LinkError, match="did not start: it ended with status 1; what it"):
+        child.start()
+    assert "next start" not in caplog.text  # there is none
+
+
+def test_device_cannot_take_the_name_of_the_backend(child: OwnBroker) -> None:
     with pytest.raises(ConfigurationError, match="already a backend"):
         child.set_principal(Principal("backend", "device", "lab", credential_sha256(SECRET)))
 
@@ -157,44 +212,13 @@ def test_half_a_tls_pair_is_refused() -> None:
         ListenSettings(certificate=Path("broker.pem"))
 
 
-def test_tls_where_a_certificate_is_given(tmp_path: Path) -> None:
+def test_tls_where_a_certificate_is_given(make: Callable[..., OwnBroker], tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
-    child = BrokerChild(ListenSettings(certificate=certificate, key=key))
-    child.set_principal(DEVICE)
+    child = make(ListenSettings(certificate=certificate, key=key))
     child.start()
-    try:
-        link = link_to(child, ca=str(certificate))
-        link.start()
-        link.wait_connected(5)
-        link.stop()
-    finally:
-        child.stop()
-
-
-def self_signed(folder: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "broker")])
-    now = dt.datetime.now(dt.UTC)
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(hours=1))
-        .add_extension(address, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    paths = folder / "broker.pem", folder / "broker.key"
-    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return paths
+    link = link_to(child, ca=str(certificate))
+    link.start()
+    link.wait_connected(5)
+    child.remove_principal("pi-1")  # orders reach it over TLS too
+    wait_until(lambda: not link.connected, "the revoked device stays connected", 10)
+    link.stop()

@@ -12,15 +12,22 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from benchmarks.mqtt.certificates import self_signed
 from edge_sdk.mqtt import BrokerAddress, Message, MqttLink, Will
+from server.broker import sockets
+from server.broker.channel import Channel
 from server.broker.child import BrokerChild
-from server.broker.connection import AcceptorLimits
+from server.broker.core.broker import Broker
+from server.broker.core.limits import BrokerLimits
 from server.broker.embedded import EmbeddedBroker
 from server.broker.policy import Principal, credential_sha256
+from server.listening.direct_loop import DirectLoop
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.deadline]
@@ -58,7 +65,7 @@ def backend(child: BrokerChild) -> Iterator[MqttLink]:
 @pytest.fixture
 def hasty() -> Iterator[int]:
     """The port of a broker in this process, with short time limits."""
-    with in_thread(AcceptorLimits(connect_s=0.3, stall_s=1.0, outbound_bytes=32_000_000)) as port:
+    with in_thread(BrokerLimits(connect_s=0.3, stall_s=1.0, outbound_bytes=32_000_000)) as port:
         yield port
 
 
@@ -66,16 +73,22 @@ def hasty() -> Iterator[int]:
 def hasty_tls() -> Iterator[int]:
     """The same with TLS; the context has no certificate, because no handshake gets that far."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with in_thread(AcceptorLimits(connect_s=0.3), tls) as port:
+    with in_thread(BrokerLimits(connect_s=0.3), tls) as port:
         yield port
 
 
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for localhost, which is its own authority, and its key."""
+    return self_signed(tmp_path_factory.mktemp("certificate"))
+
+
 @contextlib.contextmanager
-def in_thread(limits: AcceptorLimits, tls: ssl.SSLContext | None = None) -> Iterator[int]:
+def in_thread(limits: BrokerLimits, tls: ssl.SSLContext | None = None) -> Iterator[int]:
     """Run a broker in an event loop of its own; its port."""
     listening: queue.SimpleQueue[int] = queue.SimpleQueue()
     over = asyncio.Event()
-    loop = asyncio.new_event_loop()
+    loop = DirectLoop()
 
     async def serve() -> None:
         broker = EmbeddedBroker(limits)
@@ -194,6 +207,7 @@ def memory_mb(child: BrokerChild) -> float:
 def test_a_thousand_silent_sockets_are_closed_and_hinder_no_device(
     child: BrokerChild, backend: MqttLink
 ) -> None:
+    """FAULTS row 22."""
     before = memory_mb(child)
     with contextlib.ExitStack() as sockets:
         device = Device(child, "pi-1")
@@ -219,6 +233,25 @@ def test_more_logins_than_allowed_close_the_oldest_at_once(child: BrokerChild) -
         for _ in range(1_000):
             sockets.enter_context(raw(child.port))
         assert ends_within(oldest, 2)
+
+
+def test_half_logins_do_not_push_out_a_client_that_is_slower_than_they(child: BrokerChild) -> None:
+    """FAULTS row 22: on a slow link, a client is silent for a moment after it has connected."""
+    half = b"\x10\x40\x00\x04MQ"
+    with contextlib.ExitStack() as sockets:
+
+        def attack() -> None:
+            sockets.enter_context(raw(child.port)).sendall(half)
+
+        for _ in range(BrokerLimits().logins_per_address):
+            attack()
+        for _ in range(5):
+            honest = sockets.enter_context(raw(child.port))
+            time.sleep(0.02)
+            attack()
+            time.sleep(0.02)
+            honest.sendall(connect_packet("pi-1", "pi-1"))
+            assert honest.recv(4) == b"\x20\x02\x00\x00"
 
 
 def test_login_longer_than_4_kb_is_cut_before_it_is_read(child: BrokerChild) -> None:
@@ -248,6 +281,7 @@ def test_keep_alive_is_enforced(child: BrokerChild) -> None:
 def test_device_that_does_not_read_is_cut_and_memory_stays_bounded(
     child: BrokerChild, backend: MqttLink
 ) -> None:
+    """FAULTS row 22."""
     other = Device(child, "pi-2")
     before = memory_mb(child)
     with logged_in(child.port, "pi-1") as deaf:
@@ -277,12 +311,111 @@ def test_device_that_takes_no_byte_is_cut_though_little_waits(hasty: int) -> Non
         assert received_until_the_end(deaf) < 7 * 1_900_000
 
 
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_device_that_says_its_end_and_takes_no_byte_is_closed(
+    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, *, with_tls: bool
+) -> None:
+    """FAULTS row 22: its half of the connection has ended; the other half would stay for ever."""
+    monkeypatch.setattr(sockets, "_CLOSE_S", 0.5)
+    limits = BrokerLimits(outbound_bytes=32_000_000)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*certificate)
+    trusting = ssl.create_default_context(cafile=str(certificate[0]))
+    with in_thread(limits, tls if with_tls else None) as port, contextlib.ExitStack() as stack:
+
+        def client(name: str, username: str) -> socket.socket:
+            sock = raw(port)
+            if with_tls:
+                sock = trusting.wrap_socket(sock, server_hostname="localhost")
+            stack.enter_context(sock)
+            sock.sendall(connect_packet(name, username))
+            assert sock.recv(4) == b"\x20\x02\x00\x00"
+            return sock
+
+        deaf, backend = client("pi-1", "pi-1"), client("backend-1", "backend")
+        subscribed(deaf, "splitedge/v1/lab/pi-1/reply")
+        for _ in range(7):  # within what may wait, above what the kernel takes
+            backend.sendall(publish_packet("splitedge/v1/lab/pi-1/reply", bytes(1_900_000)))
+            assert backend.recv(4) == b"\x40\x02\x00\x01"  # so it is on its way to the device
+        here = deaf.getsockname()[1]
+
+        def is_open() -> bool:
+            found = psutil.Process().net_connections("tcp")
+            return any(one.laddr[1] == port and one.raddr and one.raddr[1] == here for one in found)
+
+        assert is_open()
+        deaf.shutdown(socket.SHUT_WR)
+        wait_until(lambda: not is_open(), "the broker's side of the socket is still open", 20)
+
+
+def test_device_that_reads_slowly_stays_though_ever_more_waits_for_it(hasty: int) -> None:
+    with (
+        logged_in(hasty, "pi-1") as slow,
+        logged_in(hasty, "backend-1", username="backend") as backend,
+    ):
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        subscribed(slow, "splitedge/v1/lab/pi-1/reply")
+        packet = publish_packet("splitedge/v1/lab/pi-1/reply", bytes(1_500_000))
+        for _ in range(20):  # 30 MB, less than may wait
+            backend.sendall(packet)
+            read = 0
+            while read < 500_000:  # the fault: it reads a third of what it gets
+                part = slow.recv(500_000 - read)
+                assert part, "the broker cut a device that reads"
+                read += len(part)
+            time.sleep(0.2)
+
+
+@pytest.mark.parametrize("fault", ["attend", "check_pulse"])
+def test_fault_in_one_connection_ends_that_one_alone(
+    fault: str, hasty: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner: type = Channel if fault == "attend" else Broker
+    real = getattr(owner, fault)
+    armed = threading.Event()
+
+    def faulty(self: Any, *arguments: Any) -> Any:
+        connection = self.connection if fault == "attend" else arguments[0]
+        if armed.is_set() and connection is not None and connection.client_id == "pi-1":
+            raise RuntimeError("a fault of ours")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(owner, fault, faulty)
+    with (
+        logged_in(hasty, "pi-1") as broken,
+        logged_in(hasty, "backend-1", username="backend") as backend,
+    ):
+        subscribed(broken, "splitedge/v1/lab/pi-1/reply")
+        armed.set()
+        # it is for the broken one, and acknowledged in the same turn
+        backend.sendall(publish_packet("splitedge/v1/lab/pi-1/reply", bytes(200)))
+        assert backend.recv(4) == b"\x40\x02\x00\x01"
+        assert ends_within(broken, 5)
+        with raw(hasty) as silent:
+            assert ends_within(silent, 3), "the sweep does not run any more"
+    assert "a fault of ours" in caplog.text
+
+
+def test_sweep_that_fails_is_logged_and_the_next_one_follows(
+    hasty: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def faulty(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(Broker, "tick", faulty)
+        wait_until(lambda: "a fault of ours" in caplog.text, "no sweep failed")
+    with raw(hasty) as silent:
+        assert ends_within(silent, 10), "the sweep does not run any more"
+
+
 def test_socket_that_starts_no_tls_is_closed_like_any_silent_one(hasty_tls: int) -> None:
     with raw(hasty_tls) as silent:
         assert ends_within(silent, 2)
 
 
 def test_flood_is_slowed_down_and_others_go_on(child: BrokerChild, backend: MqttLink) -> None:
+    """FAULTS row 22."""
     other = Device(child, "pi-2")
     before = memory_mb(child)
     packet = publish_packet("splitedge/v1/lab/pi-1/query", bytes(8_000))
@@ -342,11 +475,16 @@ def test_client_that_leaves_at_any_moment_may_come_back(child: BrokerChild) -> N
             assert again.recv(4) == b"\x20\x02\x00\x00"
 
 
-def test_quality_of_service_2_is_cut(child: BrokerChild) -> None:
+def test_open_exchanges_of_quality_of_service_2_are_bounded(child: BrokerChild) -> None:
     with logged_in(child.port, "pi-1") as sock:
-        body = text("splitedge/v1/lab/pi-1/query") + b"\x00\x01"
-        sock.sendall(bytes((0x34, len(body))) + body)
-        assert ends_within(sock, 2)
+        for packet_id in range(1, 66):
+            body = text("splitedge/v1/lab/pi-1/query") + packet_id.to_bytes(2, "big")
+            sock.sendall(bytes((0x34, len(body))) + body)
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            while part := sock.recv(1_000):
+                received += part
+    assert received == b"".join(b"\x50\x02" + n.to_bytes(2, "big") for n in range(1, 65))
 
 
 def test_revoked_device_leaves_no_retained_status(child: BrokerChild, backend: MqttLink) -> None:

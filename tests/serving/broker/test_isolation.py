@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edge_sdk.mqtt import BrokerAddress
 from server.broker.child import BrokerChild, ListenSettings
-from server.broker.mosquitto import MosquittoAdmin, write_config
+from server.broker.mosquitto import MosquittoAdmin
+from server.broker.mosquitto_files import write_config
 from server.broker.policy import Principal, credential_sha256
 
 pytestmark = pytest.mark.broker
@@ -253,6 +255,7 @@ def backend(connect: Callable[..., Client]) -> Client:
 
 
 def test_devices_subscribe_to_their_own_topics_only(connect: Callable[..., Client]) -> None:
+    """FAULTS row 15."""
     everyones = [
         topic_of(device, kind) for device in DEVICES for kind in (*FROM_DEVICE, *TO_DEVICE)
     ]
@@ -284,6 +287,7 @@ def test_devices_subscribe_to_their_own_topics_only(connect: Callable[..., Clien
 def test_what_devices_publish_reaches_the_backend_from_its_owner_only(
     connect: Callable[..., Client], backend: Client
 ) -> None:
+    """FAULTS row 15."""
     clients = {device: connect(device) for device in DEVICES}
     for device, client in clients.items():
         client.subscribe(*(topic_of(device, kind) for kind in TO_DEVICE))
@@ -334,6 +338,7 @@ def test_backends_share_queries_where_the_broker_can(
 def test_retained_messages_of_others_are_never_delivered(
     connect: Callable[..., Client], backend: Client
 ) -> None:
+    """FAULTS row 14."""
     for device in DEVICES[:3]:
         client = connect(device)
         client.publish(topic_of(device, "status"), b"here", retain=True)
@@ -353,6 +358,7 @@ def test_retained_messages_of_others_are_never_delivered(
 def test_forged_will_is_never_delivered(
     world: World, connect: Callable[..., Client], backend: Client
 ) -> None:
+    """FAULTS rows 14 and 15."""
     victims = {device: connect(device) for device in DEVICES[:2]}
     for device, victim in victims.items():
         victim.subscribe(topic_of(device, "reply"), topic_of(device, "command"))
@@ -392,6 +398,7 @@ def test_last_message_of_a_device_comes_before_its_will(
 def test_refused_login_does_not_disturb_the_one_whose_name_it_used(
     connect: Callable[..., Client], backend: Client
 ) -> None:
+    """FAULTS row 14."""
     victims = {device: connect(device) for device in DEVICES[:10]}
     for device, victim in victims.items():
         victim.subscribe(topic_of(device, "reply"))
@@ -434,6 +441,7 @@ def test_same_device_again_takes_the_place_of_its_old_connection(
 def test_nonsense_after_login_is_cut_and_others_go_on(
     connect: Callable[..., Client], backend: Client, sent: bytes
 ) -> None:
+    """FAULTS row 14."""
     offender, other = connect(DEVICES[1]), connect(DEVICES[2])
     with contextlib.suppress(ConnectionError):  # it may be cut before it has sent all
         offender.socket.sendall(sent)
@@ -445,6 +453,7 @@ def test_nonsense_after_login_is_cut_and_others_go_on(
 def test_largest_message_passes_and_larger_packets_are_cut(
     connect: Callable[..., Client], backend: Client
 ) -> None:
+    """FAULTS row 16."""
     offender, other = connect(DEVICES[1]), connect(DEVICES[2])
     largest = b"x" * PACKET_BYTES
     offender.publish(topic_of(DEVICES[1], "query"), largest)
@@ -464,7 +473,9 @@ def test_message_to_sys_goes_nowhere(connect: Callable[..., Client], backend: Cl
     assert backend.heard_until(b"end") == []
 
 
+@pytest.mark.deadline
 def test_revoked_device_is_cut_and_stays_out(world: World, connect: Callable[..., Client]) -> None:
+    """FAULTS row 24."""
     world.add("d98", SECRET)
     stolen = connect("d98")
     assert stolen.code == 0
@@ -489,3 +500,76 @@ def test_new_credential_takes_the_place_of_the_old_one(
     assert connect("d97").code == NOT_AUTHORISED
     assert connect("d97", password="new secret").code == 0
     world.remove("d97")
+
+
+def pairs_that_pass(world: World, devices: list[str]) -> dict[str, set[tuple[str, str]]]:
+    """For each way of reaching another device, the pairs (who, whose topic) that got through."""
+    passed: dict[str, set[tuple[str, str]]] = {
+        way: set() for way in ("subscribe", "publish", "retain", "will")
+    }
+    with contextlib.ExitStack() as clients:
+
+        def connected(client_id: str, **options: Any) -> Client:
+            client = Client(world.port, client_id, **options)
+            clients.callback(client.close)
+            return client
+
+        backend = connected("backend-pairs", username="backend")
+        backend.subscribe(*(f"splitedge/v1/+/+/{kind}" for kind in FROM_DEVICE))
+        owner = {topic_of(device, kind): device for device in devices for kind in FROM_DEVICE}
+        for device in devices:
+            client = connected(device)
+            codes = client.subscribe(*(topic_of(other, "reply") for other in devices))
+            granted = {other for other, code in zip(devices, codes, strict=True) if code < REFUSED}
+            passed["subscribe"] |= {(device, other) for other in granted}
+            for number, other in enumerate(devices):
+                word = f"publish {device}".encode()
+                client.publish(topic_of(other, "query"), word, packet_id=2 * number + 1)
+                word = f"retain {device}".encode()
+                client.publish(
+                    topic_of(other, "status"), word, retain=True, packet_id=2 * number + 2
+                )
+            client.acknowledged(2 * len(devices))
+            client.publish(topic_of(device, "query"), b"end")
+        heard = backend.heard_until(b"end", times=len(devices))
+        for device in devices:
+            for other in devices:
+                will = topic_of(other, "status"), f"will {device}".encode()
+                dying = Client(world.port, device, will=will)
+                dying.socket.close()  # without a word, so that the will is published
+            last = connected(device)
+            last.publish(topic_of(device, "query"), b"end")
+        heard += backend.heard_until(b"end", times=len(devices))
+        late = connected("backend-late", username="backend")
+        late.subscribe(*(f"splitedge/v1/+/+/{kind}" for kind in FROM_DEVICE))
+        last = connected(devices[0])
+        last.publish(topic_of(devices[0], "query"), b"end")
+        heard += late.heard_until(b"end", retained=True)
+    for topic, payload in heard:
+        way, _, device = payload.decode().partition(" ")
+        passed[way].add((device, owner[topic]))
+    return passed
+
+
+@pytest.mark.fault_figures
+def test_of_ten_thousand_pairs_only_those_of_a_device_with_itself_pass(
+    tmp_path: Path, reached: Callable[..., None]
+) -> None:
+    """FAULTS row 15: 50 x 50 devices x {subscribe, publish, retain, will}, on both brokers."""
+    devices = [f"d{number}" for number in range(50)]
+    own = {(device, device) for device in devices}
+    wrong: dict[str, int] = {}
+    for start in (embedded, mosquitto):
+        folder = tmp_path / start.__name__
+        folder.mkdir()
+        with start(folder) as world:
+            for device in devices:
+                world.add(device, SECRET)
+            passed = pairs_that_pass(world, devices)
+        wrong[world.name] = sum(len(pairs ^ own) for pairs in passed.values())
+    reached(
+        "isolation",
+        "; ".join(f"{name}: {count} of 10,000 pairs wrong" for name, count in wrong.items()),
+        **wrong,
+    )
+    assert set(wrong.values()) == {0}

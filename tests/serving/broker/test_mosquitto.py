@@ -12,7 +12,8 @@ import pytest
 
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.mqtt import BrokerAddress
-from server.broker.mosquitto import MosquittoAdmin, find_plugin, write_config
+from server.broker.mosquitto import MosquittoAdmin
+from server.broker.mosquitto_files import find_plugin, write_config
 
 
 def test_listener_limits_and_secrets_are_as_asked(tmp_path: Path) -> None:
@@ -92,7 +93,9 @@ def test_plugin_is_found_in_the_first_place_that_has_it(
 ) -> None:
     places = tmp_path / "a", tmp_path / "b"
     places[1].mkdir()
-    monkeypatch.setattr("server.broker.mosquitto.PLUGIN_FOLDERS", [str(place) for place in places])
+    monkeypatch.setattr(
+        "server.broker.mosquitto_files.PLUGIN_FOLDERS", [str(place) for place in places]
+    )
     with pytest.raises(ConfigurationError, match="install Mosquitto"):
         find_plugin()
     plugin = places[1] / "mosquitto_dynamic_security.so"

@@ -37,7 +37,12 @@ class Turns:
             for device, bundle in self.running.items()
         }
         self._calls.came_back(connected)
-        due = self._calls.due(self.devices, self.targets, reports, (*heard, *connected), pinned)
+        targets = {
+            device.id: self.targets[device.fleet]
+            for device in self.devices
+            if device.fleet in self.targets
+        }
+        due = self._calls.due(self.devices, targets, reports, (*heard, *connected), pinned)
         return [device.id for device in due]
 
 
@@ -142,6 +147,9 @@ def test_news_is_taken_once() -> None:
     taken = heartbeats.take()
     assert taken.seen == {"pi-1", "pi-2", "pi-3", "pi-4"}
     assert (taken.connected, taken.running) == ({"pi-2"}, {"pi-4": "cnn/1/d1"})
+    assert {device: content for device, (_, content) in taken.heartbeats.items()} == {
+        "pi-4": {"bundle": "cnn/1/d1", "depth": 1}
+    }
     assert heartbeats.take() == News()
 
 
@@ -159,4 +167,5 @@ def test_news_is_taken_once() -> None:
 def test_a_message_that_cannot_be_read_is_a_sign_of_life_alone(payload: bytes) -> None:
     heartbeats = Heartbeats()
     heartbeats.note_message(Kind.TELEMETRY, "pi-1", payload)
-    assert heartbeats.take() == News(seen={"pi-1"})
+    taken = heartbeats.take()
+    assert (taken.seen, taken.running) == ({"pi-1"}, {})

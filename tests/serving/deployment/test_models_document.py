@@ -26,7 +26,7 @@ def reader(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("models-page")
     for version in (1, 2, 3):
         exported.install(folder / "server" / "models", version=version)
-    with started_server(folder, PAGE.snippet("server")) as reader:
+    with started_server(folder, PAGE.snippet("server") + PAGE.snippet("token")) as reader:
         exported.install(folder / "server" / "models", name="letters")
         wait_until(lambda: "letters" in {one["model"] for one in models(reader)}, "letters", 20)
         assert "digits/3" in reader.shell(PAGE.snippet("device"))
@@ -53,6 +53,10 @@ def test_the_page_in_the_order_of_a_reader(reader: Reader) -> None:
     assert back == "digits/2 is active; fleets that follow it: kitchen\n"
     assert reader.shell(PAGE.snippet("activate")) == back
     assert "kitchen" in reader.shell(PAGE.snippet("devices"))
+    tagged, *shown, untagged = reader.shell(PAGE.snippet("tags")).splitlines()
+    assert tagged == "pi-4 has the tags canary, outdoors"
+    assert any("canary outdoors" in line for line in shown)
+    assert untagged == "pi-4 has the tags canary"
     assert reader.shell(PAGE.snippet("remove")) == "removed digits/1\n"
     assert not (reader.folder / "server" / "models" / "digits" / "1").exists()
     answers = reader.shell(PAGE.snippet("api")).replace("}{", "}\n{").splitlines()

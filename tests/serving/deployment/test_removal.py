@@ -14,8 +14,8 @@ from server.backend.models import ModelStore
 from server.deployment.publisher import ModelPublisher
 from server.deployment.removal import ModelRemoval
 from server.errors import ConflictError, UnknownModelError
-from server.registry.artifacts import ArtifactRepository
 from server.registry.database import Registry, open_registry
+from server.signing.artifacts import ArtifactRepository
 
 if TYPE_CHECKING:
     from tests.serving.conftest import Exported

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -29,9 +28,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def registry(tmp_path: Path, clock: Clock) -> Iterator[Registry]:
+def registry(registry_url: str, clock: Clock) -> Iterator[Registry]:
     """With the devices pi-1 and pi-2."""
-    opened = Registry.open(f"sqlite:///{tmp_path}/registry.db", clock=clock)
+    opened = Registry.open(registry_url, clock=clock)
     for name in ("pi-1", "pi-2"):
         profile = load_reference("raspberry-pi-4").to_dict()
         opened.redeem_token(opened.create_token(), name, profile)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,9 +15,9 @@ PROFILE = {"memory_mb": 512, "name": "Raspberry Pi Zero 2 W"}
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
+def registry(registry_url: str) -> Iterator[Registry]:
     ticks = iter(range(1_000_000, 2_000_000))
-    registry = Registry.open(f"sqlite:///{tmp_path}/registry.db", clock=lambda: float(next(ticks)))
+    registry = Registry.open(registry_url, clock=lambda: float(next(ticks)))
     yield registry
     registry.close()
 

@@ -1,21 +1,20 @@
-"""What the registry promises, on SQLite and, if SPLITEDGE_TEST_POSTGRES is its URL, PostgreSQL."""
+"""What the registry promises, on SQLite and on a real PostgreSQL."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-import os
 import threading
-import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import Connection, event
 
 from edge_sdk.errors import ConfigurationError
 from server.errors import (
@@ -29,44 +28,22 @@ from server.errors import (
 )
 from server.registry.credentials import is_secret, secret_sha256
 from server.registry.database import Registry
+from tests.clock import Clock
 
-POSTGRES = os.environ.get("SPLITEDGE_TEST_POSTGRES")
+if TYPE_CHECKING:
+    from tests.serving.postgresql import PostgreSql
+
 PROFILE = {"memory_mb": 512, "name": "Raspberry Pi Zero 2 W"}
-
-
-class Clock:
-    """UTC seconds that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture(params=["sqlite", "postgresql"] if POSTGRES else ["sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/registry.db"
-        return
-    assert POSTGRES is not None
-    server = create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
-    name = f"splitedge_test_{uuid.uuid4().hex}"
-    with server.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-        yield make_url(POSTGRES).set(database=name).render_as_string(hide_password=False)
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
-    server.dispose()
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_000_000.0)
 
 
 @pytest.fixture
-def registry(url: str, clock: Clock) -> Iterator[Registry]:
-    registry = Registry.open(url, clock=clock)
+def registry(registry_url: str, clock: Clock) -> Iterator[Registry]:
+    registry = Registry.open(registry_url, clock=clock)
     yield registry
     registry.close()
 
@@ -84,12 +61,18 @@ def test_a_token_makes_a_device_that_can_authenticate(registry: Registry, clock:
         "id": "pi",
         "fleet": "garden",
         "credential_sha256": secret_sha256(credential),
+        "mosquitto_hash": device.mosquitto_hash,
         "profile": PROFILE,
         "depth": None,
         "bundle": None,
         "enrolled_at": 1_000_059.0,
         "revoked_at": None,
         "last_seen": None,
+        "approved_at": 1_000_059.0,
+        "next_sha256": None,
+        "next_until": None,
+        "tags": (),
+        "title": None,
     }
     assert registry.authenticate("pi", credential) == device == registry.device("pi")
     (kept,) = registry.tokens()
@@ -98,6 +81,7 @@ def test_a_token_makes_a_device_that_can_authenticate(registry: Registry, clock:
 
 
 def test_a_token_works_once(registry: Registry) -> None:
+    """FAULTS row 25."""
     token = registry.create_token()
     registry.redeem_token(token, "pi", PROFILE)
     with pytest.raises(TokenError, match="used"):
@@ -106,6 +90,7 @@ def test_a_token_works_once(registry: Registry) -> None:
 
 
 def test_a_token_dies_at_its_expiry(registry: Registry, clock: Clock) -> None:
+    """FAULTS row 25."""
     token = registry.create_token(ttl_s=60)
     clock.now += 60
     with pytest.raises(TokenError, match="expired"):
@@ -121,6 +106,7 @@ def test_an_unknown_token_is_refused_like_any_other(registry: Registry, token: s
 
 
 def test_twenty_at_once_redeem_one_token_and_one_wins(registry: Registry) -> None:
+    """FAULTS row 25."""
     token = registry.create_token()
     together = threading.Barrier(20)
 
@@ -229,7 +215,7 @@ def test_a_revoked_device_is_refused_from_then_on(registry: Registry, clock: Clo
         registry.authenticate(device, credential)
     with pytest.raises(AuthenticationError, match="wrong credential"):
         registry.authenticate(device, "guess")
-    assert [entry.what for entry in registry.audit()].count("device.revoke") == 1
+    assert [entry.what for entry in registry.trail.entries()].count("device.revoke") == 1
 
 
 def test_devices_are_listed_by_fleet_and_id(registry: Registry) -> None:
@@ -249,7 +235,7 @@ def test_an_assignment_is_kept_and_taken_back(registry: Registry) -> None:
     assert registry.assign(device, 3, "cnn/7/d3-int8") == assigned == registry.device(device)
     cleared = registry.assign(device, None, None)
     assert (cleared.depth, cleared.bundle) == (None, None)
-    assert [entry.what for entry in registry.audit()].count("device.assign") == 2
+    assert [entry.what for entry in registry.trail.entries()].count("device.assign") == 2
 
 
 @pytest.mark.parametrize(("depth", "bundle"), [(-1, None), (1000, None), (1, "b" * 161)])
@@ -303,7 +289,7 @@ def test_a_version_is_published_once_in_repeated_calls(registry: Registry, clock
     clock.now += 5
     again = registry.catalogue.publish("cnn", 1)
     assert (again.active, again.published_at) == (True, 1_000_000.0)
-    assert [entry.what for entry in registry.audit()].count("model.publish") == 1
+    assert [entry.what for entry in registry.trail.entries()].count("model.publish") == 1
 
 
 def test_two_activations_at_once_leave_one_active(registry: Registry) -> None:
@@ -333,21 +319,21 @@ def test_the_trail_says_who_did_what(registry: Registry, clock: Clock) -> None:
     device, _ = enrol(registry)
     clock.now += 1
     registry.revoke(device, who="ann")
-    newest = registry.audit()[0]
+    newest = registry.trail.entries()[0]
     assert (newest.at, newest.who, newest.what, newest.detail) == (
         1_000_001.0,
         "ann",
         "device.revoke",
         "pi",
     )
-    assert [entry.what for entry in registry.audit(limit=2)] == ["device.revoke", "device.enrol"]
+    assert [entry.what for entry in registry.trail.entries(2)] == ["device.revoke", "device.enrol"]
 
 
-def test_what_was_committed_is_there_after_closing(url: str) -> None:
-    registry = Registry.open(url)
+def test_what_was_committed_is_there_after_closing(registry_url: str) -> None:
+    registry = Registry.open(registry_url)
     device, credential = enrol(registry)
     registry.close()
-    registry = Registry.open(url)
+    registry = Registry.open(registry_url)
     assert registry.authenticate(device, credential).id == device
     registry.close()
 
@@ -355,6 +341,7 @@ def test_what_was_committed_is_there_after_closing(url: str) -> None:
 def test_no_secret_is_kept_shown_or_logged(
     registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """FAULTS row 34."""
     with caplog.at_level(logging.DEBUG):
         token = registry.create_token()
         device, credential = registry.redeem_token(token, "pi", PROFILE)
@@ -363,7 +350,7 @@ def test_no_secret_is_kept_shown_or_logged(
             registry.redeem_token(token, "pi", PROFILE)
         with pytest.raises(AuthenticationError) as wrong:
             registry.authenticate("pi", credential + "x")
-    shown = f"{device!r} {registry!r} {registry.tokens()!r} {registry.audit()!r}"
+    shown = f"{device!r} {registry!r} {registry.tokens()!r} {registry.trail.entries()!r}"
     shown += f"{caught.value!r} {wrong.value!r} {caplog.text}"
     for secret in (token, credential, secret_sha256(token), secret_sha256(credential)):
         assert secret not in shown
@@ -408,7 +395,11 @@ def test_any_profile_reads_back_or_is_refused(
 
 @pytest.mark.parametrize(
     "bad",
-    ["", "registry.db", "sqlite://", "sqlite:///:memory:", "nosuch://x", "mysql://u:pw123@h/n"],
+    [
+        *("", "registry.db", "sqlite://", "sqlite:///:memory:"),
+        *("nosuch://x", "mysql://u:pw123@h/n"),
+        *("postgresql://u:pw123@h", "postgresql://u:pw123@h:port/n"),
+    ],
 )
 def test_a_database_we_do_not_serve_is_refused_in_our_words(bad: str) -> None:
     with pytest.raises(ConfigurationError, match="registry") as caught:
@@ -447,6 +438,22 @@ def test_the_database_and_its_folder_are_for_their_owner_only(tmp_path: Path) ->
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
 
 
+def test_a_checkpoint_empties_the_log_while_another_program_has_the_database_open(
+    tmp_path: Path,
+) -> None:
+    registry, other = (Registry.open(f"sqlite:///{tmp_path}/registry.db") for _ in range(2))
+    enrol(registry)
+    assert other.device("pi").id == "pi"
+    log = tmp_path / "registry.db-wal"
+    assert log.stat().st_size > 0
+    registry.checkpoint()
+    assert log.stat().st_size == 0
+    enrol(registry, "pi-b")
+    assert [device.id for device in other.devices()] == ["pi", "pi-b"]
+    registry.close()
+    other.close()
+
+
 def test_an_enrolment_that_is_undone_leaves_the_token_good(registry: Registry) -> None:
     token = registry.create_token("lab")
     other, _ = registry.redeem_token(registry.create_token("lab"), "pi", PROFILE)
@@ -475,3 +482,35 @@ def test_the_last_change_grows_with_what_a_server_follows(registry: Registry) ->
     assert marks == sorted(set(marks))
     registry.touch(device.id)  # heartbeats are not followed
     assert registry.last_change() == marks[-1]
+
+
+@pytest.mark.deadline
+def test_a_follower_misses_no_change_of_transactions_that_interleave(
+    postgresql: PostgreSql,
+) -> None:
+    """FAULTS row 24: a revocation is numbered, and another change commits before it does."""
+    url = postgresql.url(postgresql.new_database())
+    numbered, go_on = threading.Event(), threading.Event()
+    with (
+        contextlib.closing(Registry.open(url)) as first,
+        contextlib.closing(Registry.open(url)) as second,
+        contextlib.closing(Registry.open(url)) as follower,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        enrol(second)
+
+        def pause(_: Connection) -> None:
+            numbered.set()
+            assert go_on.wait(20)
+
+        event.listen(first._transactions._writer, "commit", pause)
+        revoking = threads.submit(first.revoke, "pi")
+        assert numbered.wait(20)
+        other = threads.submit(second.create_token)
+        wait([other], timeout=0.5)  # it must not overtake, so this ends by the clock
+        seen = follower.last_change()
+        assert not follower.device("pi").revoked_at
+        go_on.set()
+        revoking.result()
+        other.result()
+        assert follower.last_change() > seen

@@ -11,12 +11,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine
+from sqlalchemy import Engine, inspect, text
 
 from server.errors import RegistryError
 from server.registry.connect import open_engine
@@ -24,6 +25,9 @@ from server.registry.database import Registry
 from server.registry.migrate import SCRIPTS, alembic_config, migrate
 from server.registry.records import FleetModel
 from server.registry.schema import METADATA
+
+if TYPE_CHECKING:
+    from tests.serving.postgresql import PostgreSql
 
 NEXT_VERSION = '''"""A later version of the program: another column, another table."""
 
@@ -69,8 +73,36 @@ print([os.waitpid(child, 0)[1] for child in children])
 
 
 @pytest.fixture
+def url(registry_url: str) -> str:
+    """A registry of this version with one device, on each kind of database."""
+    registry = Registry.open(registry_url)
+    registry.redeem_token(registry.create_token(), "pi", {})
+    registry.close()
+    return registry_url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database without a single table."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/new/registry.db"
+        return
+    instance: PostgreSql = request.getfixturevalue("postgresql")
+    name = instance.new_database("template0")
+    yield instance.url(name)
+    instance.drop(name)
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    engine = open_engine(url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A registry of this version with one device."""
+    """A registry of this version with one device, in a SQLite file."""
     file = tmp_path / "registry.db"
     registry = Registry.open(f"sqlite:///{file}")
     registry.redeem_token(registry.create_token(), "pi", {})
@@ -79,7 +111,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def engine(file: Path) -> Iterator[Engine]:
+def file_engine(file: Path) -> Iterator[Engine]:
     engine = open_engine(f"sqlite:///{file}")
     yield engine
     engine.dispose()
@@ -94,16 +126,18 @@ def later_program(tmp_path: Path, between: str = "") -> Path:
     return scripts
 
 
-def state(file: Path) -> tuple[str, list[str], bool]:
+def state(url: str | Path) -> tuple[str, list[str], bool]:
     """Version, device ids, and whether anything of version LATER is there."""
-    connection = sqlite3.connect(file)
-    (version,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    ids = [row[0] for row in connection.execute("SELECT id FROM devices")]
-    columns = [row[1] for row in connection.execute("PRAGMA table_info(devices)")]
-    tables = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sites'").fetchall()
-    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    connection.close()
-    return version, ids, bool(tables) or "site" in columns
+    engine = open_engine(f"sqlite:///{url}" if isinstance(url, Path) else url, "reads")
+    with engine.connect() as connection:
+        version = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
+        ids = connection.scalars(text("SELECT id FROM devices ORDER BY id")).all()
+        columns = [column["name"] for column in inspect(connection).get_columns("devices")]
+        tables = inspect(connection).get_table_names()
+        if engine.dialect.name == "sqlite":
+            assert connection.scalars(text("PRAGMA integrity_check")).all() == ["ok"]
+    engine.dispose()
+    return str(version), list(ids), "sites" in tables or "site" in columns
 
 
 def test_the_migrations_make_exactly_the_tables_of_the_schema(engine: Engine) -> None:
@@ -112,10 +146,15 @@ def test_the_migrations_make_exactly_the_tables_of_the_schema(engine: Engine) ->
         assert compare_metadata(context, METADATA) == []
 
 
-def test_a_new_version_keeps_the_rows_and_a_copy_of_the_old(
-    engine: Engine, file: Path, tmp_path: Path
-) -> None:
+def test_a_new_version_keeps_the_rows(engine: Engine, url: str, tmp_path: Path) -> None:
     migrate(engine, later_program(tmp_path))
+    assert state(url) == (LATER, ["pi"], True)
+
+
+def test_a_new_version_keeps_a_copy_of_the_old_file(
+    file_engine: Engine, file: Path, tmp_path: Path
+) -> None:
+    migrate(file_engine, later_program(tmp_path))
     assert state(file) == (LATER, ["pi"], True)
     backup = tmp_path / f"registry.db.bak-{NEWEST}"
     assert backup.stat().st_mode & 0o777 == 0o600
@@ -126,12 +165,12 @@ def test_a_new_version_keeps_the_rows_and_a_copy_of_the_old(
 
 
 def test_the_copy_holds_what_is_only_in_the_write_ahead_log(
-    engine: Engine, file: Path, tmp_path: Path
+    file_engine: Engine, file: Path, tmp_path: Path
 ) -> None:
     registry = Registry.open(f"sqlite:///{file}")
     registry.redeem_token(registry.create_token(), "late", {})
     assert (tmp_path / "registry.db-wal").stat().st_size > 0
-    migrate(engine, later_program(tmp_path))
+    migrate(file_engine, later_program(tmp_path))
     registry.close()
     assert state(tmp_path / f"registry.db.bak-{NEWEST}")[1] == ["late", "pi"]
 
@@ -141,33 +180,57 @@ def test_opening_again_changes_nothing_and_copies_nothing(file: Path, tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["registry.db"]
 
 
-def test_a_newer_database_is_refused_by_both_versions_and_the_way_back(
-    engine: Engine, file: Path, tmp_path: Path
+def test_a_newer_database_is_refused_by_both_versions(
+    engine: Engine, url: str, tmp_path: Path
 ) -> None:
+    """FAULTS row 31: the versions are named, and nothing is changed."""
     migrate(engine, later_program(tmp_path))
     engine.dispose()
     with pytest.raises(RegistryError) as caught:
+        Registry.open(url)
+    told = str(caught.value)
+    assert f"has version {LATER}, this program knows versions up to {NEWEST}" in told
+    assert "start the newer splitedge" in told
+    assert state(url) == (LATER, ["pi"], True)
+
+
+def test_a_new_registry_is_made_and_not_migrated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "server.registry.migrate"):
+        Registry.open(f"sqlite:///{tmp_path}/new.db").close()
+    assert caplog.messages == [f"registry: made, version {NEWEST}"]
+
+
+def test_the_way_back_from_a_newer_file_is_the_copy_of_the_old(
+    file_engine: Engine, file: Path, tmp_path: Path
+) -> None:
+    """FAULTS row 31: the copy made before the migration is named, and opens."""
+    migrate(file_engine, later_program(tmp_path))
+    file_engine.dispose()
+    backup = tmp_path / f"registry.db.bak-{NEWEST}"
+    with pytest.raises(RegistryError, match=f"restore {backup}"):
         Registry.open(f"sqlite:///{file}")
-    text = str(caught.value)
-    assert f"has version {LATER}, this program knows versions up to {NEWEST}" in text
-    assert str(tmp_path / f"registry.db.bak-{NEWEST}") in text
-    assert state(file) == (LATER, ["pi"], True)
+    registry = Registry.open(f"sqlite:///{backup}")
+    assert [device.id for device in registry.devices()] == ["pi"]
+    registry.close()
 
 
 def test_a_migration_that_fails_leaves_the_old_version(
-    engine: Engine, file: Path, tmp_path: Path
+    engine: Engine, url: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ZeroDivisionError):
         migrate(engine, later_program(tmp_path, between="1 / 0"))
-    assert state(file) == (NEWEST, ["pi"], False)
+    assert state(url) == (NEWEST, ["pi"], False)
     engine.dispose()
-    Registry.open(f"sqlite:///{file}").close()
+    Registry.open(url).close()
 
 
-def test_a_server_killed_in_a_migration_leaves_the_old_version(file: Path, tmp_path: Path) -> None:
+def test_a_server_killed_in_a_migration_leaves_the_old_version(url: str, tmp_path: Path) -> None:
+    """FAULTS row 20: kill -9 between two changes of a migration."""
     scripts = later_program(tmp_path, between=STALL)
     child = subprocess.Popen(
-        [sys.executable, "-P", "-c", MIGRATE, f"sqlite:///{file}", str(scripts)],
+        [sys.executable, "-P", "-c", MIGRATE, url, str(scripts)],
         stdout=subprocess.PIPE,
     )
     try:
@@ -178,21 +241,23 @@ def test_a_server_killed_in_a_migration_leaves_the_old_version(file: Path, tmp_p
     finally:
         child.send_signal(signal.SIGKILL)
         child.communicate()
-    assert state(file) == (NEWEST, ["pi"], False)
+    assert state(url) == (NEWEST, ["pi"], False)
     # and the next start carries it through
-    engine = open_engine(f"sqlite:///{file}")
+    engine = open_engine(url)
     migrate(engine, later_program(tmp_path / "again"))
     engine.dispose()
-    assert state(file) == (LATER, ["pi"], True)
+    assert state(url) == (LATER, ["pi"], True)
 
 
-def test_programs_that_start_at_once_take_turns(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/new/registry.db"
+def test_programs_that_start_at_once_take_turns(empty_url: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-c", OPEN_AT_ONCE, url], capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", OPEN_AT_ONCE, empty_url],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert (done.stdout, done.stderr) == ("[0, 0, 0, 0]\n", "")
-    assert state(tmp_path / "new" / "registry.db") == (NEWEST, [], False)
+    assert state(empty_url) == (NEWEST, [], False)
 
 
 def at_version(file: Path, version: str) -> sqlite3.Connection:

@@ -1,0 +1,17 @@
+"""Write the measured figures into the pages of docs/methods: `python -m benchmarks.pages`."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.pages.measured import rewrite
+from benchmarks.reports import ROOT
+from edge_sdk.errors import SplitedgeError
+
+if __name__ == "__main__":
+    try:
+        changed = rewrite()
+    except SplitedgeError as err:
+        sys.exit(f"error: {err}")
+    lines = [str(path.relative_to(ROOT)) for path in changed]
+    print("\n".join(lines) if lines else "nothing has changed")

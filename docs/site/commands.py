@@ -1,0 +1,123 @@
+"""The page of all commands, from the help that the commands give themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from edge_sdk.cli.main import application
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An argument or an option of a command.
+
+    Attributes:
+        names: `--http`, or the word of an argument in the usage line.
+        flag: whether it takes no value.
+    """
+
+    names: tuple[str, ...]
+    value: str
+    help: str
+    default: str
+    required: bool
+    flag: bool
+    option: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that does something: no group of commands."""
+
+    name: str
+    help: str
+    example: str
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def options(self) -> dict[str, Parameter]:
+        """Its options by each of their names."""
+        return {name: each for each in self.parameters if each.option for name in each.names}
+
+
+def all_commands() -> dict[str, Command]:
+    """Every command of `splitedge` by its name, as in `splitedge server run`."""
+    root: Any = typer.main.get_command(application([]))
+    return {command.name: command for command in _below("splitedge", root)}
+
+
+def page() -> str:
+    """The page in markdown."""
+    lines = [
+        "# Commands",
+        "",
+        "Each command explains itself with `--help`; this page is made from that.",
+        "`--debug`, in any place, shows tracebacks and the full log.",
+        "",
+    ]
+    for command in all_commands().values():
+        lines += [f"## `{command.name}`", "", command.help, ""]
+        if command.example:
+            lines += ["```sh", command.example.removeprefix("Example: "), "```", ""]
+        if command.parameters:
+            lines += ["| | | default |", "| --- | --- | --- |"]
+            lines += [_row(each) for each in command.parameters]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _below(name: str, command: Any) -> Iterator[Command]:
+    inner: Mapping[str, Any] = getattr(command, "commands", {})
+    for word, each in inner.items():
+        if not each.hidden:
+            yield from _below(f"{name} {word}", each)
+    if not inner:
+        parameters = tuple(_parameter(each) for each in command.params if not _is_help(each))
+        yield Command(name, _line(command.help), _line(command.epilog), parameters)
+
+
+def _is_help(parameter: Any) -> bool:
+    return "--help" in parameter.opts
+
+
+def _parameter(parameter: Any) -> Parameter:
+    option = parameter.param_type_name == "option"
+    flag = bool(getattr(parameter, "is_flag", False))
+    default = parameter.default
+    shown = "" if default is None or default == () or callable(default) else f"{default}"
+    if flag:
+        shown = "yes" if default else ""
+    return Parameter(
+        names=(*parameter.opts, *parameter.secondary_opts) if option else (_word(parameter),),
+        value="" if flag or not option else _word(parameter),
+        help=_line(parameter.help),
+        default=shown if parameter.show_default is True else str(parameter.show_default or ""),
+        required=parameter.required,
+        flag=flag,
+        option=option,
+    )
+
+
+def _word(parameter: Any) -> str:
+    """The word that stands for a value in the usage line."""
+    return str(parameter.metavar or parameter.name).upper().strip("[]")
+
+
+def _row(parameter: Parameter) -> str:
+    names = ", ".join(f"`{name}`" for name in parameter.names)
+    value = f" {parameter.value}" if parameter.value else ""
+    default = "required" if parameter.required else parameter.default
+    return f"| {names}{value} | {_cell(parameter.help)} | {_cell(default)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _line(text: str | None) -> str:
+    """A text of the help without its line breaks."""
+    return " ".join((text or "").split())

@@ -1,0 +1,98 @@
+// Talking to the server: facts that are read again and again, actions, and the session.
+
+import { useEffect, useRef, useState } from "./vendor/preact-htm.js";
+
+/** An answer of the server that is no success; `message` says what to do. */
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+// seconds by which this browser's clock is behind the server's
+let skew = 0;
+
+/** The server's time, UTC seconds since 1970. */
+export const now = () => Date.now() / 1000 + skew;
+
+async function ask(path, options = {}) {
+  let answer;
+  try {
+    answer = await fetch(`dashboard/${path}`, { credentials: "same-origin", ...options });
+  } catch {
+    throw new Refused(0, "The server does not answer. The page tries again by itself.");
+  }
+  const date = Date.parse(answer.headers.get("date"));
+  if (date && Math.abs(date - Date.now()) > 2000) skew = (date - Date.now()) / 1000;
+  if (answer.ok) return answer.status === 204 ? null : answer.json();
+  let text = `The server answered ${answer.status}.`;
+  try {
+    text = (await answer.json()).error;
+  } catch {
+    // not JSON: the status must do
+  }
+  if (answer.status === 401) dispatchEvent(new Event("signed-out"));
+  throw new Refused(answer.status, text);
+}
+
+/** Change something; `path` is that of an action. */
+export const act = (path, body = {}) =>
+  ask(`actions/${path}`, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+  });
+
+export const whoIsThere = () => ask("session");
+
+export const signIn = (link) =>
+  ask("session", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ link }),
+  });
+
+export const signOut = () => ask("session", { method: "DELETE" });
+
+/** Facts of a page, read again every so many seconds while the page is seen.
+ *
+ * `seconds`: a number, or a function that gives it for the last facts, which may be null.
+ * Returns: `facts` (null before the first answer), `error` (of the last read, or null), and
+ * `reload`, which reads at once.
+ */
+export function useFacts(path, seconds = 3) {
+  const [found, setFound] = useState({ facts: null, error: null, path });
+  const again = useRef(() => {});
+  useEffect(() => {
+    let timer = null;
+    let gone = false;
+    let last = null;
+    const read = async () => {
+      clearTimeout(timer);
+      if (!document.hidden) {
+        try {
+          const facts = await ask(`facts/${path}`);
+          last = facts;
+          if (!gone) setFound({ facts, error: null, path });
+        } catch (error) {
+          if (!gone) setFound((last) => ({ ...last, error, path }));
+          if (error.status === 401) return;
+        }
+      }
+      clearTimeout(timer);
+      if (!gone) timer = setTimeout(read, 1000 * (typeof seconds === "function" ? seconds(last) : seconds));
+    };
+    const seen = () => document.hidden || read();
+    again.current = read;
+    document.addEventListener("visibilitychange", seen);
+    read();
+    return () => {
+      gone = true;
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", seen);
+    };
+  }, [path, seconds]);
+  const facts = found.path === path ? found.facts : null;
+  return { facts, error: found.error, reload: () => again.current() };
+}

@@ -1,0 +1,32 @@
+"""Presence of devices: one rule for the dashboard, the metrics and roll-outs."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from server.registry.database import TOUCH_RESOLUTION_S
+from server.registry.records import Device
+
+Presence = Literal["online", "offline", "never", "waiting", "revoked"]
+
+# an agent sends a heartbeat every 30 s by default: two may get lost, and `last_seen` lags behind
+ONLINE_S: Final = 90.0 + TOUCH_RESOLUTION_S
+
+
+def is_online(last_seen: float | None, now: float) -> bool:
+    """Whether a device that was heard then, UTC seconds since 1970, counts as there now."""
+    return last_seen is not None and now - last_seen < ONLINE_S
+
+
+def presence_of(device: Device, now: float) -> Presence:
+    """Presence of a device, judged by when it was last heard.
+
+    Returns: `waiting` for the operator's approval; `never` if it was not heard since it enrolled.
+    """
+    if device.revoked_at is not None:
+        return "revoked"
+    if device.approved_at is None:
+        return "waiting"
+    if device.last_seen is None:
+        return "never"
+    return "online" if is_online(device.last_seen, now) else "offline"

@@ -1,0 +1,17 @@
+"""A clock that a test sets."""
+
+from __future__ import annotations
+
+
+class Clock:
+    """Seconds that pass when the test says so.
+
+    Args:
+        now: the time at first, in seconds.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now

@@ -1,0 +1,109 @@
+"""The images and the services of `deploy/`: their commands are ones that splitedge takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+from typer.main import get_command
+
+from edge_sdk.cli.agent import app as agent_app
+from server.cli import app as server_app
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+COMPOSE: dict[str, Any] = YAML(typ="safe").load(DEPLOY / "compose.yaml")
+
+
+def parse(app: Any, words: list[str]) -> None:
+    """Parse a command line to its last word, without running it."""
+    command: Any = get_command(app)
+    while hasattr(command, "commands"):
+        name, *words = words
+        command = command.commands[name]
+    command.make_context(command.name, words)
+
+
+@pytest.mark.deadline
+def test_a_key_of_metrics_is_replaced_only_if_the_server_does_not_know_it(tmp_path: Path) -> None:
+    """A server that knows the key `known` alone; the command that makes a key is a script."""
+
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.headers["Authorization"] == "Bearer known"
+            self.send_response(200 if known else 401)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    program = tmp_path / "splitedge"
+    program.write_text("#!/bin/sh\necho made\n")
+    program.chmod(0o755)
+    key = tmp_path / "metrics"
+    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        shell = COMPOSE["services"]["metrics-key"]
+        script = shell["command"][0].replace("/keys/metrics", str(key))
+        script = script.replace("http://server:8000", f"http://127.0.0.1:{server.server_port}")
+        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+        def run() -> str:
+            subprocess.run([*shell["entrypoint"], script], env=path, check=True, timeout=60)
+            return key.read_text()
+
+        assert run() == "made\n"
+        key.write_text("known\n")
+        assert run() == "known\n"
+        key.write_text("of a database that is gone\n")
+        assert run() == "made\n"
+        assert key.stat().st_mode & 0o777 == 0o644
+        server.shutdown()
+
+
+def test_grafana_starts_with_the_dashboard() -> None:
+    mounts = dict(each.split(":")[:2] for each in COMPOSE["services"]["grafana"]["volumes"])
+    inside = {place: DEPLOY / here for here, place in mounts.items() if here.startswith(".")}
+    folder = inside["/etc/grafana/provisioning/dashboards"]
+    (provider,) = YAML(typ="safe").load(folder / "splitedge.yaml")["providers"]
+    (dashboard,) = [
+        at for place, at in inside.items() if place.startswith(f"{provider['options']['path']}/")
+    ]
+    assert json.loads(dashboard.read_text())["panels"]
+
+
+@pytest.mark.parametrize("kind", ["agent", "server"])
+def test_an_image_starts_a_command_of_its_own_as_a_user_without_privileges(kind: str) -> None:
+    text = (DEPLOY / f"{kind}.Dockerfile").read_text()
+    words = {
+        key: json.loads(value)
+        for key, value in re.findall(r"^(ENTRYPOINT|CMD) (\[.*\])", text, re.MULTILINE)
+    }
+    assert words["ENTRYPOINT"] == ["splitedge", kind]
+    parse(agent_app if kind == "agent" else server_app, words["CMD"])
+    assert re.search(r"^USER 10001$", text, re.MULTILINE)
+    assert "HEALTHCHECK" in text
+    final = text.rpartition("\nFROM ")[2]
+    assert "pip install" not in final
+    assert ("torch" in text) == (kind == "server")
+
+
+def test_the_services_of_splitedge_are_commands_of_it_on_loopback_alone() -> None:
+    services = COMPOSE["services"]
+    for name in ("broker-config", "server"):
+        parse(server_app, services[name]["command"])
+    script = services["metrics-key"]["command"][0].replace("\\\n", "")
+    (typed,) = re.findall(r"splitedge server (.*?) >", script)
+    parse(server_app, typed.split())
+    with pytest.raises(Exception, match="No such option"):
+        parse(server_app, ["run", "--no-such-option"])
+    ports = [port for each in services.values() for port in each.get("ports", ())]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports), ports

@@ -1,0 +1,312 @@
+"""A real browser on a real server: the pages are clicked through, on a desk and on a phone."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from benchmarks.dashboard.simulated import SimulatedDevice
+from profiles import load_reference
+from profiles.measured import Conditions
+from server.registry.database import Registry
+from server.registry.sign_in.sign_ins import SignIns
+from server.registry.telemetry.history import LastReading
+from server.registry.telemetry.reading import Reading
+from server.state import existing_registry
+from tests.serving.dashboard.test_facts import ROUND
+
+if TYPE_CHECKING:
+    from tests.serving.conftest import Exported, ServerRun
+
+DESK = {"width": 1280, "height": 860}
+PHONE = {"width": 390, "height": 844}
+PAGES = ("Fleet", "Models", "Roll-outs", "Training", "Alerts", "Audit")
+
+expect.set_options(timeout=20_000)  # a busy machine is no failure
+
+
+@dataclass
+class Visit:
+    """A signed-in page of a running server.
+
+    Attributes:
+        trouble: what the browser's console said, and errors of scripts.
+        asked: addresses that the browser asked.
+    """
+
+    page: Page
+    registry: Registry
+    trouble: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def go(self, words: str) -> None:
+        """Open a page by its address."""
+        self.page.evaluate("words => { location.hash = words }", f"#/{words}")
+
+    def act(self, button: str, yes: str | None = None) -> None:
+        """Click a button, and answer its question with yes."""
+        self.page.get_by_role("button", name=button, exact=True).first.click()
+        dialog = self.page.get_by_role("dialog")
+        dialog.get_by_role("button", name=yes or button, exact=True).click()
+        expect(dialog).to_have_count(0)
+
+
+@pytest.fixture(scope="module")
+def server(
+    exported: Exported, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ServerRun, Path]]:
+    """A running server with a model, three devices, one that waits, and a training."""
+    from tests.serving.conftest import ServerRun
+
+    state = tmp_path_factory.mktemp("watched") / "state"
+    exported.install(state / "models")
+    free = ("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0")
+    run = ServerRun(state, free, state.with_name("log")).wait_ready()
+    training = state / "training" / "yard-run"
+    training.mkdir(parents=True)
+    rounds = [{**ROUND, "round": n, "accuracy": 0.1 * n, "loss": 2.0 / n} for n in (1, 2, 3)]
+    (training / "log.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rounds)))
+    with existing_registry(state) as registry:
+        for name, fleet in (("pi-1", "kitchen"), ("pi-2", "yard"), ("pi-3", "yard")):
+            enrol(registry, name, fleet)
+            registry.touch(name)
+            now = Conditions("digits/1/d1", 200_000_000, 0.8, 3.0, 40.0)
+            registry.capabilities.report_conditions(name, now)
+            registry.reports.note_running({name: "digits/1/d1"})
+        registry.reports.note_update("pi-3", "digits/1/d1", "digits/1/d2", "golden inputs")
+        simulated = SimulatedDevice("pi-2", "digits/1/d1", seed=0)
+        for minutes in (3, 2, 1):
+            reading = Reading.from_heartbeat(simulated.heartbeat(60.0))
+            last = LastReading(time.time() - 60 * minutes, reading)
+            registry.telemetry.record({"pi-2": last})
+        enrol(registry, "pi-4", "yard", approve=True)
+    try:
+        yield run, state
+    finally:
+        assert run.end() == 0, run.stderr
+
+
+def enrol(registry: Registry, name: str, fleet: str, *, approve: bool = False) -> None:
+    token = registry.create_token(fleet, approve=approve)
+    registry.redeem_token(token, name, load_reference("raspberry-pi-4").to_dict())
+
+
+@contextmanager
+def visit(
+    browser: Browser, http: str, state: Path, size: dict[str, int], *, name: str | None = "anna"
+) -> Iterator[Visit]:
+    with existing_registry(state) as registry, contextlib.ExitStack() as stack:
+        context = browser.new_context(viewport=size)  # type: ignore[arg-type]  # a plain dict
+        stack.callback(context.close)
+        made = Visit(context.new_page(), registry)
+        made.page.on("console", lambda message: made.trouble.append(message.text))
+        made.page.on("pageerror", lambda error: made.trouble.append(str(error)))
+        made.page.on("request", lambda request: made.asked.append(request.url))
+        made.page.goto(f"{http}/#/sign-in/{registry.sign_ins.new_link(name)}")
+        expect(made.page.get_by_role("heading", name="Fleet")).to_be_visible()
+        yield made
+        assert made.trouble == []
+        assert {url for url in made.asked if not url.startswith(f"{http}/")} == set()
+
+
+@pytest.fixture
+def desk(chromium: Browser, server: tuple[ServerRun, Path]) -> Iterator[Visit]:
+    """A person at a desk."""
+    with visit(chromium, server[0].http, server[1], DESK) as made:
+        yield made
+
+
+@pytest.fixture
+def phone(chromium: Browser, server: tuple[ServerRun, Path]) -> Iterator[Visit]:
+    """A person with a phone."""
+    with visit(chromium, server[0].http, server[1], PHONE) as made:
+        yield made
+
+
+def test_the_link_that_a_server_prints_signs_in_once(
+    chromium: Browser, server: tuple[ServerRun, Path]
+) -> None:
+    run, _ = server
+    printed = run.read_line()
+    found = re.search(rf"{re.escape(run.http)}/#/sign-in/\S+", printed)
+    assert found is not None, printed
+    for nth, heading in ((1, "Fleet"), (2, "splitedge")):
+        page = chromium.new_page()
+        page.goto(found[0])
+        expect(page.get_by_role("heading", name=heading, exact=True)).to_be_visible()
+        if nth == 1:
+            assert "sign-in" not in page.url, "the link must not stay in the history"
+            page.reload()
+            expect(page.get_by_role("heading", name="Fleet")).to_be_visible()
+            page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_text("splitedge server dashboard-link").first).to_be_visible()
+        page.close()
+
+
+def test_an_address_that_is_none_shows_the_fleet(desk: Visit) -> None:
+    desk.go("%")
+    desk.page.reload()
+    expect(desk.page.get_by_role("heading", name="Fleet")).to_be_visible()
+
+
+def test_the_fleet_is_found_filtered_and_sorted(desk: Visit) -> None:
+    page = desk.page
+    table = page.get_by_role("table", name="Devices")
+    expect(table.get_by_role("row")).to_have_count(4)
+    page.get_by_label("Find").fill("refused")
+    expect(table.get_by_role("row")).to_have_count(2)
+    page.get_by_label("Find").fill("")
+    page.get_by_label("Fleet", exact=True).select_option("yard")
+    expect(table.get_by_role("row")).to_have_count(3)
+    page.get_by_label("Fleet", exact=True).select_option("")
+    first = table.get_by_role("row").nth(1)
+    expect(first).to_contain_text("pi-1")
+    table.get_by_role("button", name="Device").click()
+    expect(first).to_contain_text("pi-3")
+    expect(first).to_contain_text("refused digits/1/d2")
+
+
+def test_a_device_is_approved_pinned_and_shut_out(desk: Visit) -> None:
+    page = desk.page
+    desk.act("Approve")
+    expect(page.get_by_role("link", name="pi-4")).to_be_visible()
+    page.get_by_role("link", name="pi-3").click()
+    expect(page.get_by_role("heading", name="pi-3")).to_be_visible()
+    expect(page.get_by_text("golden inputs").first).to_be_visible()
+    desk.act("Pin")
+    expect(page.get_by_text("you: pinned to digits/1/d1")).to_be_visible()
+    desk.act("Let it try again")
+    expect(page.get_by_text("Ordered", exact=False)).to_contain_text("digits/1/d2")
+    desk.act("Unpin")
+    desk.act("New credential")
+    page.get_by_role("button", name="Rename", exact=True).click()
+    page.get_by_label("Title").fill("Gate <b>camera</b>")
+    page.get_by_label("Title").press("Enter")
+    expect(page.get_by_role("heading", name="Gate <b>camera</b>")).to_be_visible()
+    assert desk.registry.titles.give("pi-3", "") is None  # as the other tests know it
+    desk.go("device/pi-4")
+    desk.act("Revoke")
+    expect(page.get_by_text("Revoked", exact=False).first).to_be_visible()
+    assert not desk.registry.device("pi-4").active
+    acted = {one.what for one in desk.registry.trail.entries(50, who="operator:anna")}
+    assert acted >= {
+        *("device.approve", "device.pin", "quarantine.lift", "device.rename", "device.revoke"),
+    }
+
+
+def test_a_devices_answers_are_drawn(desk: Visit) -> None:
+    page = desk.page
+    expect(page.get_by_role("img", name="Answers a minute", exact=False)).to_be_visible()
+    page.get_by_role("link", name="pi-2").click()
+    expect(page.get_by_role("img", name="Histogram", exact=False)).to_be_visible()
+    expect(page.get_by_role("img", name="Share of answers", exact=False)).to_be_visible()
+    page.get_by_role("tab", name="day", exact=True).click()
+    expect(page.get_by_text("answers:", exact=False)).to_contain_text("exits")
+    desk.go("device/pi-1")
+    expect(page.get_by_text("No heartbeat came in this time", exact=False)).to_be_visible()
+
+
+def test_a_question_that_is_not_answered_changes_nothing(desk: Visit) -> None:
+    page = desk.page
+    page.get_by_role("link", name="pi-1").click()
+    page.get_by_role("button", name="Revoke").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Revoke").click()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert desk.registry.device("pi-1").active
+
+
+def test_a_curve_is_drawn_and_a_fleet_is_given_a_version(desk: Visit) -> None:
+    page = desk.page
+    page.get_by_role("link", name="Models").click()
+    expect(page.get_by_role("img", name="Operating curve", exact=False)).to_be_visible()
+    expect(page.locator("canvas")).to_have_count(1)
+    page.get_by_role("tab", name="2 stages").click()
+    expect(page.get_by_text("digits/1/d2", exact=True)).to_be_visible()
+    row = page.get_by_role("row").filter(has_text="yard").last
+    row.get_by_role("button", name="Change").click()
+    page.get_by_label("Model", exact=True).select_option("digits/1")
+    page.get_by_role("button", name="Assign").click()
+    expect(page.get_by_text("stays at this version")).to_be_visible()
+    assert desk.registry.catalogue.wanted("yard").pinned
+
+
+def test_a_roll_out_is_refused_with_its_reason(desk: Visit) -> None:
+    page = desk.page
+    page.get_by_role("link", name="Roll-outs").click()
+    page.get_by_role("button", name="Start a roll-out").click()
+    page.get_by_label("Health").fill("nonsense")
+    page.get_by_role("button", name="Start", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("nonsense")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert desk.registry.rollouts.all() == ()
+    desk.trouble.clear()  # the browser says that the answer was a 400
+
+
+def test_rounds_and_the_audit_log_are_shown(desk: Visit) -> None:
+    page = desk.page
+    page.get_by_role("link", name="Training").click()
+    expect(page.get_by_role("heading", name="yard-run")).to_be_visible()
+    expect(page.get_by_text("it is away").first).to_be_visible()
+    expect(page.locator("canvas")).to_have_count(4)
+    page.get_by_role("link", name="Audit").click()
+    page.get_by_label("Kind").select_option("dashboard.")
+    expect(page.get_by_text("dashboard.sign-in").first).to_be_visible()
+    expect(page.get_by_text("device.enrol")).to_have_count(0)
+    page.get_by_label("About").fill("pi-2")
+    expect(page.get_by_text("No such entries.")).to_be_visible()
+
+
+def test_every_page_fits_a_phone(phone: Visit) -> None:
+    page = phone.page
+    for name in PAGES:
+        page.get_by_role("link", name=name).click()
+        expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
+        expect(page.get_by_role("status").filter(has_text="Reading")).to_have_count(0)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= PHONE["width"], name
+    phone.go("device/pi-1")
+    expect(page.get_by_role("heading", name="pi-1")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_an_empty_server_shows_the_command_that_enrols_a_device(
+    chromium: Browser, tmp_path: Path, run_server: Callable[..., ServerRun]
+) -> None:
+    state = tmp_path / "empty"
+    run = run_server(state).wait_ready()
+    with visit(chromium, run.http, state, DESK, name=None) as desk:
+        page = desk.page
+        expect(page.get_by_text(f"splitedge server token create --state {state}")).to_be_visible()
+        page.get_by_role("button", name="Make a token").click()
+        command = page.get_by_text("splitedge agent enroll", exact=False)
+        expect(command).to_contain_text(f"--server {run.http} ")
+        token = (command.text_content() or "").split()[-1]
+        body = {"token": token, "name": "pi-9", "profile": load_reference("jetson-nano").to_dict()}
+        answer = run.call("POST", "/api/v1/enroll", json=body)
+        assert answer.status == 201, answer.data
+        expect(page.get_by_role("link", name="pi-9")).to_be_visible()
+        for name in ("Models", "Roll-outs", "Training"):
+            page.get_by_role("link", name=name).click()
+            expect(page.locator(".command").first).to_contain_text("splitedge")
+
+
+def test_a_session_that_ended_leads_to_the_door(desk: Visit) -> None:
+    signs: SignIns = desk.registry.sign_ins
+    signs.end_all()
+    expect(desk.page.get_by_text("You are not signed in", exact=False)).to_be_visible()
+    # the browser says that one read was refused, and no more are tried
+    assert len([text for text in desk.trouble if "401" in text]) == 1
+    desk.trouble.clear()
