@@ -36,7 +36,8 @@ from exporters.quantize import CALIBRATION_SAMPLES
 Floats = NDArray[np.float32]
 Progress = Callable[[str], None]
 
-FEW_SAMPLES: Final = 500
+FEW_SAMPLES: Final = 500  # of all parts
+FEW_TO_LEARN: Final = 400  # of those without the test part, which is a fifth of all by default
 # With 48 held-out samples, exits of a text classifier agreed in 84 % of cases in place of the 98 %
 # that was asked for; by five folds of 240 in 94 to 100 %.
 CROSSED_BELOW: Final = 200
@@ -134,12 +135,7 @@ def adopt(
     x_bytes = _bytes_of(classifier.raw)
     offer = choose_cuts(plan, x_bytes, settings.depths)
     _tell_offer(plan, offer, x_bytes, progress)
-    total = len(parts.train) + len(parts.held_out) + len(parts.test)
-    if total < FEW_SAMPLES:
-        warnings.add(
-            f"{total} samples are few: the threshold and all figures are rough; give"
-            f" {FEW_SAMPLES} or more"
-        )
+    _tell_few(parts, warnings)
     classifier = checked(classifier, as_raw(parts.train.x[:8], classifier.raw))
     _tell_batches(classifier, progress)
     train, held_out, test = _answers(classifier, parts, offer.cuts, settings, progress)
@@ -263,6 +259,21 @@ def _figures(
         gate=each.gate,
         figures=figures,
     )
+
+
+def _tell_few(parts: Parts, warnings: _Warnings) -> None:
+    """Say where the heads and the threshold, or the figures, rest on few samples."""
+    chosen, tested = len(parts.train) + len(parts.held_out), len(parts.test)
+    if chosen < min(tested, FEW_TO_LEARN):  # the figures are well measured, what they are of is not
+        warnings.add(
+            f"{chosen} samples for heads and thresholds are few, {len(parts.held_out)} of them for"
+            f" the threshold: both are rough; give {FEW_TO_LEARN} or more (--samples)"
+        )
+    elif chosen + tested < FEW_SAMPLES:
+        warnings.add(
+            f"{chosen + tested} samples are few: the threshold and all figures are rough; give"
+            f" {FEW_SAMPLES} or more"
+        )
 
 
 def calibration_samples(parts: Parts) -> Array:

@@ -208,6 +208,20 @@ def test_few_samples_warn_and_are_enough(small_onnx: Path, digits: Dataset, tmp_
     assert "pixels reach the model" not in result.output  # arrays are as their maker wants them
 
 
+def test_few_of_many_samples_warn_and_name_the_option(
+    small_onnx: Path, unlabelled: Path, tmp_path: Path
+) -> None:
+    """The test part is as large as ever: the total is no measure of what heads learn from."""
+    options = ("--depth", "7", "--int8", "never", "--samples")
+    result = run(small_onnx, unlabelled, tmp_path, *options, "40")
+    assert result.exit_code == 0, str(result.exception)
+    assert "40 samples for heads and thresholds are few, 8 of them for the" in result.output
+    assert "400 or more (--samples)" in result.output
+    result = run(small_onnx, unlabelled, tmp_path, *options, "5")
+    assert result.exit_code == 2
+    assert "--samples" in result.output
+
+
 def test_pictures_for_floats_are_said_to_be_0_to_255(
     small_onnx: Path, digits: Dataset, tmp_path: Path
 ) -> None:
