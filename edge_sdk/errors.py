@@ -14,7 +14,8 @@
     ├── StateInUseError         another agent runs on this state folder
     ├── HiddenPackageError      a user's file hides one of our packages
     └── FrameError              bytes from a peer that are not a valid frame
-        └── FrameTooLargeError      larger than a declared limit
+        ├── FrameTooLargeError      larger than a declared limit
+        └── NotFiniteError          numbers that reached infinity or NaN
 
 A server that cannot be reached is normal for a device: `predict` never raises LinkError.
 """
@@ -114,3 +115,7 @@ class FrameError(SplitedgeError):
 
 class FrameTooLargeError(FrameError):
     """A frame, header or tensor that is larger than its declared limit."""
+
+
+class NotFiniteError(FrameError):
+    """A peer's weights, features or gradients hold infinity or NaN: its training diverges."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_sdk.errors import FrameError
+from edge_sdk.errors import FrameError, NotFiniteError
 from edge_sdk.manifest import Codec
 from edge_sdk.wire.codecs import decode, encode
 
@@ -56,7 +56,7 @@ def decode_batch(values: Tensor, ranges: Tensor | None) -> Tensor:
     if ranges is None or ranges.shape != (len(values), 2) or ranges.dtype != torch.float32:
         raise FrameError(f"features: expected a scale and a zero point for {len(values)} samples")
     if not torch.isfinite(ranges).all():
-        raise FrameError("features: expected finite scales and zero points")
+        raise NotFiniteError("features: expected finite scales and zero points")
     rows = [
         decode(row, {"scale": scale, "zero_point": int(zero_point)})
         for row, (scale, zero_point) in zip(values.cpu().numpy(), ranges.tolist(), strict=True)

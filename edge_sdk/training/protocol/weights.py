@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.bundles import namespaces
-from edge_sdk.errors import FrameError
+from edge_sdk.errors import FrameError, NotFiniteError
 
 CONSTANTS = "normalise."
 VARIANCE = ".running_var"
@@ -81,7 +81,7 @@ def check_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> No
             want_type = expected[name].dtype
             raise FrameError(f"weights: {name}: expected {want_type}, got {tensor.dtype}")
         if not torch.isfinite(tensor).all():
-            raise FrameError(f"weights: {name}: expected finite values, got NaN or infinity")
+            raise NotFiniteError(f"weights: {name}: expected finite values, got infinity or NaN")
 
 
 def travels(name: str, tensor: Tensor) -> bool:

@@ -35,6 +35,8 @@ def row_of(
         "supervised": is_supervised(result),
         "merged": result.merged,
         "refused": dict(result.refused),
+        # the kinds of these reasons (server.training.rounds.reply_checks.Fault), by client
+        "faults": {name: fault.value for name, fault in result.faults.items()},
         "missed_steps": dict(result.missed_steps),
         "bytes_by_kind": dict(result.bytes_by_kind),
         "suspects": dict(result.suspects),

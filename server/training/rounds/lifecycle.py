@@ -96,6 +96,7 @@ def close_round(
         coding=mean_coding(now.codings),
         samples=now.samples,
         clipped=now.clipped,
+        faults=now.faults,
     )
 
 

@@ -1,18 +1,20 @@
 """Checks of clients' replies: each is checked whole before any of it is used.
 
-Each check returns why the reply is refused, or None. A fault is the client's alone: the round goes
-on without it.
+Each check returns why the reply is refused, or None; those of numbers return a Refusal, which says
+if they diverged. A fault is the client's alone: the round goes on without it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Final
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Self
 
 import torch
 
-from edge_sdk.errors import ConfigurationError, FrameError
+from edge_sdk.errors import ConfigurationError, FrameError, NotFiniteError
 from edge_sdk.training.protocol.feature_codec import CODED
 from edge_sdk.training.protocol.messages import Features, OutputGradient, Ready, Update, Weights
 from edge_sdk.training.protocol.plan import Plan
@@ -21,8 +23,31 @@ from edge_sdk.training.protocol.weights import check_weights, is_variance
 # The largest value of half precision, to which its codec clips. Larger ones, which the other codecs
 # carry, are clipped to it as they arrive: their squares would leave infinities in the server's
 # BatchNorm statistics.
-NOT_FINITE: Final = "infinity or NaN"  # in the reasons of refusals
 LARGEST_FEATURE: Final = 65504.0
+
+
+class Fault(StrEnum):
+    """Kinds of faults for which a reply is refused, as the report writes them."""
+
+    UNSOUND = "unsound"  # not what was asked for
+    NOT_FINITE = "not-finite"  # infinity or NaN: the client's training diverged
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a reply is refused.
+
+    Attributes:
+        why: for people. fault: for programs.
+    """
+
+    why: str
+    fault: Fault = Fault.UNSOUND
+
+    @classmethod
+    def of(cls, err: FrameError) -> Self:
+        """The refusal of a reply whose check raised this error."""
+        return cls(str(err), Fault.NOT_FINITE if isinstance(err, NotFiniteError) else Fault.UNSOUND)
 
 
 def samples_fault(samples: int, samples_max: int | None) -> str | None:
@@ -92,25 +117,34 @@ def clip_features(values: torch.Tensor, name: str) -> tuple[torch.Tensor, int]:
 
     Args:
         name: of the values, for the error.
-    Raises: FrameError for infinity or NaN.
+    Raises: NotFiniteError.
     """
     low, high = (float(bound) for bound in torch.aminmax(values))
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise FrameError(f"{name}: expected finite values, got {NOT_FINITE}")
+        raise NotFiniteError(f"{name}: expected finite values, got infinity or NaN")
     if low > -LARGEST_FEATURE and high < LARGEST_FEATURE:
         return values, 0
     at_ends = int((values.abs() >= LARGEST_FEATURE).sum())
     return values.clamp(-LARGEST_FEATURE, LARGEST_FEATURE), at_ends
 
 
-def gradient_fault(reply: OutputGradient, outputs: torch.Tensor) -> str | None:
+def gradient_fault(reply: OutputGradient, outputs: torch.Tensor) -> Refusal | None:
     """Why a client's gradient with respect to the server's outputs is refused, or None."""
     gradient = reply.gradient
     if gradient.shape != outputs.shape or gradient.dtype != torch.float32:
         got = f"{gradient.dtype} {tuple(gradient.shape)}"
-        return f"output gradient: expected float32 of shape {tuple(outputs.shape)}, got {got}"
-    if not _bounded(gradient) or not 0 <= reply.loss < float("inf"):
-        return "output gradient: expected finite values and a loss from 0 up"
+        return Refusal(
+            f"output gradient: expected float32 of shape {tuple(outputs.shape)}, got {got}"
+        )
+    if not (bool(torch.isfinite(gradient).all()) and math.isfinite(reply.loss)):
+        return Refusal(
+            "output gradient: expected finite values and a finite loss, got infinity or NaN",
+            Fault.NOT_FINITE,
+        )
+    if not _bounded(gradient) or reply.loss < 0:
+        return Refusal(
+            f"output gradient: expected values within {LARGEST_FEATURE:g} and a loss from 0 up"
+        )
     return None
 
 
@@ -122,7 +156,7 @@ def _coding_fault(values: torch.Tensor, ranges: torch.Tensor | None, size: int) 
         return None if ranges is None else f"expected no ranges for {values.dtype}"
     if ranges is None or ranges.shape != (size, 2) or ranges.dtype != torch.float32:
         return f"expected a scale and a zero point for {size} samples"
-    return None if bool(torch.isfinite(ranges).all()) else "expected a finite scale and zero point"
+    return None
 
 
 def _view_fault(
@@ -163,7 +197,7 @@ def _labels_fault(labels: torch.Tensor | None, plan: Plan, size: int) -> str | N
 
 def update_fault(
     update: Update, sent: Weights, samples: int, norm_bound: float | None
-) -> str | None:
+) -> Refusal | None:
     """Why an update is rejected, or None.
 
     Args:
@@ -174,18 +208,21 @@ def update_fault(
     try:
         check_weights(update.weights, sent)
     except FrameError as err:
-        return str(err)
+        return Refusal.of(err)
     for name, tensor in update.weights.items():
         if is_variance(name) and bool((tensor < 0).any()):
-            return f"weights: {name}: expected variances from 0 up, got negative ones"
+            return Refusal(f"weights: {name}: expected variances from 0 up, got negative ones")
     if update.samples != samples:
-        return f"samples: expected {samples}, as at the start of the round, got {update.samples}"
-    if not 0 <= update.loss < float("inf"):
-        return f"loss: expected a number from 0 up, got {update.loss}"
+        return Refusal(
+            f"samples: expected {samples}, as at the start of the round, got {update.samples}"
+        )
+    if not 0 <= update.loss < math.inf:
+        fault = Fault.UNSOUND if math.isfinite(update.loss) else Fault.NOT_FINITE
+        return Refusal(f"loss: expected a number from 0 up, got {update.loss}", fault)
     if norm_bound is not None:
         norm = _change(update.weights, sent)
         if not norm <= norm_bound:
-            return f"change of norm {norm:.3g}: expected at most {norm_bound:g}"
+            return Refusal(f"change of norm {norm:.3g}: expected at most {norm_bound:g}")
     return None
 
 

@@ -26,7 +26,7 @@ from profiles.checks import number, one_of, optional, share, whole
 from server.training.core.round_view import RoundView
 from server.training.core.spool import Spool
 from server.training.core.weighted_mean import Contribution
-from server.training.rounds.reply_checks import LARGEST_FEATURE
+from server.training.rounds.reply_checks import LARGEST_FEATURE, Fault, Refusal
 from server.training.rounds.traffic import TrafficCounter
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,8 @@ class RoundResult:
     Attributes:
         loss: mean of the participants' losses by samples; None where no client took part.
         participants: clients with a sound update, which is merged if the round counts.
-        missing: clients that were asked and did not reply. refused: reasons by client.
+        missing: clients that were asked and did not reply.
+        refused: reasons by client. faults: the kinds of these reasons, by client.
         merged: whether the quorum was reached, so that the round counts.
         missed_steps: batches asked for without a reply, by client.
         stale: rounds late, by client, of the updates of earlier rounds that count in this one.
@@ -168,6 +169,7 @@ class RoundResult:
     coding: Mapping[str, float] = field(default_factory=dict)
     samples: Mapping[str, int] = field(default_factory=dict)
     clipped: Mapping[str, int] = field(default_factory=dict)
+    faults: Mapping[str, Fault] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -189,6 +191,7 @@ class RoundUnderWay:
     traffic: TrafficCounter = field(default_factory=TrafficCounter)
     contributions: dict[str, Contribution] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    faults: dict[str, Fault] = field(default_factory=dict)
     codings: list[dict[str, float]] = field(default_factory=list)
     missed: Counter[str] = field(default_factory=Counter)
     clipped: Counter[str] = field(default_factory=Counter)
@@ -226,12 +229,14 @@ class RoundUnderWay:
         self.samples |= other.samples
         self.label_counts |= other.label_counts
         self.refused |= other.refused
+        self.faults |= other.faults
         self.suspects |= other.suspects
 
-    def refuse(self, client: str, reason: str) -> None:
+    def refuse(self, client: str, reason: str | Refusal) -> None:
         """Leave a client out of the round; the report names it with the reason."""
-        self.refused[client] = reason
-        logger.warning("round=%d client=%s refused: %s", self.number, client, reason)
+        refusal = Refusal(reason) if isinstance(reason, str) else reason
+        self.refused[client], self.faults[client] = refusal.why, refusal.fault
+        logger.warning("round=%d client=%s refused: %s", self.number, client, refusal.why)
 
     def clip(self, client: str, values: int) -> None:
         """Count values of a client's features that half precision cannot hold."""

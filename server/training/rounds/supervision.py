@@ -24,7 +24,12 @@ from edge_sdk.training.protocol.messages import (
 from edge_sdk.training.protocol.plan import Plan
 from server.training.methods.steps import ClientBatch, ClientBatches
 from server.training.rounds.context import RoundContext
-from server.training.rounds.reply_checks import clip_features, gradient_fault, shapes_fault
+from server.training.rounds.reply_checks import (
+    Refusal,
+    clip_features,
+    gradient_fault,
+    shapes_fault,
+)
 from server.training.rounds.round import RoundUnderWay, replies_of
 
 
@@ -51,7 +56,7 @@ def ask_features(
             plan = context.plans[name]
             features[name], clipped = _decoded(context, found[name], plan, shares.get(name))
         except FrameError as err:
-            now.refuse(name, str(err))
+            now.refuse(name, Refusal.of(err))
             continue
         if clipped:
             now.clip(name, clipped)

@@ -11,7 +11,7 @@ from edge_sdk.training.protocol.messages import Update
 from edge_sdk.training.protocol.update_transfer import decode_from_wire
 from server.training.core.weighted_mean import Contribution
 from server.training.rounds.context import RoundContext, trained_part
-from server.training.rounds.reply_checks import samples_fault, update_fault
+from server.training.rounds.reply_checks import Refusal, samples_fault, update_fault
 from server.training.rounds.round import RoundUnderWay, coding_of
 from server.training.rounds.staleness import Staleness
 
@@ -28,7 +28,7 @@ def accept_updates(
         try:
             update = decode_from_wire(arrived, plan, context.start_weights(now, name))
         except FrameError as err:
-            now.refuse(name, str(err))
+            now.refuse(name, Refusal.of(err))
             continue
         sent = trained_part(now.view.sent, plan, exit_head=plan.part.exit_head)
         fault = update_fault(update, sent, now.samples[name], context.settings.norm_bound)

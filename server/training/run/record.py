@@ -15,7 +15,7 @@ import orjson
 
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError
-from server.training.rounds.reply_checks import NOT_FINITE
+from server.training.rounds.reply_checks import Fault
 from server.training.run.checkpoint import save_checkpoint
 from server.training.run.run import Row, Run
 
@@ -76,7 +76,7 @@ def _check_learning(row: Row, learning_rate: float, before: int) -> int:
     Returns: the same with this one.
     Raises: ConfigurationError saying what to change.
     """
-    refused = [name for name, why in row["refused"].items() if NOT_FINITE in why]
+    refused = [name for name, fault in row["faults"].items() if fault == Fault.NOT_FINITE]
     answered = len(row["participants"]) + len(row["refused"])
     most = not row["merged"] and 2 * len(refused) > answered
     in_a_row = before + 1 if most else 0

@@ -46,11 +46,12 @@ def test_files_that_a_checkpoint_replaces_go_before_anything_else_can_fail(tmp_p
 
 
 def broken_round(number: int, refused: int) -> Row:
-    why = dict.fromkeys([f"pi-{n}" for n in range(refused)], "features: got infinity or NaN")
+    names = [f"pi-{n}" for n in range(refused)]
     return {
         "round": number,
         "participants": [],
-        "refused": why,
+        "refused": dict.fromkeys(names, "features: why is for people"),
+        "faults": dict.fromkeys(names, "not-finite"),
         "merged": 0,
         "loss": None,
     }
