@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from edge_sdk.cli.agent_options import (
     STATE_DEFAULT,
@@ -25,7 +23,7 @@ from edge_sdk.cli.kept import app as kept_app
 from edge_sdk.cli.kept import correct
 from edge_sdk.cli.main import stop_on_sigterm
 from edge_sdk.cli.membership import quarantine_app, rotate
-from edge_sdk.cli.output import print_json, print_table
+from edge_sdk.cli.output import print_json, print_table, waiting
 from edge_sdk.cli.permissions import insecure as insecure_rule
 from edge_sdk.cli.permissions import offloading
 from edge_sdk.cli.predict import predict
@@ -128,10 +126,9 @@ def enroll(
         server = _discover(service_type, ca)
     refuse_clear_text(server, "--server", insecure=insecure)  # before the seconds of measuring
     token = _read_token(token_file) if token is None else token
-    console = Console(stderr=True)
-    with console.status("measuring this device"):
+    with waiting("measuring this device"):
         measured = _profile(profile)
-    with console.status(f"enrolling at {server}"):
+    with waiting(f"enrolling at {server}"):
         identity = api.enroll(
             server, token, state, profile=measured, name=name, ca=ca, insecure=insecure
         )
@@ -142,12 +139,12 @@ def enroll(
         wait_for_approval(identity, partial(typer.echo, err=True))
     if profile is None:
         try:
-            with console.status("measuring the link"):
+            with waiting("measuring the link"):
                 api.report_profile(identity, measured.with_link(_measure_link(identity)))
         except LinkError as err:  # the token is used and the device enrolled: go on
             typer.echo(f"warning: the link was not measured: {err}", err=True)
     if bundle:
-        _fetch_bundle(identity, state, console)
+        _fetch_bundle(identity, state)
     found = _active_bundle(state)
     if as_json:
         print_json({"device": identity.device, "fleet": identity.fleet, "bundle": found})
@@ -177,7 +174,7 @@ def update(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
     from edge_sdk.service.client import RunningAgent
 
     identity = Identity.load(state)
-    with Console(stderr=True).status(f"asking {identity.server}"):
+    with waiting(f"asking {identity.server}"):
         running = RunningAgent.find(state)
         if running is None:
             lifecycle.update(state)
@@ -288,7 +285,7 @@ def status(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
         fields.pop("problem", None)
     else:
         broker = fleet_broker.address(identity)
-        with Console(stderr=True).status(f"asking {broker.url}"):
+        with waiting(f"asking {broker.url}"):
             fault = broker_fault(identity, broker, in_use=is_held(state, "agent"))
         fields |= {"broker": broker.url, "broker_answers": not fault}
         if fault:
@@ -333,12 +330,12 @@ def profile(
     _show(_profile(name).to_dict(), as_json)
 
 
-def _fetch_bundle(identity: Identity, state: Path, console: Console) -> None:
+def _fetch_bundle(identity: Identity, state: Path) -> None:
     from edge_sdk.bundles import lifecycle
     from edge_sdk.errors import BundleError, SplitedgeError
 
     try:
-        with console.status("fetching its bundle"):
+        with waiting("fetching its bundle"):
             lifecycle.update(state)
     except SplitedgeError as err:
         raise BundleError(
@@ -355,7 +352,7 @@ def _discover(service: str, ca: Path | None) -> str:
     from edge_sdk.discovery.network import WAIT_S, find_servers, resolves
     from edge_sdk.discovery.record import chosen_server
 
-    with Console(stderr=True).status("looking for the server on this network"):
+    with waiting("looking for the server on this network"):
         found = find_servers(service)
         url = chosen_server(found, has_authority=ca is not None, waited_s=WAIT_S, reaches=resolves)
     typer.echo(f"found the server {found[0].name!r} at {url}", err=True)
@@ -412,6 +409,8 @@ def _show(fields: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(fields)
         return
+    from rich.table import Table
+
     table = Table(show_header=False)
     for key, value in _flat(fields):
         table.add_row(key.replace("_", " "), "none" if value is None else str(value))

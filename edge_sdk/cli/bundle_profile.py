@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
-from edge_sdk.cli.output import print_json, print_table
+from edge_sdk.cli.output import print_json, print_table, waiting
 from profiles.measured import BundleMeasurement
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def show_bundle_profile(state: Path, *, as_json: bool) -> None:
@@ -22,7 +23,7 @@ def show_bundle_profile(state: Path, *, as_json: bool) -> None:
 
     active = BundleStore(state).active()
     kept = Measurements(state)
-    with Console(stderr=True).status(f"measuring {active.manifest.bundle}"):
+    with waiting(f"measuring {active.manifest.bundle}"):
         measured = run_trial(active.folder).measurement
     kept.keep(active.digest, measured)
     others = [
@@ -38,6 +39,8 @@ def show_bundle_profile(state: Path, *, as_json: bool) -> None:
 
 
 def _table(measurements: list[BundleMeasurement], active: str) -> Table:
+    from rich.table import Table
+
     table = Table("bundle", "graph", "ms", "MB")
     for each in measurements:
         name = f"{each.bundle} (active)" if each.bundle == active else each.bundle

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from edge_sdk.cli.agent_options import STATE_DEFAULT, AsJson, State
 from edge_sdk.cli.output import print_json, print_table
 
 app = typer.Typer(
-    help="Inputs that this device keeps: see \\[keep] in agent.toml, or `agent run --keep`.",
+    help="Inputs that this device keeps: see [keep] in agent.toml, or `agent run --keep`.",
     epilog="Example: splitedge agent kept list --state ./pi",
     no_args_is_help=True,
 )
@@ -41,6 +40,8 @@ def list_kept(folder: Folder = None, state: State = STATE_DEFAULT, as_json: AsJs
         typer.echo(f"{place}: no inputs are kept")
         return
     counts = Counter((each.class_name, each.label_from) for each in kept)
+    from rich.table import Table
+
     table = Table("class", "label from", "inputs")
     for (name, label_from), count in sorted(counts.items()):
         table.add_row(name or "unlabelled", label_from or "none", str(count))

@@ -92,13 +92,33 @@ def application(arguments: list[str]) -> typer.Typer:
         no_args_is_help=True,
         invoke_without_command=True,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # its boxes cut the names of long options, and take 60 ms to import
     )
     app.callback()(_options)
     commands = {entry.name: entry for entry in entry_points(group=GROUP)}
     called = _called(_completed() if COMPLETING in os.environ else arguments)
     for entry in [commands[called]] if called in commands else commands.values():
         _mount(app, entry)
+    _tell_in_full(app)
     return app
+
+
+def _tell_in_full(app: typer.Typer) -> None:
+    """Let lists of commands show the first sentence of each, which is cut at 45 letters else."""
+    for command in app.registered_commands:
+        assert command.callback is not None
+        command.short_help = _first_sentence(command.help or command.callback.__doc__)
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        group.short_help = _first_sentence(group.typer_instance.info.help)
+        _tell_in_full(group.typer_instance)
+
+
+def _first_sentence(text: object) -> str | None:
+    if not isinstance(text, str):
+        return None
+    paragraph = " ".join(text.strip().split("\n\n")[0].split())
+    return f"{paragraph.split('. ')[0].rstrip('.')}."
 
 
 def _with_log_first(words: list[str]) -> list[str]:

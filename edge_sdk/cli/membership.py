@@ -6,11 +6,9 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from edge_sdk.cli.agent_options import STATE_DEFAULT, AsJson, State
-from edge_sdk.cli.output import print_json, print_table
+from edge_sdk.cli.output import print_json, print_table, waiting
 
 quarantine_app = typer.Typer(
     help="The bundles that failed on this device: list them, and let one be tried again.",
@@ -30,7 +28,7 @@ def rotate(state: State = STATE_DEFAULT) -> None:
     from edge_sdk.service.client import RunningAgent
 
     identity = Identity.load(state)
-    with Console(stderr=True).status(f"asking {identity.server}"):
+    with waiting(f"asking {identity.server}"):
         running = RunningAgent.find(state)
         if running is None:
             rotation.rotate(state)
@@ -53,6 +51,8 @@ def list_(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
     if not found:
         typer.echo("no bundle is quarantined")
         return
+    from rich.table import Table
+
     table = Table("hash", "bundle", "since", "until", "why")
     for one in found:
         table.add_row(one.digest[:12], one.bundle, one.at, one.until or "for ever", one.why)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 import typer
-from rich.console import Console
-from rich.status import Status
-from rich.table import Table
 
 from edge_sdk.errors import ConfigurationError
+
+if TYPE_CHECKING:  # rich takes 60 ms to import, and a script's commands draw nothing
+    from rich.console import Console
+    from rich.status import Status
+    from rich.table import Table
 
 WIDE: Final = 1000  # columns
 
@@ -31,6 +34,8 @@ def print_table(table: Table) -> None:
     table is as wide as its content. Its text is printed as it is: a peer's words may hold what
     looks like markup.
     """
+    from rich.console import Console
+
     for column in table.columns:
         column.overflow, column.no_wrap = "fold", False
     console = Console(markup=False, emoji=False)
@@ -64,6 +69,18 @@ def check_report(path: Path | None) -> None:
         check_target("--report", path, folder=False)
 
 
+@contextmanager
+def waiting(for_what: str) -> Iterator[None]:
+    """Show on a terminal's stderr, while the block runs, what is waited for."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(for_what):
+        yield
+
+
 class Progress:
     """Progress of long work, on stderr: a spinner with the step under way, and a line a result."""
 
@@ -88,6 +105,8 @@ def progress(first: str) -> Iterator[Progress]:
     Args:
         first: the first step.
     """
+    from rich.console import Console
+
     console = Console(stderr=True)
     with console.status(first) as status:
         yield Progress(console, status)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from edge_sdk.cli.agent_options import (
     STATE_DEFAULT,
@@ -139,6 +138,8 @@ def _row(name: str, answer: Any) -> dict[str, Any]:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
     table = Table(*COLUMNS)
     for row in rows:
         table.add_row(

@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from edge_sdk import __version__
+from edge_sdk.cli.main import application
 from edge_sdk.cli.times import length_in, seconds
 from tests.commands import Splitedge
 
@@ -115,6 +118,46 @@ def test_no_table_cuts_a_name_on_a_narrow_terminal() -> None:
     rows = [line.split("│") for line in shown.splitlines() if line.startswith("│")]
     assert "".join(row[1].strip() for row in rows) == NAME
     assert "…" not in shown
+
+
+def test_no_help_cuts_a_name_or_a_sentence_on_a_narrow_terminal() -> None:
+    """Every option and every command stands whole in the help, however long its name is."""
+    app = application([])
+    asked: list[tuple[str, ...]] = []
+
+    def ask(command: Any, words: tuple[str, ...]) -> None:
+        asked.append(words)
+        result = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "60"})
+        assert result.exit_code == 0, words
+        assert "…" not in result.output
+        assert "..." not in result.output.partition("Commands:")[2], words
+        shown = result.output.split()
+        for parameter in command.params:
+            if not parameter.hidden and parameter.param_type_name == "option":
+                assert {*parameter.opts, *parameter.secondary_opts} <= set(shown), words
+        for word, inner in getattr(command, "commands", {}).items():
+            if not inner.hidden:
+                assert word in shown
+                ask(inner, (*words, word))
+
+    ask(typer.main.get_command(app), ())
+    assert ("server", "run") in asked
+
+
+def test_a_command_for_a_script_imports_no_library_that_draws(tmp_path: Path) -> None:
+    """It would take longer than the command, and a script may enrol 200 devices."""
+    code = (
+        "import sys; sys.argv = ['splitedge', 'agent', 'enroll', '--token', 'T',"
+        " '--server', 'http://127.0.0.1:1', '--no-bundle', '--state', 'none']\n"
+        "from edge_sdk.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: print(sorted({'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
 def on_terminal(code: str, *, columns: int) -> str:
