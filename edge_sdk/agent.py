@@ -30,7 +30,6 @@ from edge_sdk.manifest import BundleManifest
 from edge_sdk.membership.orders import Membership
 from edge_sdk.membership.rotation import current_identity
 from edge_sdk.monitor.monitor import Limits, Monitor
-from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.offload.late_answers import LateAnswers
 from edge_sdk.offload.link_meter import LinkSample
 from edge_sdk.offload.offloader import Offloader
@@ -41,6 +40,7 @@ from edge_sdk.session import Array, available_providers
 from edge_sdk.settings import SECONDS, AgentSettings, Agreement
 from edge_sdk.settings_file.settings_file import SettingsFile
 from edge_sdk.state import StateLock
+from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.clear_text import is_clear
 from edge_sdk.wire.messages import new_id
 

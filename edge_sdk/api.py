@@ -30,9 +30,9 @@ from edge_sdk.errors import (
 )
 from edge_sdk.http import HttpClient, Timeout
 from edge_sdk.identity import Identity, check_not_enrolled, check_server_url, host_id
-from edge_sdk.mqtt import BrokerAddress
-from edge_sdk.settings_file.settings_file import write_settings_template
+from edge_sdk.settings_file.template import write_settings_template
 from edge_sdk.tls import tls_context, tls_context_for
+from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.clear_text import refuse_clear_text
 from edge_sdk.wire.topics import PAYLOAD_BYTES
 from edge_sdk.wire.traceparent import TRACEPARENT

@@ -17,26 +17,25 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
-from urllib.parse import unquote, urlsplit
 
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from edge_sdk.errors import ConfigurationError, FrameTooLargeError, LinkError
+from edge_sdk.errors import FrameTooLargeError, LinkError
 from edge_sdk.installation import clock_is_wrong
 from edge_sdk.tls import pinned_tls_context, set_date_checks, tls_context
 from edge_sdk.wire.address import is_loopback
+from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.clear_text import clear_text_reason, is_clear
 from edge_sdk.wire.topics import PAYLOAD_BYTES
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 # The fleet reconnects to a restarted broker within 10 s, but not at one instant: each delay is
 # drawn from [bound / 2, bound], and the bound doubles up to RECONNECT_LAST_S.
 RECONNECT_FIRST_S: Final = 0.25
@@ -47,57 +46,6 @@ CUT_AFTER_S: Final = 1.0
 # names of reasons that do not say why a connection ended
 SAYS_NOTHING: Final = ("Normal disconnection", "Success", "Unspecified error")
 UNSUPPORTED_PROTOCOL: Final = "Unsupported protocol version"
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerAddress:
-    """Address of a broker, with the login from its URL (its repr omits the password)."""
-
-    host: str
-    port: int
-    tls: bool = False
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-
-    @classmethod
-    def parse(cls, url: str) -> BrokerAddress:
-        """Read `mqtt[s]://[USER:PASSWORD@]HOST[:PORT]`.
-
-        Raises: ConfigurationError saying which part is wrong.
-        """
-        hint = "; the signs / @ : of a password are written %2F %40 %3A" if "@" in url else ""
-        expected = ConfigurationError(
-            f"broker URL: expected mqtt://HOST:PORT, got {shown_broker(url)}{hint}"
-        )
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError:  # its text may quote a part of the password
-            raise expected from None
-        if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
-            raise expected
-        return cls(
-            host=parts.hostname,
-            port=DEFAULT_PORTS[parts.scheme] if port is None else port,
-            tls=parts.scheme == "mqtts",
-            username=unquote(parts.username) if parts.username else None,
-            password=unquote(parts.password) if parts.password else None,
-        )
-
-    @property
-    def url(self) -> str:
-        """The address without its login."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
-
-
-def shown_broker(url: str) -> str:
-    """A broker's URL as an error quotes it, without the login that it may hold."""
-    login, at, place = url.rpartition("@")
-    if not at:
-        return repr(url)
-    scheme, slashes, _ = login.partition("//")
-    return repr(f"{scheme}{slashes}...@{place}" if slashes else f"...@{place}")
 
 
 @dataclass(frozen=True, slots=True)

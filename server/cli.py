@@ -34,8 +34,8 @@ from server.systemd.cli import mount as mount_service
 from server.upkeep.cli import app as upkeep_app
 
 if TYPE_CHECKING:
-    from edge_sdk.mqtt import BrokerAddress
     from edge_sdk.wire.address import Address
+    from edge_sdk.wire.broker_address import BrokerAddress
     from server.registry.records import FleetModel
     from server.run import Addresses
 
@@ -397,7 +397,7 @@ def _public(given: str | None, last: Addresses | None) -> str | None:
 
 def _with_password(broker: Address | BrokerAddress, file: Path | None) -> Address | BrokerAddress:
     from edge_sdk.errors import ConfigurationError
-    from edge_sdk.mqtt import BrokerAddress
+    from edge_sdk.wire.broker_address import BrokerAddress
     from server.broker.config import read_password
 
     if file is None:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_sdk.errors import ConfigurationError, LinkError, SplitedgeError, StorageError
-from edge_sdk.mqtt import BrokerAddress, MqttLink, loopback
+from edge_sdk.mqtt import MqttLink, loopback
 from edge_sdk.wire.address import Address
+from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker.child import BrokerChild, ListenSettings
 from server.broker.config import BACKEND_FILE, read_or_make_password
 from server.broker.mosquitto import MosquittoAdmin

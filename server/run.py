@@ -15,12 +15,12 @@ import orjson
 
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError, StorageError
-from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.service.listening import listen
 from edge_sdk.state import StateLock
 from edge_sdk.systemd.notify import Notifier
 from edge_sdk.systemd.watchdog import Watchdog
 from edge_sdk.wire.address import Address
+from edge_sdk.wire.broker_address import BrokerAddress
 from server.app import create_app
 from server.dashboard.links import first_link, keep_page_url, page_url
 from server.discovery.announcement import announcing

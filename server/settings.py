@@ -10,9 +10,9 @@ from typing import Final, Literal, get_args
 
 from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.mqtt import BrokerAddress, shown_broker
 from edge_sdk.settings import Traces
 from edge_sdk.wire.address import Address, is_loopback
+from edge_sdk.wire.broker_address import BrokerAddress, shown_broker
 from edge_sdk.wire.clear_text import is_clear
 from edge_sdk.wire.frames import MQTT_LIMITS
 from profiles.checks import number, one_of, whole

@@ -24,8 +24,9 @@ import numpy as np
 import orjson
 
 from benchmarks.reports import child_environment
-from edge_sdk.mqtt import BrokerAddress, Message, MqttLink
+from edge_sdk.mqtt import Message, MqttLink
 from edge_sdk.wire.answers import HEADER_LENGTH
+from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.frames import Tensor, encode, unpack
 from edge_sdk.wire.messages import Query, new_id, pack_query, read_reply
 from edge_sdk.wire.topics import Kind, Topic

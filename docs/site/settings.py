@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, get_type_hints
 
 from edge_sdk.records import describe_type, prefix_of
-from edge_sdk.settings_file.settings_file import HEAD, TEMPLATES
+from edge_sdk.settings_file.template import settings_template
 from server.training.recipe.recipe import Recipe
 
 # "        name, other: text", and lines that go on with it
@@ -65,7 +65,7 @@ def recipe_page() -> str:
 
 def agent_page() -> str:
     """The page of `agent.toml` in markdown."""
-    text = "\n".join([HEAD, *TEMPLATES])
+    text = settings_template()
     about = "`splitedge agent enroll` writes this file into the state of the device."
     return f"# agent.toml\n\n{about}\n\n```toml\n{text}```\n"
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.home_assistant.discovery import BIRTH, PREFIX, is_topic
-from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.pipeline.words import read_word, without_login
+from edge_sdk.wire.broker_address import BrokerAddress
 
 KINDS: Final = ("mqtt", "mqtts")
 KEYS: Final = ("name", "every", "prefix", "birth", "ca")

@@ -19,11 +19,12 @@ import orjson
 
 from edge_sdk.errors import FrameError, SplitedgeError
 from edge_sdk.identity import Identity
-from edge_sdk.mqtt import BrokerAddress, Message, MqttLink, Rpc, Will
+from edge_sdk.mqtt import Message, MqttLink, Rpc, Will
 from edge_sdk.offload.availability import TIMED_OUT, Availability, Presence
 from edge_sdk.offload.http_queries import HttpQueries
 from edge_sdk.offload.link_meter import LinkMeter
 from edge_sdk.offload.pending import CLOSED, NoReply, OpenQueries, Outcome, Pending, Target
+from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import (
     Problem,

@@ -3,15 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
-
-TEMPLATE: Final = """\
-# [home_assistant] shows this device in Home Assistant (docs/home-assistant.md).
-[home_assistant]
-# URL of its MQTT broker. Options: name of the device, seconds between two reports (every), and
-# prefix, birth, ca.
-#broker = "mqtt://USER:PASSWORD@homeassistant.local?name=Door&every=10"
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from edge_sdk.checks import check_fields
 from profiles.checks import number, whole
-
-TEMPLATE: Final = """\
-# [keep] keeps the inputs that the device was not sure of, or that you corrected, on this device.
-[keep]
-# Folder for them. By default nothing is kept.
-#folder = "kept"
-# Most inputs in the folder; the oldest go first, and corrected ones last.
-#inputs = 1000
-# Largest size of the folder.
-#megabytes = 100
-# Seconds between two inputs that are kept without a correction, at least.
-#every = 0.0
-"""
 
 
 @dataclass(frozen=True, slots=True)

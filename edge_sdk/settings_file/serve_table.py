@@ -4,30 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.wire.address import Address
 from profiles.checks import whole
-
-TEMPLATE: Final = """\
-# [serve] answers programs on this device or in its network over HTTP, by the v2 protocol.
-[serve]
-# HOST:PORT to listen on. By default the agent does not listen.
-#address = "127.0.0.1:8080"
-# PEM files for https. Other machines may connect only with https and a secret.
-#cert = "serve-cert.pem"
-#key = "serve-key.pem"
-# File with one line, the secret that clients send as `Authorization: Bearer SECRET`.
-#secret = "serve-secret.txt"
-# true: let other machines connect without https and without a secret.
-#insecure = false
-# Most connections at one time.
-#connections = 64
-# Most requests that are answered at one time; one more is told to come again.
-#in_flight = 32
-"""
 
 
 @dataclass(frozen=True, slots=True)

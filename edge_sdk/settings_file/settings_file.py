@@ -2,10 +2,9 @@
 
 Each table is a frozen record that checks itself. To add the table [name]:
 
-1. a module `name_table.py` beside this one, with a record whose fields all have defaults, and a
-   text TEMPLATE that shows each key, commented out, with a line on what it does;
+1. a module `name_table.py` beside this one, with a record whose fields all have defaults;
 2. a field of `SettingsFile` here, which names the record; a tuple of records is read from [[name]];
-3. the module's TEMPLATE in TEMPLATES.
+3. each key in `template.toml`, commented out, with a line on what it does.
 
 A path in the file is relative to the state folder: use `state / path`.
 """
@@ -17,36 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
-from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.records import read_record
 from edge_sdk.settings import AgentSettings
-from edge_sdk.settings_file import (
-    agent_tables,
-    home_table,
-    keep_table,
-    serve_table,
-    stream_table,
-)
+from edge_sdk.settings_file import agent_tables
 from edge_sdk.settings_file.home_table import HomeTable
 from edge_sdk.settings_file.keep_table import KeepTable
 from edge_sdk.settings_file.serve_table import ServeTable
 from edge_sdk.settings_file.stream_table import StreamTable
+from edge_sdk.settings_file.template import SETTINGS_NAME
 
-SETTINGS_NAME: Final = "agent.toml"
 SIZE_MAX: Final = 1_000_000
-HEAD: Final = """\
-# Settings of this device's agent. Options of `splitedge agent run` and `splitedge agent predict`
-# come first, then this file, then what the bundle says. A running agent reads the file when it
-# starts. Each line below shows a default or an example: remove its `#` to set it.
-"""
-TEMPLATES: Final = (
-    agent_tables.TEMPLATE,
-    serve_table.TEMPLATE,
-    stream_table.TEMPLATE,
-    keep_table.TEMPLATE,
-    home_table.TEMPLATE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +88,6 @@ class SettingsFile:
             raise ConfigurationError(f"unknown {', '.join(strange)}; known tables are {listed}")
         read = {name: _read(kinds[name], tables[name], name) for name in kinds if name in tables}
         return cls(agent=agent_tables.read_agent(tables), **read)
-
-
-def settings_template() -> str:
-    """A settings file that sets nothing, with a comment on every key."""
-    return "\n".join((HEAD, *TEMPLATES))
-
-
-def write_settings_template(state: Path) -> None:
-    """Write the template to the state folder, unless a settings file is there.
-
-    Raises: StorageError.
-    """
-    path = state / SETTINGS_NAME
-    if not path.exists():
-        write_atomic(path, settings_template().encode(), mode=0o600)
 
 
 def _read(kind: Any, table: object, name: str) -> Any:

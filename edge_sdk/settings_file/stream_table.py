@@ -9,18 +9,6 @@ from edge_sdk.checks import check_fields
 from profiles.checks import number
 
 EVERY_MOST_S: Final = 86_400.0
-TEMPLATE: Final = """\
-# [stream] reads inputs from a source, and writes the answers to sinks.
-[stream]
-# folder:DIR, camera:0, csv:FILE, serial:/dev/ttyUSB0, - for standard input, or module:function.
-#source = "folder:pictures"
-# -, jsonl:FILE, mqtt://HOST/TOPIC, mqtts://HOST/TOPIC or module:function; by default "-".
-#sinks = ["jsonl:answers.jsonl", "mqtt://127.0.0.1/door/answers"]
-# majority:N or mean:N smooths the labels of the last N answers.
-#smooth = "majority:5"
-# Seconds between two inputs, at least; 0 takes them as they come.
-#every = 0.0
-"""
 
 
 @dataclass(frozen=True, slots=True)

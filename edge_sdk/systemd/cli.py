@@ -102,7 +102,7 @@ def mount(app: typer.Typer, run: Callable[..., Any]) -> None:
         are in /etc/splitedge.
         """
         from edge_sdk.identity import IDENTITY_NAME
-        from edge_sdk.settings_file.settings_file import SETTINGS_NAME, settings_template
+        from edge_sdk.settings_file.template import SETTINGS_NAME, settings_template
         from edge_sdk.systemd.install import Installer
 
         words = checked_options(run, "agent", options)
@@ -249,7 +249,8 @@ def _serve_address(take: Path | None, root: Path) -> str | None:
 
     Raises: ConfigurationError naming the file if it cannot be read as settings.
     """
-    from edge_sdk.settings_file.settings_file import SETTINGS_NAME, SettingsFile
+    from edge_sdk.settings_file.settings_file import SettingsFile
+    from edge_sdk.settings_file.template import SETTINGS_NAME
 
     folders = [root / "etc/splitedge", *([] if take is None else [take])]
     # one who only looks, by --dry-run, may not read them all

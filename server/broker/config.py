@@ -9,7 +9,7 @@ from typing import Final
 
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.mqtt import BrokerAddress
+from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker.mosquitto_files import BACKEND, write_config
 
 BACKEND_FILE: Final = "backend.password"

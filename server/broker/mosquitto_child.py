@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from edge_sdk.errors import ConfigurationError, LinkError
-from edge_sdk.mqtt import BrokerAddress
+from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker.child import ListenSettings
 from server.broker.mosquitto import MosquittoAdmin
 from server.broker.mosquitto_files import BACKEND, find_mosquitto, find_plugin, write_managed

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.mqtt import BrokerAddress, loopback
+from edge_sdk.mqtt import loopback
+from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.topics import PAYLOAD_BYTES, Kind, all_devices
 from server.broker.child import ListenSettings
 from server.broker.core.packets import PUBLISH_OVERHEAD_BYTES

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.systemd.cli import values_of
 from edge_sdk.systemd.unit import HIDDEN, ServiceUnit
 from edge_sdk.systemd.users import SystemUser
 from edge_sdk.wire.address import Address
+from edge_sdk.wire.broker_address import BrokerAddress
 from server.run import Addresses
 from server.settings import AUTO, HTTP_DEFAULT, parse_broker
 

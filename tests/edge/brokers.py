@@ -8,7 +8,8 @@ import subprocess
 import threading
 from pathlib import Path
 
-from edge_sdk.mqtt import BrokerAddress, Message
+from edge_sdk.mqtt import Message
+from edge_sdk.wire.broker_address import BrokerAddress
 
 
 class Mosquitto:

@@ -25,10 +25,10 @@ from edge_sdk import EdgeAgent, api, enroll
 from edge_sdk.errors import ConfigurationError, EnrolmentError, FrameError, LinkError, StorageError
 from edge_sdk.http import HttpClient, Timeout
 from edge_sdk.identity import Identity
-from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.offload.offloader import Offloader
 from edge_sdk.offload.pending import NoReply, Target
 from edge_sdk.wire.answers import HEADER_LENGTH
+from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Problem, Query, Reply
 from profiles import load_reference

@@ -23,11 +23,12 @@ from edge_sdk.api import CONNECTION_NAME, FleetBroker, locate_broker
 from edge_sdk.cli.main import main
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.identity import Identity
-from edge_sdk.mqtt import BrokerAddress, MqttLink
+from edge_sdk.mqtt import MqttLink
 from edge_sdk.offload.offloader import Offloader
 from edge_sdk.training.device.invitation import commands
 from edge_sdk.training.device.trainer_client import TrainerClient
 from edge_sdk.wire.address import Address
+from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.clear_text import is_clear
 from profiles import load_reference
 from server.broker.child import BrokerChild, ListenSettings

@@ -148,10 +148,10 @@ def test_a_command_for_a_script_imports_no_library_that_draws(tmp_path: Path) ->
     """It would take longer than the command, and a script may enrol 200 devices."""
     code = (
         "import sys; sys.argv = ['splitedge', 'agent', 'enroll', '--token', 'T',"
-        " '--server', 'http://127.0.0.1:1', '--no-bundle', '--state', 'none']\n"
+        " '--server', 'http://127.0.0.1:1', '--profile', 'raspberry-pi-4', '--state', 'none']\n"
         "from edge_sdk.cli.main import main\n"
         "try: main()\n"
-        "except SystemExit: print(sorted({'rich'} & set(sys.modules)))"
+        "except SystemExit: print(sorted({'numpy', 'paho', 'rich', 'edge_sdk.settings'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],

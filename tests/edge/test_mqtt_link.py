@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from edge_sdk.errors import ConfigurationError, FrameTooLargeError, LinkError
-from edge_sdk.mqtt import BrokerAddress, Message, MqttLink, Rpc, Will, loopback, with_login
+from edge_sdk.mqtt import Message, MqttLink, Rpc, Will, loopback, with_login
+from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker.child import BrokerChild
 from server.broker.policy import Principal, credential_sha256
 from server.settings import parse_broker

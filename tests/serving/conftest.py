@@ -24,9 +24,10 @@ import urllib3
 from numpy.typing import NDArray
 
 from edge_sdk.manifest import BundleManifest, ModelManifest
-from edge_sdk.mqtt import BrokerAddress, Message, MqttLink
+from edge_sdk.mqtt import Message, MqttLink
 from edge_sdk.nets import Supernet, build
 from edge_sdk.training.data.load import load_dataset
+from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import Query, Reply, pack_query, read_reply
 from edge_sdk.wire.topics import Kind, Topic

@@ -13,8 +13,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, text
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.mqtt import BrokerAddress, MqttLink
+from edge_sdk.mqtt import MqttLink
 from edge_sdk.wire.address import Address
+from edge_sdk.wire.broker_address import BrokerAddress
 from profiles.reference import load_reference
 from server.app import create_app
 from server.broker.child import BrokerChild

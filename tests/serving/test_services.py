@@ -19,8 +19,9 @@ from fastapi.testclient import TestClient
 
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.manifest import ModelManifest
-from edge_sdk.mqtt import BrokerAddress, MqttLink
+from edge_sdk.mqtt import MqttLink
 from edge_sdk.wire.address import Address
+from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.messages import Problem, Query
 from edge_sdk.wire.topics import Kind
 from profiles import load_reference

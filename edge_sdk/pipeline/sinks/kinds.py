@@ -91,8 +91,8 @@ def topic_writer(word: Word, base: Path, *, confirmed: bool = False) -> Writer:
         confirmed: rows count as written once the broker has said that it has them.
     Raises: ConfigurationError saying which part of the word is wrong.
     """
-    from edge_sdk.mqtt import BrokerAddress  # noqa: PLC0415 - paho, which other sinks do not need
     from edge_sdk.pipeline.sinks.topic import TopicWriter  # noqa: PLC0415 - as above
+    from edge_sdk.wire.broker_address import BrokerAddress  # noqa: PLC0415 - paho, which other sinks do not need
 
     found = _BROKER.fullmatch(word.rest)
     topic = "" if found is None else found["topic"]

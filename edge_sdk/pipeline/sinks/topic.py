@@ -9,8 +9,9 @@ from typing import Final
 import orjson
 
 from edge_sdk.errors import LinkError
-from edge_sdk.mqtt import BrokerAddress, MqttLink
+from edge_sdk.mqtt import MqttLink
 from edge_sdk.pipeline.answer import Row
+from edge_sdk.wire.broker_address import BrokerAddress
 
 # A link that is only just being made is not away.
 CONNECT_S: Final = 0.5

@@ -19,7 +19,7 @@ from edge_sdk.home_assistant.discovery import (
     read_command,
 )
 from edge_sdk.home_assistant.reporter import ExitRate
-from edge_sdk.mqtt import BrokerAddress
+from edge_sdk.wire.broker_address import BrokerAddress
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "home-assistant"
 TOPICS = Topics.of("pi-4")

@@ -15,10 +15,11 @@ import orjson
 import pytest
 
 from edge_sdk.identity import Identity
-from edge_sdk.mqtt import BrokerAddress, Message, MqttLink
+from edge_sdk.mqtt import Message, MqttLink
 from edge_sdk.offload.availability import Presence
 from edge_sdk.offload.offloader import Offloader
 from edge_sdk.offload.pending import NoReply, Outcome, Target
+from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import Problem, Query, Reply, pack_reply, read_query
 from edge_sdk.wire.topics import Kind, Topic, all_devices

@@ -15,9 +15,9 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.records import read_record
 from edge_sdk.settings import Learn, Power, Traces
 from edge_sdk.settings_file.agent_tables import CONTROLLERS
-from edge_sdk.settings_file.settings_file import (
+from edge_sdk.settings_file.settings_file import SettingsFile
+from edge_sdk.settings_file.template import (
     SETTINGS_NAME,
-    SettingsFile,
     settings_template,
     write_settings_template,
 )

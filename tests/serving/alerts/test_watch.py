@@ -21,8 +21,9 @@ import pytest
 from edge_sdk.answers.tally import UNCERTAINTY_BINS
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.manifest import BundleManifest
-from edge_sdk.mqtt import BrokerAddress, MqttLink
+from edge_sdk.mqtt import MqttLink
 from edge_sdk.state import StateLock
+from edge_sdk.wire.broker_address import BrokerAddress
 from profiles import load_reference
 from server.alerts.limits import AlertLimits
 from server.alerts.senders import Sender, WebhookWriter, open_senders, signed

@@ -14,7 +14,8 @@ import pytest
 import urllib3
 
 from edge_sdk.errors import LinkError
-from edge_sdk.mqtt import BrokerAddress, MqttLink
+from edge_sdk.mqtt import MqttLink
+from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.topics import Kind, Topic
 from profiles import load_reference
 from server.registry.records import AuditEntry

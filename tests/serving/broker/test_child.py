@@ -19,7 +19,8 @@ import pytest
 
 from benchmarks.mqtt.certificates import self_signed
 from edge_sdk.errors import ConfigurationError, LinkError
-from edge_sdk.mqtt import BrokerAddress, MqttLink
+from edge_sdk.mqtt import MqttLink
+from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker.child import ListenSettings
 from server.broker.policy import Principal, credential_sha256
 from tests.serving.broker.own_brokers import (

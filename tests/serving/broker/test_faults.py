@@ -19,7 +19,8 @@ import psutil
 import pytest
 
 from benchmarks.mqtt.certificates import self_signed
-from edge_sdk.mqtt import BrokerAddress, Message, MqttLink, Will
+from edge_sdk.mqtt import Message, MqttLink, Will
+from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker import sockets
 from server.broker.channel import Channel
 from server.broker.child import BrokerChild

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from edge_sdk.mqtt import BrokerAddress
+from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker.child import BrokerChild, ListenSettings
 from server.broker.mosquitto import MosquittoAdmin
 from server.broker.mosquitto_files import write_config

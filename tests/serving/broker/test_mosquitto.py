@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_sdk.errors import ConfigurationError, LinkError
-from edge_sdk.mqtt import BrokerAddress
+from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker.mosquitto import MosquittoAdmin
 from server.broker.mosquitto_files import find_plugin, write_config
 

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.mqtt import BrokerAddress, MqttLink
+from edge_sdk.mqtt import MqttLink
+from edge_sdk.wire.broker_address import BrokerAddress
 from server.audit.broker_events import read_broker_event
 from server.broker.mosquitto_child import MosquittoChild
 from server.broker.mosquitto_log import MosquittoLog

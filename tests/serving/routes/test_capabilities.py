@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fastapi.testclient import TestClient
 
-from edge_sdk.mqtt import BrokerAddress
 from edge_sdk.wire.address import Address
+from edge_sdk.wire.broker_address import BrokerAddress
 from profiles import load_reference
 from server.app import create_app
 from server.registry.database import Registry
