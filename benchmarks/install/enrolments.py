@@ -1,4 +1,4 @@
-"""How long it takes to enrol 200 devices from one machine.
+"""Enrolments of 200 devices from one machine, and the time that they take.
 
     python -m benchmarks.install.enrolments
 
