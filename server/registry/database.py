@@ -36,7 +36,7 @@ from server.registry.reports import DeviceReports
 from server.registry.rollouts.store import Rollouts
 from server.registry.schema import audit, devices, tokens
 from server.registry.selection.tags import Tags
-from server.registry.selection.titles import Titles, folded, unknown_device
+from server.registry.selection.titles import NAMES_LOCK, Titles, folded, unknown_device
 from server.registry.sign_in.sign_ins import SignIns
 from server.registry.telemetry.history import TelemetryHistory
 from server.registry.trail.trail import AuditTrail
@@ -48,6 +48,7 @@ from server.registry.transactions import (
     check_id,
     one_row,
     record,
+    take_turns,
 )
 
 logger = logging.getLogger(__name__)
@@ -492,6 +493,7 @@ class Registry:
 
 
 def _insert_device(connection: Connection, wanted: str, values: Mapping[str, Any]) -> Device:
+    take_turns(connection, NAMES_LOCK)  # no title that equals the id is given meanwhile
     while True:  # it ends: an id is refused only if another enrolment has just taken it
         device_id = _free_id(connection, wanted)
         try:

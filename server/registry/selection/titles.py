@@ -13,7 +13,8 @@ from server.registry.schema import devices
 from server.registry.transactions import MAX_ID, Transactions, record, take_turns
 
 MAX_TITLE: Final = 63
-_LOCK: Final = 0x7469746C  # any fixed number that no other lock has
+# any fixed number that no other lock has: whoever chooses a title or an id looks at all there are
+NAMES_LOCK: Final = 0x7469746C
 
 
 class Titles:
@@ -33,7 +34,7 @@ class Titles:
         wanted = _checked(title)
         now = self._transactions.now()
         with self._transactions.writing() as connection:
-            take_turns(connection, _LOCK)
+            take_turns(connection, NAMES_LOCK)
             # all rows with a title: two devices with titles that differ in case are told apart here
             known = connection.execute(select(devices.c.id, devices.c.title)).all()
             titles = {str(device): found for device, found in known}

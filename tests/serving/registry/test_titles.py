@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import Connection, event
 from typer.testing import CliRunner
 
 from server.cli import app
 from server.errors import BadRequestError, ConflictError, UnknownDeviceError
 from server.registry.database import Registry
+
+if TYPE_CHECKING:
+    from tests.serving.postgresql import PostgreSql
 
 
 @pytest.fixture
@@ -80,6 +88,35 @@ def test_a_new_device_gets_no_name_that_is_a_title(registry: Registry) -> None:
     registry.titles.give("pi-2", "Ｈof")  # titles that only their letters' forms tell apart
     device, _ = registry.redeem_token(registry.create_token(), "hof", {})
     assert device.id == "hof-2"
+
+
+@pytest.mark.deadline
+def test_a_device_that_enrols_while_its_name_becomes_a_title_gets_another(
+    postgresql: PostgreSql,
+) -> None:
+    """Two processes on one PostgreSQL: neither sees what the other has not committed yet."""
+    url = postgresql.url(postgresql.new_database())
+    given, go_on = threading.Event(), threading.Event()
+    with (
+        contextlib.closing(Registry.open(url)) as first,
+        contextlib.closing(Registry.open(url)) as second,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        first.redeem_token(first.create_token(), "pi-1", {})
+        token = second.create_token()
+
+        def pause(_: Connection) -> None:
+            given.set()
+            assert go_on.wait(20)
+
+        event.listen(first._transactions._writer, "commit", pause, once=True)
+        renaming = threads.submit(first.titles.give, "pi-1", "pi-2")
+        assert given.wait(20)
+        enrolling = threads.submit(second.redeem_token, token, "pi-2", {})
+        wait([enrolling], timeout=0.5)  # it must not go on, so this ends by the clock
+        go_on.set()
+        assert renaming.result() == "pi-2"
+        assert enrolling.result()[0].id == "pi-2-2"
 
 
 def test_the_command_renames_and_lists(tmp_path: Path) -> None:
