@@ -87,12 +87,10 @@ function Frame({ words, who }) {
           `,
         )}
       </div>
-      <div class="person">
-        <span title="The audit log names your changes so">${who}</span>
-        <button class="plain" onClick=${leave} title="Sign out" aria-label="Sign out"><${Icon} name="out" /></button>
-      </div>
+      <${Person} who=${who} leave=${leave} />
     </nav>
     <main>
+      <${Person} who=${who} leave=${leave} on="phone" />
       ${words[0] === "device" && words[1]
         ? html`<${DevicePage} key=${words[1]} id=${words[1]} />`
         : html`<${found.page} key=${found.name} of=${words[1]} />`}
@@ -100,6 +98,13 @@ function Frame({ words, who }) {
     <${Said} />
   `;
 }
+
+const Person = ({ who, leave, on = "desk" }) => html`
+  <div class=${`person on-${on}`}>
+    <span title="The audit log names your changes so">${who}</span>
+    <button class="plain" onClick=${leave} title="Sign out" aria-label="Sign out"><${Icon} name="out" /></button>
+  </div>
+`;
 
 const Mark = () => html`
   <svg class="mark" viewBox="0 0 32 32" aria-hidden="true">

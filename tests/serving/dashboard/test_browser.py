@@ -282,6 +282,20 @@ def test_every_page_fits_a_phone(phone: Visit) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+def test_a_person_with_a_phone_signs_out_and_reads_how_to_come_back(phone: Visit) -> None:
+    page = phone.page
+    expect(page.locator(".person").filter(visible=True)).to_contain_text("anna")
+    button = page.get_by_role("button", name="Sign out")
+    expect(button).to_have_count(1)
+    box = button.bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= PHONE["width"]
+    button.click()
+    expect(page.get_by_text("You are not signed in")).to_be_visible()
+    expect(page.get_by_text("splitedge server dashboard-link")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
 def test_an_empty_server_shows_the_command_that_enrols_a_device(
     chromium: Browser, tmp_path: Path, run_server: Callable[..., ServerRun]
 ) -> None:
