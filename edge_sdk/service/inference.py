@@ -19,9 +19,11 @@ from edge_sdk.errors import FrameError, shown
 from edge_sdk.manifest import BundleManifest, TensorSpec
 from edge_sdk.service.messages import Request, RequestError, Response, json_response
 from edge_sdk.session import Array
+from edge_sdk.tracing.caller import called_in
 from edge_sdk.wire.answers import HEADER_LENGTH, datatype_of, pack_answer, read_header_length
 from edge_sdk.wire.frames import HTTP_LIMITS, Frame, Tensor, decode
 from edge_sdk.wire.messages import RAW_INPUT, frame_id, read_deadline
+from edge_sdk.wire.traceparent import TRACEPARENT, read_traceparent
 from profiles.checks import is_number
 
 if TYPE_CHECKING:
@@ -117,9 +119,10 @@ def _ask(agent: EdgeAgent, request: Request) -> tuple[Frame, list[Prediction], B
         raise FrameError(f"inputs: expected one tensor, got {len(frame.tensors)}")
     rows = _rows(frame.tensors[0], manifest.input)
     options = _options(frame)
-    if len(rows) == 1:
-        return frame, [agent.predict(rows[0], **options)], manifest
-    return frame, list(agent.predict_many(rows, **options)), manifest
+    with called_in(read_traceparent(request.headers.get(TRACEPARENT))):
+        if len(rows) == 1:
+            return frame, [agent.predict(rows[0], **options)], manifest
+        return frame, list(agent.predict_many(rows, **options)), manifest
 
 
 def _rows(tensor: Tensor, spec: TensorSpec) -> Array:

@@ -14,8 +14,9 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.offload.pending import Pending
 from edge_sdk.settings import Traces
+from edge_sdk.tracing.caller import caller
 from edge_sdk.tracing.span_queue import SpanQueue
-from edge_sdk.tracing.spans import TEXT_MAX, Attribute, Sampler, Span, WallClock
+from edge_sdk.tracing.spans import TEXT_MAX, Attribute, Kind, Sampler, Span, WallClock
 from edge_sdk.wire.traceparent import TraceContext
 
 SERVICE: Final = "splitedge-agent"
@@ -25,12 +26,16 @@ class OffloadTrace:
     """The places of one prediction that is being offloaded.
 
     Attributes:
-        predict, offload: of the spans. begun_s: of the offload, by time.perf_counter.
+        caller, predict, offload: of the spans; the caller's is None where it has none.
+        begun_s: of the offload, by time.perf_counter.
     """
 
-    __slots__ = ("begun_s", "offload", "predict")
+    __slots__ = ("begun_s", "caller", "offload", "predict")
 
-    def __init__(self, predict: TraceContext, offload: TraceContext) -> None:
+    def __init__(
+        self, caller: TraceContext | None, predict: TraceContext, offload: TraceContext
+    ) -> None:
+        self.caller = caller
         self.predict = predict
         self.offload = offload
         self.begun_s = time.perf_counter()
@@ -49,19 +54,21 @@ class PredictionTraces:
         Args:
             begun_s: of the prediction, by time.perf_counter.
         """
-        if not self._sampler.chooses():
+        place = self._place()
+        if place is None:
             return
         now_s = time.perf_counter()
         clock = WallClock(now_s)
         times = clock.ns(begun_s), clock.ns(now_s)
-        self._spans.add(_predict(self._sampler.root(), manifest, answer, times))
+        self._spans.add(_predict(*place, manifest, answer, times))
 
     def begin(self) -> OffloadTrace | None:
         """The places of a prediction that is offloaded now; None if it is not chosen."""
-        if not self._sampler.chooses():
+        place = self._place()
+        if place is None:
             return None
-        predict = self._sampler.root()
-        return OffloadTrace(predict, self._sampler.child(predict))
+        predict, parent = place
+        return OffloadTrace(parent, predict, self._sampler.child(predict))
 
     def ended(
         self,
@@ -94,7 +101,8 @@ class PredictionTraces:
             error="" if answer.source == SERVER else answer.reason or "no answer",
         )
         times = clock.ns(begun_s), end_ns
-        self._spans.add(offload, _predict(trace.predict, manifest, answer, times))
+        predict = _predict(trace.predict, trace.caller, manifest, answer, times)
+        self._spans.add(offload, predict)
 
     def report(self) -> Mapping[str, int]:
         """Spans that were sent and dropped, for the agent's status."""
@@ -104,9 +112,23 @@ class PredictionTraces:
         """Send what waits, for a short time, and end."""
         self._spans.close()
 
+    def _place(self) -> tuple[TraceContext, TraceContext | None] | None:
+        """The place of a prediction's span, and its parent; None if it is not traced.
+
+        Whoever asks with a trace has chosen; else the share decides.
+        """
+        parent = caller()
+        if parent is None:
+            return (self._sampler.root(), None) if self._sampler.chooses() else None
+        return (self._sampler.child(parent), parent) if parent.sampled else None
+
 
 def _predict(
-    context: TraceContext, manifest: BundleManifest, answer: Prediction, times_ns: tuple[int, int]
+    context: TraceContext,
+    parent: TraceContext | None,
+    manifest: BundleManifest,
+    answer: Prediction,
+    times_ns: tuple[int, int],
 ) -> Span:
     attributes: dict[str, Attribute] = {
         "splitedge.model": manifest.model,
@@ -118,7 +140,8 @@ def _predict(
     }
     if answer.reason:
         attributes["splitedge.reason"] = answer.reason[:TEXT_MAX]
-    return Span("predict", "internal", context, None, *times_ns, attributes)
+    kind: Kind = "internal" if parent is None else "server"
+    return Span("predict", kind, context, parent, *times_ns, attributes)
 
 
 def open_queue(settings: Traces, about: Mapping[str, str]) -> SpanQueue:

@@ -228,6 +228,61 @@ def test_what_a_client_does_not_record_is_not_recorded_here(
     assert all(span.trace != unsampled[3:35] for span in collector.spans)
 
 
+@pytest.mark.deadline
+def test_a_program_that_asks_the_device_has_its_trace_go_on_to_the_server(
+    traced: Fleet, collector: Collector, digits: Digits, tmp_path: Path, free_port: int
+) -> None:
+    """The agent's own share is 0: whoever asks with a trace has chosen."""
+    state = traced.device("asked")
+    address = f"127.0.0.1:{free_port}"
+    command = [sys.executable, "-P", "-m", "edge_sdk.cli", "agent", "run", "--serve", address]
+    command += ["--state", str(state), "--traces", collector.url, "--traces-share", "0"]
+    tensor = {"name": "x", "shape": [1, 1, 8, 8], "datatype": "FP32"}
+    inputs = [{**tensor, "data": digits.x[0].ravel().tolist()}]
+
+    def ask(traceparent: str, threshold: float) -> str:
+        parameters = {"threshold": threshold, "deadline_ms": 20_000}
+        response = urllib3.request(
+            "POST",
+            f"http://{address}/v2/models/digits/infer",
+            body=orjson.dumps({"inputs": inputs, "parameters": parameters}),
+            headers={"traceparent": traceparent},
+            timeout=30,
+            retries=False,
+        )
+        assert response.status == 200, response.data
+        return str(response.json()["parameters"]["source"])
+
+    own = {"offloaded": "3333", "exited": "4444", "unsampled": "6666", "invalid": ""}
+    callers = {name: PARENT.replace("4bf9", digits4) for name, digits4 in own.items()}
+    callers["unsampled"] = callers["unsampled"][:-1] + "0"
+    agent = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert agent.stdout is not None
+        assert "runs digits/1/d2" in agent.stdout.readline()
+        assert ask(callers["unsampled"], 99) == "device"
+        assert ask(callers["invalid"], 99) == "device"
+        assert ask(callers["offloaded"], -1) == "server"
+        assert ask(callers["exited"], 99) == "device"
+    finally:
+        agent.send_signal(signal.SIGTERM)  # it sends its last spans
+        agent.communicate()
+    offloaded, exited = callers["offloaded"][3:35], callers["exited"][3:35]
+    collector.wait(name="query", trace=offloaded)
+    collector.wait(name="predict", trace=exited)
+    tree = tree_of(collector, offloaded)
+    assert {"predict", "offload", "query", "wait", "compute", "reply"} == set(tree)
+    assert (tree["predict"].parent, tree["predict"].kind) == (PARENT[36:52], SERVER)
+    assert tree["offload"].parent == tree["predict"].span
+    assert tree["query"].parent == tree["offload"].span
+    assert set(tree_of(collector, exited)) == {"predict"}
+    mine = {"service.instance.id": "asked"}
+    traces = {span.trace for span in collector.spans if mine.items() <= span.resource.items()}
+    assert traces == {offloaded, exited}
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "00-0-0-01", f"{PARENT}-more", "x" * 5000, "00-é-01"],
