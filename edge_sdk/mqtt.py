@@ -16,6 +16,8 @@ import socket
 import ssl
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,6 +138,9 @@ class MqttLink:
         self._protocol = MQTTProtocolVersion.MQTTv5 if mqtt5 else MQTTProtocolVersion.MQTTv311
         self._client: paho.Client | None = None
         self._newest: paho.MQTTMessageInfo | None = None
+        # messages of QoS 1 that the broker has not acknowledged, and when they were published
+        self._under_way: deque[tuple[paho.MQTTMessageInfo, float]] = deque()
+        self._counting = threading.Lock()
 
     @property
     def connected(self) -> bool:
@@ -146,6 +151,18 @@ class MqttLink:
     def last_error(self) -> str:
         """Why the link was last down, for people."""
         return self._last_error
+
+    def behind_s(self, now: float) -> float:
+        """Age of the oldest message that the broker has not acknowledged.
+
+        It is 0 if there is none. A message that is published now waits about as long.
+
+        Args:
+            now: the monotonic clock.
+        """
+        with self._counting:
+            self._forget_acknowledged()
+            return now - self._under_way[0][1] if self._under_way else 0.0
 
     def subscribe(self, topic_filter: str, handler: Handler, *, qos: int = 1) -> None:
         """Call `handler` in the network thread for each message, also after a reconnect."""
@@ -204,7 +221,13 @@ class MqttLink:
         properties = self._properties(rpc)
         sent = client.publish(topic, payload, qos=qos, retain=retain, properties=properties)
         self._newest = sent
-        return sent.rc == paho.MQTT_ERR_SUCCESS
+        if sent.rc != paho.MQTT_ERR_SUCCESS:
+            return False
+        if qos:
+            with self._counting:
+                self._forget_acknowledged()
+                self._under_way.append((sent, time.monotonic()))
+        return True
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the broker has the newest message (QoS 1), or it is written out (QoS 0).
@@ -242,7 +265,14 @@ class MqttLink:
         cut.join()
         self._up.clear()
 
+    def _forget_acknowledged(self) -> None:
+        """Forget the oldest messages that the broker has; brokers acknowledge in order."""
+        while self._under_way and self._under_way[0][0].is_published():
+            self._under_way.popleft()
+
     def _start_client(self) -> None:
+        with self._counting:
+            self._under_way.clear()
         client = paho.Client(
             CallbackAPIVersion.VERSION2,
             client_id=self._client_id,

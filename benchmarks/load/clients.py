@@ -16,7 +16,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
@@ -24,7 +26,10 @@ import numpy as np
 import orjson
 
 from benchmarks.reports import child_environment
+from edge_sdk.identity import Identity
 from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.offload.offloader import LINK_SHARE, Offloader
+from edge_sdk.offload.pending import NoReply, Target
 from edge_sdk.wire.answers import HEADER_LENGTH
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.frames import Tensor, encode, unpack
@@ -35,6 +40,9 @@ from server.processes import ChildProcess
 ANSWERED: Final = "answered"
 OVERLOADED: Final = "overloaded"
 NO_REPLY: Final = "no reply"
+NOT_SENT: Final = "not sent"
+# queries that wait for a reply in the agent's own way, each in a thread
+_WAITING_MOST: Final = 512
 # of the HTTP statuses that a loaded server may answer with
 _WORDS: Final[Mapping[int, str]] = {200: ANSWERED, 429: OVERLOADED, 504: "expired"}
 
@@ -52,6 +60,8 @@ class Load:
         deadline_ms: 0 sends none.
         patience_s: how long an answer is awaited.
         connections: most that are open over HTTP; further queries wait for one.
+        backs_off: the queries go through the agent's own offloader, which sends none while the
+            server has told it not to, or while the link is behind. Over MQTT.
     """
 
     url: str
@@ -68,6 +78,7 @@ class Load:
     warm_s: float = 0.5
     patience_s: float = 30.0
     connections: int = 64
+    backs_off: bool = False
 
 
 @dataclass(slots=True)
@@ -235,6 +246,9 @@ class _Mqtt:
         self._tensor = _tensor(load)
 
     async def ask(self) -> tuple[str, bool]:
+        behind_s = self._link.behind_s(time.monotonic())
+        if self._load.deadline_ms and behind_s > LINK_SHARE * self._load.deadline_ms / 1e3:
+            return NOT_SENT, False
         identifier = new_id()
         future: asyncio.Future[tuple[str, bool]] = self._loop.create_future()
         self._waiting[identifier] = future
@@ -243,7 +257,7 @@ class _Mqtt:
         if not self._link.publish(self._topic, pack_query(query)):
             del self._waiting[identifier]
             await asyncio.sleep(0.001)  # the link's queue is full
-            return "not sent", False
+            return NOT_SENT, False
         try:
             return await future
         finally:
@@ -261,6 +275,33 @@ class _Mqtt:
         future = self._waiting.get(identifier)
         if future is not None and not future.done():
             future.set_result((outcome, retry))
+
+
+class _Agent:
+    """Queries as an agent sends them: over MQTT, by its offloader."""
+
+    def __init__(self, load: Load) -> None:
+        identity = Identity("http://127.0.0.1:9", load.device, "default", load.credential)
+        self._offloader = Offloader(identity, BrokerAddress.parse(load.url))
+        self._target = Target(load.model, "1")
+        self._tensor = _tensor(load)
+        self._deadline_s = load.deadline_ms / 1e3 or load.patience_s
+        self._threads = ThreadPoolExecutor(_WAITING_MOST)
+
+    async def ask(self) -> tuple[str, bool]:
+        pending = self._offloader.begin(lambda: self._tensor, self._target, self._deadline_s)
+        if pending.done and pending.sent_at is None:
+            return NOT_SENT, False
+        wait = partial(self._offloader.finish, pending)
+        outcome = await asyncio.get_running_loop().run_in_executor(self._threads, wait)
+        if isinstance(outcome, NoReply):
+            return NO_REPLY, False
+        word = ANSWERED if outcome.problem is None else str(outcome.problem)
+        return word, outcome.retry_after_s > 0
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._offloader.close)
+        self._threads.shutdown()
 
 
 class _Counting:
@@ -294,7 +335,7 @@ async def run(load: Load, start: Callable[[], Awaitable[None]]) -> Tally:
     Args:
         start: awaited once the first connection may be made.
     """
-    asker: _Asker = _Mqtt(load) if urlsplit(load.url).scheme == "mqtt" else _Http(load)
+    asker = _asker(load)
     await start()
     began = time.perf_counter()
     counting = _Counting(load, asker, began)
@@ -302,6 +343,12 @@ async def run(load: Load, start: Callable[[], Awaitable[None]]) -> Tally:
     await loop(load, counting, began)
     await asker.close()
     return counting.tally
+
+
+def _asker(load: Load) -> _Asker:
+    if load.backs_off:
+        return _Agent(load)
+    return _Mqtt(load) if urlsplit(load.url).scheme == "mqtt" else _Http(load)
 
 
 async def _closed_loop(load: Load, counting: _Counting, began: float) -> None:

@@ -3,10 +3,15 @@
     python -m benchmarks.load.overload
 
 The peak is measured in a closed loop of 32 queries over MQTT. Then queries leave at fixed times,
-answered or not, at 1, 2 and 5 times the peak, each with a deadline. Counted: answers within the
-deadline, the 99th percentile of all answers, refusals and whether they say when to come back,
-and the growth of the server's memory. The server is the real one, with its own broker; the load is
-a process of its own. Writes benchmarks/results/overload.json and .md.
+answered or not, at 1, 2 and 5 times the peak, each with a deadline. The agent is a device of ours:
+it backs off when it is told so, and what it does not send (`not sent`) it answers by itself at
+once. HTTP and MQTT are clients that do not heed a refusal. Over MQTT neither sends anything while
+its link is behind.
+
+Counted: the server's answers within the deadline, the 99th percentile of all answers, refusals and
+whether they say when to come back, and the growth of the server's memory. The server is the real
+one, with its own broker; the load is a process of its own. Writes benchmarks/results/overload.json
+and .md.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from benchmarks.reports import Results, made_by, provenance, write
 SECONDS: Final = 6.0
 TIMES: Final = (1.0, 2.0, 5.0)
 PEAK_IN_FLIGHT: Final = 32
+AGENT: Final = "agent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class Case:
     """One load; figures are medians over the repetitions.
 
     Attributes:
+        transport: AGENT, or that of a client that does not heed refusals.
         times: of the peak. goodput: answers within the deadline, a second, as a share of the peak.
         p99_ms: of all answers. with_retry: share of refusals that say when to come back.
         grown_mb: of the server's process during the load, from the first second on.
@@ -57,7 +64,7 @@ def main(
     deadline_ms: Annotated[float, typer.Option(help="Of each query.")] = 1000.0,
     repeat: Annotated[int, typer.Option(min=1, help="Repetitions; medians are shown.")] = 3,
 ) -> None:
-    """Measure goodput, latency and memory under overload, over HTTP and MQTT."""
+    """Measure goodput, latency and memory under overload, of agents and of other clients."""
     with tempfile.TemporaryDirectory(prefix="splitedge-overload-") as work:
         peak, cases = overload(Path(work), backbone, size, deadline_ms, repeat)
     about = provenance() | {
@@ -82,16 +89,22 @@ def overload(
         measure(warm)
         peak = median([measure(warm)[0].rate for _ in range(repeat)])
         return peak, [
-            _case(site, site.load(transport, 0, deadline_ms=deadline_ms), peak, times, repeat)
-            for transport in site.urls
+            _case(site, load, peak, times, repeat)
+            for load in _loads(site, deadline_ms)
             for times in TIMES
         ]
     finally:
         site.server.stop()
 
 
+def _loads(site: Site, deadline_ms: float) -> list[Load]:
+    """A device that heeds refusals, and two that do not."""
+    agent = site.load("MQTT", 0, deadline_ms=deadline_ms, backs_off=True)
+    return [agent, *(site.load(name, 0, deadline_ms=deadline_ms) for name in site.urls)]
+
+
 def _case(site: Site, load: Load, peak: float, times: float, repeat: int) -> Case:
-    transport = "MQTT" if load.url.startswith("mqtt") else "HTTP"
+    by_url = "MQTT" if load.url.startswith("mqtt") else "HTTP"
     open_loop = Load(
         load.url,
         load.device,
@@ -104,6 +117,7 @@ def _case(site: Site, load: Load, peak: float, times: float, repeat: int) -> Cas
         warm_s=1.0,
         patience_s=load.deadline_ms / 1e3 + 2.0,
         connections=100,
+        backs_off=load.backs_off,
     )
     runs: list[tuple[Tally, float]] = []
     for _ in range(repeat):
@@ -114,7 +128,7 @@ def _case(site: Site, load: Load, peak: float, times: float, repeat: int) -> Cas
     outcomes = sum((tally.outcomes for tally in tallies[1:]), tallies[0].outcomes)
     refused = outcomes[OVERLOADED]
     return Case(
-        transport,
+        AGENT if load.backs_off else by_url,
         times,
         times * peak,
         median([tally.within(load.deadline_ms / 1e3) for tally in tallies]) / peak,

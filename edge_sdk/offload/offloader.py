@@ -44,6 +44,10 @@ RELOCATE_AFTER_S: Final = 3.0
 PROBES_REMEMBERED: Final = 16
 # A broker may drop a probe after this long.
 PROBE_DEADLINE_MS: Final = 2_000.0
+# A query is sent if what was sent before it waits for the broker for at most this share of its
+# time: the server's queue and the way back need the rest.
+LINK_SHARE: Final = 0.25
+BEHIND: Final = "not sent: the link is behind, and the reply would come too late"
 # What brokers say to a login that they do not know, and to a client that they cut.
 NOT_AUTHORISED: Final = ("Not authorized", "Administrative action")
 NOT_LET_IN: Final = (
@@ -124,7 +128,7 @@ class Offloader:
         identifier: str | None = None,
         trace: TraceContext | None = None,
     ) -> Pending:
-        """Send a query, unless the server is away or overloaded.
+        """Send a query, unless the server is away or overloaded, or the link is behind.
 
         Args:
             tensor: makes the tensor to send; not called if nothing is sent.
@@ -134,10 +138,14 @@ class Offloader:
         now = time.monotonic()
         pending = Pending(identifier or new_id(), now + deadline_s)
         reason = self._refusal(now, pending.deadline)
+        behind_s = self._link.behind_s(time.monotonic()) if reason is None else 0.0
+        if behind_s > LINK_SHARE * deadline_s:
+            reason = BEHIND
         if reason is not None:
             pending.complete(NoReply(reason))
             return pending
-        left_ms = max((pending.deadline - time.monotonic()) * 1e3, 1.0)
+        # of when the server gets it, as far as is known here
+        left_ms = max((pending.deadline - behind_s - time.monotonic()) * 1e3, 1.0)
         query = Query(pending.id, target.model, target.version, tensor(), left_ms, trace)
         self._open.add(pending)
         self._send(query, pending)

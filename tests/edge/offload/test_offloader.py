@@ -17,7 +17,7 @@ import pytest
 from edge_sdk.identity import Identity
 from edge_sdk.mqtt import Message, MqttLink
 from edge_sdk.offload.availability import Presence
-from edge_sdk.offload.offloader import Offloader
+from edge_sdk.offload.offloader import BEHIND, LINK_SHARE, Offloader
 from edge_sdk.offload.pending import NoReply, Outcome, Target
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.frames import Tensor, unpack
@@ -279,6 +279,41 @@ def test_an_overloaded_server_gets_no_query_during_its_back_off(
     assert set(outcomes[:-1]) == {NoReply("server overloaded; retry after its back-off")}
     assert len(server.queries) == 2  # one refused, one answered
     assert device.presence is Presence.PRESENT
+
+
+def test_a_query_that_would_wait_too_long_for_the_link_is_not_sent(
+    server: Scripted, offloader: Open
+) -> None:
+    """FAULTS row 8: the backend takes nothing, so the broker holds the device back.
+
+    A query for which there is time is sent, and says the time without its wait for the link.
+    """
+    device = offloader()
+    go_on = threading.Event()
+
+    def hold(query: Query) -> None:
+        go_on.wait(60)  # nothing more is read, and nothing acknowledged
+        server.send(answer(query))
+
+    server.on_query = hold
+    held = [device.begin(lambda: TENSOR, TARGET, 60.0) for _ in range(40)]
+
+    def refused() -> bool:
+        hasty = device.begin(lambda: TENSOR, TARGET, 0.4)
+        device.forget(hasty)
+        return hasty.outcome == NoReply(BEHIND)
+
+    try:
+        wait_until(refused, "the link is behind")
+        assert device.presence is Presence.PRESENT
+        patient = device.begin(lambda: TENSOR, TARGET, 60.0)
+    finally:
+        go_on.set()
+    assert all(isinstance(device.finish(one), Reply) for one in [*held, patient])
+    waited = next(query for query in server.queries if query.id == patient.id)
+    assert waited.deadline_ms is not None
+    assert waited.deadline_ms < 60_000 - 1e3 * LINK_SHARE * 0.4
+    assert isinstance(ask(device), Reply)
 
 
 def test_a_silent_server_costs_one_deadline_and_then_none(
