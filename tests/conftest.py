@@ -92,6 +92,15 @@ def splitedge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return call
 
 
+@pytest.fixture
+def attempt(request: pytest.FixtureRequest) -> int:
+    """1, or 2 where a test that carries the marker `deadline` is run again.
+
+    A test names by it what it leaves in a folder that other tests of its module use too.
+    """
+    return int(getattr(request.node, "execution_count", 1))
+
+
 @pytest.fixture(scope="session")
 def thorough(pytestconfig: pytest.Config) -> bool:
     """Whether this run makes full figures (`make faults`), and so leaves nothing out."""

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from edge_sdk.nets.folding import fold_norms
+
+
+@pytest.fixture
+def many_switches() -> Iterator[None]:
+    """Threads take turns after a microsecond, so that what can meet does."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 class Counted(nn.Module):
@@ -36,3 +49,38 @@ def test_a_layer_that_cannot_be_traced_stays_as_it_is(how: str) -> None:
     kinds = [type(part) for part in folded.modules()]
     assert kinds.count(nn.BatchNorm2d) == 1  # the other one is folded
     torch.testing.assert_close(folded(x), net(x))
+    assert folded[0] is not net[0]
+
+
+@pytest.mark.parametrize("beside", ["fold", "run"])
+def test_folding_leaves_the_modules_of_other_threads_alone(
+    beside: str, many_switches: None
+) -> None:
+    net = nn.Sequential(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))).eval()
+    other = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    x, expected = torch.ones(1, 3), other(torch.ones(1, 3))
+    faults: list[Exception] = []
+
+    def fold() -> None:
+        assert not any(isinstance(part, nn.BatchNorm2d) for part in fold_norms(net).modules())
+
+    def run() -> None:
+        assert torch.equal(other(x), expected)
+
+    def often(call: Callable[[], None]) -> None:
+        try:
+            for _ in range(60):
+                call()
+        except Exception as err:  # noqa: BLE001 - a thread's, asserted below
+            faults.append(err)
+
+    threads = [threading.Thread(target=often, args=(call,)) for call in (fold, run)]
+    if beside == "fold":
+        threads.append(threading.Thread(target=often, args=(fold,)))
+    calls = nn.Module.__call__, nn.Module.__getattr__
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not faults
+    assert (nn.Module.__call__, nn.Module.__getattr__) == calls

@@ -356,6 +356,12 @@ def test_a_query_that_a_broker_kept_is_not_answered(
     pi = device(mosquitto, "pi-1")
     kept = pack_query(exported.query(0, exported.x[:1], id="kept"))
     assert pi.link.publish(pi.topic(Kind.QUERY), kept, retain=True)
+    there = threading.Event()
+    watcher = MqttLink(mosquitto, client_id="watcher")
+    watcher.subscribe(pi.topic(Kind.QUERY), lambda _: there.set())
+    watcher.start()
+    assert there.wait(20)  # a publish is only queued until then
+    watcher.stop()
     backend, stop = serve(mosquitto, models)
     pi.ask(exported.query(0, exported.x[:1], id="new"))
     assert pi.link.publish(pi.topic(Kind.QUERY), b"", retain=True)  # forget it

@@ -180,8 +180,12 @@ def installed(device: Path, bundle: str) -> bool:
     return update(device, bundle).status == "installed"
 
 
-def trained(name: str, fleet: Fleet, folder: Path) -> dict[str, Any]:
-    """The report of a training with both devices, each in a thread with connections of its own."""
+def trained(name: str, run: str, fleet: Fleet, folder: Path) -> dict[str, Any]:
+    """The report of a training with both devices, each in a thread with connections of its own.
+
+    Args:
+        name: of the case. run: of the training.
+    """
     case = CASES[name]
     depth = f"depth = {case.depths[0]}" if case.depths[0] == case.depths[1] else ""
     text = RECIPE.format(method=case.method, depth=depth, tested=TESTED)
@@ -190,7 +194,7 @@ def trained(name: str, fleet: Fleet, folder: Path) -> dict[str, Any]:
         text = RECIPE.format(method=head, depth=depth, tested=TESTED) + "[parts]" + parts
     recipe = folder / f"{name}.toml"
     recipe.write_text(text)
-    settings = TrainerSettings(fleet.state, name, Address("127.0.0.1", 0), silence_s=60.0)
+    settings = TrainerSettings(fleet.state, run, Address("127.0.0.1", 0), silence_s=60.0)
     threads: list[threading.Thread] = []
 
     def begin(line: str) -> None:
@@ -212,10 +216,10 @@ def trained(name: str, fleet: Fleet, folder: Path) -> dict[str, Any]:
     return report
 
 
-def exported(name: str, fleet: Fleet) -> tuple[RunRecord, str]:
+def exported(name: str, run_name: str, fleet: Fleet) -> tuple[RunRecord, str]:
     """Export the run; a method without exits says which command trains them, and that works."""
-    run = fleet.state / "training" / name
-    words = ["--run", str(run), "--out", str(fleet.state / "models"), "--name", name]
+    run = fleet.state / "training" / run_name
+    words = ["--run", str(run), "--out", str(fleet.state / "models"), "--name", run_name]
     words += ["--int8", "never", "--json"]
     if CASES[name].trained:
         if not read_run(run).depths:
@@ -236,16 +240,18 @@ def exported(name: str, fleet: Fleet) -> tuple[RunRecord, str]:
 
 @pytest.mark.deadline
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_deployed_is_what_was_scored(name: str, fleet: Fleet, tmp_path: Path) -> None:
-    case, data = CASES[name], load_dataset("digits")
-    report = trained(name, fleet, tmp_path)
-    record, version = exported(name, fleet)
+def test_what_is_deployed_is_what_was_scored(
+    name: str, fleet: Fleet, tmp_path: Path, attempt: int
+) -> None:
+    case, data, run = CASES[name], load_dataset("digits"), f"{name}-{attempt}"
+    report = trained(name, run, fleet, tmp_path)
+    record, version = exported(name, run, fleet)
     assert record.method == report["method"]
     scores = {row["client"]: row for row in report["each_client"]}
     for place, (device, depth) in enumerate(zip(fleet.devices, case.depths, strict=True)):
         if place and case.depths[0] == depth:
             continue  # the second device runs the very same bundle
-        bundle = f"{name}/{version}/d{depth}"
+        bundle = f"{run}/{version}/d{depth}"
         wait_until(partial(installed, device, bundle), bundle, 60)
         graphs = BundleStore(device).active().manifest.graphs
         assert ("prefix" in graphs) == name.startswith("besplit")
@@ -262,7 +268,7 @@ def test_what_is_deployed_is_what_was_scored(name: str, fleet: Fleet, tmp_path: 
         mine = slice(place, 2 * HELD_OUT, 2)
         x, y = data.x_test[mine], data.y_test[mine]
         assert own["tested_id"] == len(y) == HELD_OUT
-        found = right(device, x, y, name if case.personal else None)
+        found = right(device, x, y, run if case.personal else None)
         assert found["whole"] == pytest.approx(own["accuracy_id"] * len(y))
         if "exit" in case.personal or not case.trained:
             assert found["exit"] == pytest.approx(own["accuracy_exit"] * len(y))

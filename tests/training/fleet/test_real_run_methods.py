@@ -178,14 +178,15 @@ def test_a_training_says_whose_accuracy_it_ends_with(
 @pytest.mark.deadline
 @pytest.mark.parametrize("name", CASES)
 def test_a_method_trains_on_though_an_agent_and_the_trainer_are_killed(
-    name: str, fleet: Fleet, tmp_path: Path, fork_server: Any, free_port: int
+    name: str, fleet: Fleet, tmp_path: Path, fork_server: Any, free_port: int, attempt: int
 ) -> None:
     case = CASES[name]
-    (tmp_path / f"{name}.toml").write_text(case.recipe)
-    training = fleet.state / "training" / name
+    recipe = tmp_path / f"{name}-{attempt}.toml"
+    recipe.write_text(case.recipe)
+    training = fleet.state / "training" / recipe.stem
 
     def trainer(**more: Any) -> Any:
-        words = {"state": str(fleet.state), "recipe": str(tmp_path / f"{name}.toml")}
+        words = {"state": str(fleet.state), "recipe": str(recipe)}
         return fork_server.start("trainer", port=free_port, silence_s=SILENCE_S, **words, **more)
 
     def agent(device: str, **more: Any) -> Any:

@@ -245,7 +245,9 @@ def test_a_stopped_command_goes_on_to_the_same_weights(
     np.savez(tmp_path / "digits.npz", **{name: getattr(digits, name) for name in names})
     recipe = recipe_at(tmp_path, method, rounds=12)  # far more than until the signal
     recipe.write_text(recipe.read_text().replace('"digits"', '"digits.npz"'))
-    starter = "from edge_sdk.cli.main import main; main()"
+    # a shell starts what runs in its background with SIGINT ignored, and the tests may be that
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    starter = f"{heed}; from edge_sdk.cli.main import main; main()"
     command = [sys.executable, "-P", "-c", starter, "simulate", str(recipe), "--out"]
     with subprocess.Popen([*command, "killed"], stderr=subprocess.PIPE) as process:
         first = tmp_path / "killed" / "checkpoints" / "round-000002.safetensors"
