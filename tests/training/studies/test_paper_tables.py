@@ -27,6 +27,7 @@ from benchmarks.paper.recipes import job_of
 from benchmarks.paper.tables import Scale, over
 from benchmarks.tuning.report import changes_of
 from benchmarks.tuning.sweep import SWEEP, trials_of
+from edge_sdk.nets.registry import build
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import Evaluator
 from server.training.run.build import load_data
@@ -101,6 +102,17 @@ def test_all_rows_of_a_table_with_a_gated_row_train_on_the_same_samples() -> Non
 def test_every_scale_of_every_row_is_a_recipe(name: str) -> None:
     for scale, row in product(TABLES[name].scales, TABLES[name].rows):
         assert job_of(name, TABLES[name], row, scale).recipe.train.rounds >= 2
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_is_cut_where_its_network_allows_it(name: str) -> None:
+    shapes = {"digits": (1, 8, 8), "fashion-mnist": (1, 28, 28), "cifar-10": (3, 32, 32)}
+    for scale, row in product(TABLES[name].scales, TABLES[name].rows):
+        recipe = job_of(name, TABLES[name], row, scale).recipe
+        train = recipe.train
+        net = build(train.backbone, classes=10, input_shape=shapes[recipe.data.name])
+        asked = {*(train.depths or ()), train.depth} - {None}
+        assert asked <= {*net.cuts}, (scale, row.name)
 
 
 def test_all_rows_of_a_table_train_on_as_many_samples_a_round() -> None:
