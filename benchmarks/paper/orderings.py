@@ -48,7 +48,12 @@ _OF_PAPERS: Final[Sequence[Claim]] = (
         "depth and loss",
         ["no loss", "no depth", "equal"],
     ),
-    Claim("besplit", "accuracy", "BESplit", [*_ABLATED, "SplitFed", "FedAvg"]),
+    Claim(
+        "besplit",
+        "accuracy",
+        "BESplit",
+        [*_ABLATED, "SplitFed", "MergeSFL", "FedAvg", "FedDyn"],
+    ),
     Claim("besplit-iid", "accuracy", "BESplit", ["SplitFed"]),
     Claim("scala", "accuracy", "SCALA", ["Minibatch-SFL"]),
     Claim("scala", "accuracy", "Minibatch-SFL", ["SplitFedV1"]),
