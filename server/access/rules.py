@@ -83,7 +83,7 @@ class Rule:
                     f" {', '.join(login.key.scopes)}"
                 )
         elif not self.operator:
-            raise ForbiddenError("a device may ask about itself only; the operator is none")
+            raise ForbiddenError("only the device itself may do this; the operator is not a device")
 
     def _who(self) -> str:
         keys = [f"a key of scope {' or '.join(self.scopes)}"] if self.scopes else []

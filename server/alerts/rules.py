@@ -72,11 +72,15 @@ def device_findings(
 
 
 def silence(facts: DeviceFacts, limits: AlertLimits, *, now: float, since: float) -> Finding | None:
-    """The device has said nothing for too long."""
-    if facts.heard_at is None or now - max(facts.heard_at, since) < limits.silent_s:
+    """The device has said nothing for too long.
+
+    A server that began to listen a short time ago opens no alert, and closes none: that nobody was
+    heard meanwhile says nothing.
+    """
+    if facts.heard_at is None or now - facts.heard_at < limits.silent_s:
         return None
     text = f"last heard {ago(facts.heard_at, now)}; is it on, and does it reach the broker?"
-    return Finding("silent", facts.id, text)
+    return Finding("silent", facts.id, text, opens=now - since >= limits.silent_s)
 
 
 def fallbacks(facts: DeviceFacts, limits: AlertLimits) -> Finding | None:

@@ -108,7 +108,7 @@ def refusal(
     username: str,
     password: bytes,
 ) -> Refusal:
-    """Why `authenticate` lets a login not in, for the operator.
+    """Why `authenticate` refuses a login, for the operator.
 
     Args:
         owners: ids of the principals, by the digest of their credential.

@@ -253,7 +253,7 @@ def _add_alerts(routes: APIRouter, services: ActionServices) -> None:
         """Tell nobody about open alerts for a time; 0 seconds end it."""
         alerts.silence(body.kind, body.about, body.seconds, who=_who(request))
         how = "is silenced" if body.seconds else "is told again"
-        return Done(done=f"{body.kind} of {body.about} {how}")
+        return Done(done=f"{body.kind or 'every alert'} of {body.about} {how}")
 
 
 def _who(request: Request) -> str:

@@ -135,7 +135,8 @@ def router(services: SignInServices, sign_in: SignIn) -> APIRouter:
         """End the session."""
         require_own_origin(request)
         name = sign_in.cookie(request)
-        services.registry.sign_ins.end(request.cookies.get(name, ""))
+        if sign_in.session(request) is not None:  # a stranger makes the registry write nothing
+            services.registry.sign_ins.end(request.cookies.get(name, ""))
         response.delete_cookie(
             name,
             path="/",

@@ -120,12 +120,14 @@ class Membership:
     def remove(self, device_id: str, *, who: str = "operator") -> None:
         """Delete a device and all that is known of it but its entries in the audit log.
 
-        It is refused from now on, and its name is free: a device that enrols under it keeps it.
+        It is refused from now on, and its name is free: a device that enrols under it keeps it. So
+        tokens with which the removed device could have come back are refused, too.
 
         Raises: UnknownDeviceError.
         """
         now = self._transactions.now()
         with self._transactions.writing() as connection:
+            end_tokens_of(connection, device_id)  # first, in the order in which `redeem` locks
             _device(connection, device_id)
             for column in columns_with_devices():
                 this = column == device_id

@@ -144,7 +144,7 @@ class Transactions:
             return "the disk of PostgreSQL is full; free some space there"
         return (
             f"needs {WRITE_BYTES / 1e6:.3f} MB, has {free_bytes(file.parent) / 1e6:,.3f} MB; free"
-            " some space on the server's disk, or look after it if it fails"
+            " some space on the server's disk, or replace the disk if it is failing"
         )
 
 

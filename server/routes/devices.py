@@ -254,10 +254,7 @@ def _add_enrolment(api: APIRouter, services: DeviceServices) -> None:
             approve=services.approves_devices,
             can_wait=request.headers.get(WAITS_HEADER) == "approval",
         )
-        if device.last_seen is not None:  # it comes back: nobody else goes on under its name
-            services.expel(device)
-        if device.active:
-            _let_in(services, device, credential, secret, before)
+        _let_in(services, device, credential, secret, before)
         logger.info(
             "device=%s fleet=%s address=%s enrolled%s",
             *(device.id, device.fleet, address),
@@ -379,12 +376,18 @@ def _add_operator_routes(api: APIRouter, services: DeviceServices) -> None:
 def _let_in(
     services: DeviceServices, device: Device, credential: str, token: str, before: Device | None
 ) -> None:
-    """Let a new device log in at the broker: only now is its credential known in full.
+    """Let an enrolled device log in at the broker: only now is its credential known in full.
+
+    One that waits for approval is let in later. Nobody else goes on under the name of one that
+    comes back.
 
     Raises: NotReadyError if the broker did not take the device; the token can be used again.
     """
     try:
-        services.admit(device, credential)
+        if device.last_seen is not None:
+            services.expel(device)
+        if device.active:
+            services.admit(device, credential)
     except Exception as err:
         logger.exception("device=%s not enrolled: the broker did not take it", device.id)
         services.registry.undo_enrolment(device, token, before)

@@ -129,7 +129,9 @@ def extract(backup: Path, folder: Path) -> BackupList:
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     if there != set(listed.files):
         odd = min(there.symmetric_difference(listed.files))
-        raise ConfigurationError(f"{backup}: {odd} is missing, or not of it; use another backup")
+        raise ConfigurationError(
+            f"{backup}: {odd} is missing, or does not belong to it; use another backup"
+        )
     for name, digest in listed.files.items():
         with (folder / name).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != digest:

@@ -78,11 +78,16 @@ def back_up(state: Path, out: Path) -> Saved:
 
     Left out are trainings, which have checkpoints, and the files of a broker that the server runs.
 
-    Raises: ConfigurationError if `state` is no server's, or `out` exists; RegistryError;
-        StorageError; ConflictError if models are removed all the time; StateInUseError while
-            another backup is made.
+    Raises: ConfigurationError if `state` is no server's, or `out` exists or lies in it;
+        RegistryError; StorageError; ConflictError if models are removed all the time;
+        StateInUseError while another backup is made.
     """
     check_server_state(state)
+    if out.resolve().is_relative_to(state.resolve()):
+        raise ConfigurationError(
+            f"{out}: lies in the state folder, so that the next backup would hold it with all its"
+            " keys; give a place outside it"
+        )
     for _ in range(ATTEMPTS):
         writer = BackupWriter(out)
         try:

@@ -8,7 +8,7 @@ import { FleetPage } from "./pages/fleet.js";
 import { ModelsPage } from "./pages/models.js";
 import { RolloutsPage } from "./pages/rollouts.js";
 import { TrainingPage } from "./pages/training.js";
-import { Command, Icon, Said } from "./parts.js";
+import { Command, Icon, Said, say } from "./parts.js";
 import { signIn, signOut, whoIsThere } from "./server.js";
 
 const PAGES = [
@@ -72,7 +72,12 @@ function Frame({ words, who }) {
     scrollTo(0, 0);
   }, [words.join("/")]);
   const leave = async () => {
-    await signOut().catch(() => {});
+    try {
+      await signOut();
+    } catch (error) {
+      say(`You are still signed in: ${error.message}`); // the session lives on until it is ended
+      return;
+    }
     dispatchEvent(new Event("signed-out"));
   };
   return html`

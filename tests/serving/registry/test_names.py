@@ -128,7 +128,10 @@ def test_a_removed_device_leaves_its_name_and_nothing_else(registry: Registry) -
     assert registry.trail.entries(about="pi-4")[0].what == "device.remove"
     with pytest.raises(UnknownDeviceError):
         registry.membership.remove("pi-4")
-    # a token that was made for it before still gives that name
-    back, _ = registry.redeem_token(waiting, "raspberrypi", {})
-    assert back.id == "pi-4"
+    # the name is free, and a token that was made for the removed device does not take it over
+    other, own = registry.redeem_token(registry.create_token(), "pi-4", {})
+    assert other.id == "pi-4"
     assert registry.membership.refused_bundles("pi-4") == {}
+    with pytest.raises(TokenError):
+        registry.redeem_token(waiting, "raspberrypi", {})
+    assert registry.authenticate("pi-4", own).id == "pi-4"

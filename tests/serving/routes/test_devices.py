@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_sdk.errors import SplitedgeError
-from server.errors import NotReadyError, OverloadedError
+from server.errors import AuthenticationError, NotReadyError, OverloadedError
 from server.registry.credentials import is_secret, secret_sha256
 from server.registry.database import Registry
 from server.registry.records import Device
@@ -80,6 +80,8 @@ class World:
         self.let_in.append(device.id)
 
     def expel(self, device: Device) -> None:
+        if self.broker_error is not None:
+            raise self.broker_error
         self.cut_off.append(device.id)
 
     def assign(self, device: Device) -> str | None:
@@ -250,6 +252,24 @@ def test_a_broker_that_is_away_costs_no_token(
     login = f"pi:{reply.json()['credential']}"
     assert world.call("GET", "/devices/pi", login=login).status_code == 200
     refused(world.call("POST", "/enroll", body), 403)  # once is once
+
+
+def test_a_device_that_comes_back_while_the_broker_is_away_comes_back_later(world: World) -> None:
+    """Until then it is as it was: its token is not used, and its old credential is right."""
+    _, old = world.registry.redeem_token(world.registry.create_token(), "pi", PROFILE)
+    world.registry.touch("pi")
+    (token,) = world.registry.create_tokens(1, device="pi")
+    body = {"token": token, "profile": PROFILE}
+    world.broker_error = NotReadyError("broker: away")
+    assert "token is still valid" in refused(world.call("POST", "/enroll", body), 503)
+    assert world.registry.authenticate("pi", old).id == "pi"
+
+    world.broker_error = None
+    reply = world.call("POST", "/enroll", body)
+    assert (reply.status_code, reply.json()["device"]) == (201, "pi")
+    assert world.cut_off == ["pi"]
+    with pytest.raises(AuthenticationError):
+        world.registry.authenticate("pi", old)
 
 
 def test_the_credential_goes_out_even_if_no_bundle_can_be_chosen(

@@ -172,6 +172,15 @@ def test_a_registry_moves_between_databases(
         postgresql.drop(database)
 
 
+@pytest.mark.parametrize("out", ["b.tar", "backups/b.tar", "."])
+def test_a_backup_into_the_state_itself_is_refused(state: Path, out: str) -> None:
+    """The next one would hold it, and each would be twice as long as the one before."""
+    before = sorted(state.rglob("*"))
+    with pytest.raises(ConfigurationError, match="give a place outside it"):
+        back_up(state, state / out)
+    assert sorted(state.rglob("*")) == before
+
+
 def test_a_state_that_is_not_empty_is_left_alone(state: Path, tmp_path: Path) -> None:
     back_up(state, tmp_path / "b.tar")
     before = rows(RegistryLocation.of(state))
