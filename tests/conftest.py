@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 from benchmarks.faults.figures import FIGURES
 from edge_sdk.cli.main import main
+from tests.attempts import Attempts, attempt_of
 from tests.commands import Called, Splitedge
 
 END_WITHIN_S = 60.0
@@ -50,7 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ten times as many generated examples for full figures."""
+    """Second attempts from the start; ten times as many generated examples for full figures."""
+    config.pluginmanager.register(Attempts())
     if config.getoption("--fault-figures"):
         settings.load_profile("faults")
 
@@ -73,6 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not item.get_closest_marker("fault_figures")]
     if left:
         config.hook.pytest_deselected(items=left)
+    if not config.pluginmanager.hasplugin("rerunfailures"):
+        return  # `-p no:rerunfailures`, which shows what a first attempt comes to
     for item in items:
         if item.get_closest_marker("deadline"):
             item.add_marker(pytest.mark.flaky(reruns=1))
@@ -98,7 +102,7 @@ def attempt(request: pytest.FixtureRequest) -> int:
 
     A test names by it what it leaves in a folder that other tests of its module use too.
     """
-    return int(getattr(request.node, "execution_count", 1))
+    return attempt_of(request.node)
 
 
 @pytest.fixture(scope="session")
