@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,8 +16,6 @@ from server.registry.catalogue import MAX_VERSION
 from server.registry.credentials import token_text
 from server.registry.database import MAX_TOKEN_TTL_S
 from server.registry.records import Device
-from server.registry.rollouts.records import RolloutPlan
-from server.registry.selection.selection import Selection
 from server.registry.selection.titles import MAX_TITLE
 from server.registry.transactions import MAX_ID
 from server.rollouts.routes import RolloutRequest
@@ -220,9 +218,7 @@ def _add_rollouts(routes: APIRouter, services: ActionServices) -> None:
     @routes.post("/rollouts")
     def start(body: RolloutRequest, request: Request) -> Done:
         """Start a roll-out; its first share moves within seconds."""
-        given: dict[str, Any] = body.model_dump(exclude={"fleet", "tag", "device", "shares"})
-        chosen = Selection(body.fleet, body.tag, body.device)
-        plan = RolloutPlan(selection=chosen, shares=tuple(body.shares), **given)
+        plan = body.plan()
         rollout = start_rollout(registry, plan, who=_who(request))
         return Done(done=f"roll-out {rollout.id} of {plan} has begun")
 

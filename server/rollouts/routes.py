@@ -97,6 +97,12 @@ class RolloutRequest(BaseModel):
     tag: str | None = None
     device: str | None = None
 
+    def plan(self) -> RolloutPlan:
+        """What the roll-out does; to which devices, as chosen by fleet, tag or name."""
+        given: dict[str, Any] = self.model_dump(exclude={"fleet", "tag", "device", "shares"})
+        chosen = Selection(self.fleet, self.tag, self.device)
+        return RolloutPlan(selection=chosen, shares=tuple(self.shares), **given)
+
 
 def router(services: Presence) -> APIRouter:
     """The routes over `services`."""
@@ -111,10 +117,7 @@ def router(services: Presence) -> APIRouter:
     @api.post("", status_code=201)
     def start(body: RolloutRequest) -> RolloutView:
         """Start a roll-out; its first share moves within seconds."""
-        given: dict[str, Any] = body.model_dump(exclude={"fleet", "tag", "device", "shares"})
-        chosen = Selection(body.fleet, body.tag, body.device)
-        plan = RolloutPlan(selection=chosen, shares=tuple(body.shares), **given)
-        return shown(start_rollout(registry, plan).id)
+        return shown(start_rollout(registry, body.plan()).id)
 
     @api.get("/{rollout_id}")
     def shown(rollout_id: int) -> RolloutView:

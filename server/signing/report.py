@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Final
 
 from tuf.api.metadata import Root, Snapshot, Targets, Timestamp
@@ -98,14 +97,6 @@ def problems(artifacts: ArtifactRepository) -> list[str]:
             " passphrase; stop the server and run `splitedge server root encrypt-keys`"
         )
     return found
-
-
-def state_problems(state: Path) -> list[str]:
-    """The same for the server with this state folder.
-
-    Raises: ArtifactError.
-    """
-    return problems(ArtifactRepository(state))
 
 
 class ExpiryWarnings:
