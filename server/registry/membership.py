@@ -204,6 +204,8 @@ def end_tokens_of(connection: Connection, device_id: str) -> None:
 
     They end at their creation: one that is being redeemed compares with a time before now.
     """
+    if not ID_PATTERN.fullmatch(device_id):
+        return  # as in `_device`
     unused = and_(tokens.c.device == device_id, tokens.c.used_at.is_(None))
     connection.execute(update(tokens).where(unused).values(expires_at=tokens.c.created_at))
 

@@ -98,7 +98,7 @@ class RolloutRequest(BaseModel):
     device: str | None = None
 
     def plan(self) -> RolloutPlan:
-        """What the roll-out does; to which devices, as chosen by fleet, tag or name."""
+        """Plan of the roll-out, whose devices are chosen by fleet, tag or name."""
         given: dict[str, Any] = self.model_dump(exclude={"fleet", "tag", "device", "shares"})
         chosen = Selection(self.fleet, self.tag, self.device)
         return RolloutPlan(selection=chosen, shares=tuple(self.shares), **given)
