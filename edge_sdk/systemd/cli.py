@@ -70,6 +70,7 @@ DEVICES: Final = (
     "char-ttyUSB rw",
     "char-ttyACM rw",
     "char-ttyAMA rw",
+    "char-ttyS rw",
     "char-drm rw",
 )
 GROUPS: Final = ("video", "dialout", "render")
@@ -116,7 +117,7 @@ def mount(app: typer.Typer, run: Callable[..., Any]) -> None:
         installer.check()
         settings = SETTINGS_NAME, settings_template()
         ready = installer.install(words, take=take, settings=settings)
-        report(unit, started=ready and not no_start and installer.start())
+        report(unit, started=ready and not no_start and installer.start(typer.echo))
         if not ready:
             enrol = f"splitedge agent enroll --server URL --token TOKEN --state {unit.state}"
             typer.echo(

@@ -17,7 +17,7 @@ from typing import Final
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.errors import ConfigurationError, StateInUseError
 from edge_sdk.state import Role, is_held
-from edge_sdk.systemd.unit import HIDDEN, OldUnit, ServiceUnit
+from edge_sdk.systemd.unit import HIDDEN, START_MIN, OldUnit, ServiceUnit
 from edge_sdk.systemd.users import SystemUser
 
 # as sd_booted(3): only where systemd is the first process
@@ -88,6 +88,8 @@ class Installer:
         self._check_command()
         if take is not None:
             self._check_take(take, state)
+            if settings is not None:
+                self._check_settings(take, *settings)
         self._write(unit.users_path, unit.users())
         self._run("systemd-sysusers", *([] if self._here else [f"--root={self._root}"]),
                   str(self._at(unit.users_path)))  # fmt: skip
@@ -103,20 +105,22 @@ class Installer:
             if take is not None or state.lstat().st_uid != user.uid:
                 _give(state, user.uid, user.gid)
             self._write(unit.unit_path, unit.text())
-        if self._here:
-            self._run("systemctl", "daemon-reload")
-            self._run("systemctl", "enable", unit.name)
-        else:
-            self._run("systemctl", f"--root={self._root}", "enable", unit.name)
+            if self._here:
+                self._run("systemctl", "daemon-reload")
+                self._run("systemctl", "enable", unit.name)
+            else:
+                self._run("systemctl", f"--root={self._root}", "enable", unit.name)
         return self._ready_file is None or (state / self._ready_file).exists()
 
-    def start(self) -> bool:
+    def start(self, say: Callable[[str], None]) -> bool:
         """Start the service, and wait until it is ready; False in an image, which does not run.
 
         Raises: ConfigurationError if it does not start.
         """
         if self._here:
-            self._run("systemctl", "restart", self._unit.name)
+            name = self._unit.name
+            say(f"{name} starts; a first start may take minutes, see: journalctl -fu {name}")
+            self._run("systemctl", "restart", name, limit_s=60.0 * START_MIN)
         return self._here
 
     def uninstall(self, *, purge: bool, say: Callable[[str], None]) -> None:
@@ -236,13 +240,8 @@ class Installer:
         """
         here, path = state / name, f"/etc/splitedge/{name}"
         place = self._at(path)
-        own = _read_own(here)
+        own = self._check_settings(state, name, template)
         if own is not None:  # of a folder that was taken
-            if place.exists() and place.read_bytes() not in (template.encode(), own):
-                raise ConfigurationError(
-                    f"{here} and {place} hold different settings; keep one of them, remove the"
-                    " other, and run this again"
-                )
             self._write(path, own, mode=0o640)
         elif not place.exists():
             self._write(path, template.encode(), mode=0o640)
@@ -251,24 +250,40 @@ class Installer:
         os.chown(place, 0, group)
         place.chmod(0o640)  # it may hold the password of a broker
 
+    def _check_settings(self, folder: Path, name: str, template: str) -> bytes | None:
+        """A state folder's own settings; None for none or a link.
+
+        Raises: ConfigurationError if /etc/splitedge holds other settings of the user.
+        """
+        here, place = folder / name, self._at(f"/etc/splitedge/{name}")
+        own = _read_own(here)
+        if own is None or not place.exists():
+            return own
+        if place.read_bytes() not in (template.encode(), own):
+            raise ConfigurationError(
+                f"{here} and {place} hold different settings; keep one of them, remove the"
+                " other, and run this again"
+            )
+        return own
+
     def _write(self, path: str, content: str | bytes, *, mode: int = 0o644) -> None:
         place = self._at(path)
         _open_folder(place.parent)
         raw = content.encode() if isinstance(content, str) else content
         write_atomic(place, raw, mode=mode)
 
-    def _run(self, *words: str) -> None:
+    def _run(self, *words: str, limit_s: float = TOOL_S) -> None:
         """Run a tool of systemd.
 
         Raises: ConfigurationError with the last line of what it says.
         """
         try:
             done = subprocess.run(
-                words, capture_output=True, text=True, timeout=TOOL_S, check=False
+                words, capture_output=True, text=True, timeout=limit_s, check=False
             )
         except subprocess.TimeoutExpired:
             raise ConfigurationError(
-                f"{' '.join(words)}: not finished after {TOOL_S:g} s"
+                f"{' '.join(words)}: not finished after {limit_s:g} s"
             ) from None
         if done.returncode != 0:
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]

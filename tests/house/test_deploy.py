@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,6 +18,8 @@ from typer.main import get_command
 
 from edge_sdk.cli.agent import app as agent_app
 from server.cli import app as server_app
+from server.errors import AuthenticationError
+from server.registry.database import Registry
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE: dict[str, Any] = YAML(typ="safe").load(DEPLOY / "compose.yaml")
@@ -33,39 +36,56 @@ def parse(app: Any, words: list[str]) -> None:
 
 @pytest.mark.deadline
 def test_a_key_of_metrics_is_replaced_only_if_the_server_does_not_know_it(tmp_path: Path) -> None:
-    """A server that knows the key `known` alone; the command that makes a key is a script."""
+    """A server that knows the registry's keys; it can also close connections without an answer."""
+    state = tmp_path / "server"
+    state.mkdir(mode=0o700)
+    registry = Registry.open(f"sqlite:///{state / 'registry.db'}")
+    silent = threading.Event()
 
     class Metrics(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known = self.headers["Authorization"] == "Bearer known"
-            self.send_response(200 if known else 401)
+            if silent.is_set():
+                return
+            try:
+                registry.keys.authenticate(self.headers["Authorization"].removeprefix("Bearer "))
+            except AuthenticationError:
+                self.send_response(401)
+            else:
+                self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
             pass
 
-    program = tmp_path / "splitedge"
-    program.write_text("#!/bin/sh\necho made\n")
-    program.chmod(0o755)
     key = tmp_path / "metrics"
     with HTTPServer(("127.0.0.1", 0), Metrics) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         shell = COMPOSE["services"]["metrics-key"]
         script = shell["command"][0].replace("/keys/metrics", str(key))
         script = script.replace("http://server:8000", f"http://127.0.0.1:{server.server_port}")
-        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        script = script.replace("/var/lib/splitedge/server", str(state))
+        path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
         def run() -> str:
             subprocess.run([*shell["entrypoint"], script], env=path, check=True, timeout=60)
             return key.read_text()
 
-        assert run() == "made\n"
-        key.write_text("known\n")
-        assert run() == "known\n"
+        first = run()
+        assert first
+        assert run() == first
+        silent.set()
+        assert run() == first
+        silent.clear()
+        key.unlink()  # the folder of keys is lost, and the registry knows the name
+        second = run()
+        assert second not in ("", first)
         key.write_text("of a database that is gone\n")
-        assert run() == "made\n"
+        third = run()
+        assert third not in ("", first, second)
+        assert run() == third
         assert key.stat().st_mode & 0o777 == 0o644
         server.shutdown()
+    registry.close()
 
 
 def test_grafana_starts_with_the_dashboard() -> None:
@@ -100,8 +120,10 @@ def test_the_services_of_splitedge_are_commands_of_it_on_loopback_alone() -> Non
     for name in ("broker-config", "server"):
         parse(server_app, services[name]["command"])
     script = services["metrics-key"]["command"][0].replace("\\\n", "")
-    (typed,) = re.findall(r"splitedge server (.*?) >", script)
-    parse(server_app, typed.split())
+    typed = re.findall(r"splitedge server (.*?) (?:>|\|\|)", script)
+    assert len(typed) == 2
+    for command in typed:
+        parse(server_app, command.split())
     with pytest.raises(Exception, match="No such option"):
         parse(server_app, ["run", "--no-such-option"])
     ports = [port for each in services.values() for port in each.get("ports", ())]

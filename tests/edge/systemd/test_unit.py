@@ -224,6 +224,26 @@ def test_an_enrolled_device_is_moved_and_never_over_another(image: Path, tmp_pat
     assert (pi / "agent.json").exists()
 
 
+def test_a_device_whose_settings_are_not_those_in_etc_stays_where_it_is(
+    image: Path, tmp_path: Path
+) -> None:
+    pi, place = tmp_path / "pi", image / "etc/splitedge/agent.toml"
+    pi.mkdir(mode=0o700)
+    (pi / "agent.json").write_text("{}")
+    (pi / "agent.toml").write_text("[agent]\n")
+    place.parent.mkdir(parents=True)
+    place.write_text("[serve]\n")
+    refused = install(image, "--take", str(pi))
+    assert refused.returncode == 1
+    if os.geteuid() != 0:
+        assert "run it as root" in refused.stderr
+        return
+    assert "hold different settings" in refused.stderr
+    assert (pi / "agent.json").exists()
+    place.unlink()
+    assert install(image, "--take", str(pi)).returncode == 0
+
+
 def test_a_second_installation_keeps_what_it_is_not_told(image: Path) -> None:
     (image / "srv" / "answers").mkdir(parents=True)
     for kind, option in (("server", "--http"), ("agent", "--serve")):
