@@ -404,8 +404,8 @@ class EdgeAgent:
         membership = self._membership = Membership(state, identity, changed=changed, lift=lift)
 
         def locate() -> BrokerAddress | None:
-            identity = membership.look()
             try:
+                identity = membership.look()
                 found = locate_broker(identity, state, timeout_s=LOCATE_TIMEOUT_S)
             except SplitedgeError as err:
                 logger.debug("broker not located: %s", err)

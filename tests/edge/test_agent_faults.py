@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import statistics
@@ -263,3 +264,18 @@ def test_refresh_changes_the_bundle_between_predictions_under_load(
         assert {answer.threshold for answer in after} == {2.5}
         assert {answer.source for answer in after} == {"device"}
         assert agent.status().bundle == "pair/2/d2"
+
+
+def test_an_agent_whose_identity_is_gone_does_not_fill_its_log(
+    fleet: Fleet, free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator deletes the state folder of a revoked device, whose agent still runs."""
+    caplog.set_level(logging.DEBUG)
+    state = fleet.device("deleted", broker_port=free_port)
+    with EdgeAgent.open(state):
+        (state / "agent.json").unlink()
+        wait_until(
+            lambda: any("agent.json" in line for line in caplog.messages), "it was not looked for"
+        )
+    assert "broker not located: " in caplog.text
+    assert "watching the server failed" not in caplog.text
