@@ -24,6 +24,7 @@ def insecure(
 ) -> None:
     """Allow or refuse to send this device's credential to other machines without encryption."""
     from edge_sdk.identity import Identity
+    from edge_sdk.state import is_held
 
     identity = Identity.load(state, insecure=rule is Rule.allow)
     identity.save(state)
@@ -31,6 +32,8 @@ def insecure(
         f"{identity.device}: its credential may "
         + ("travel unencrypted" if identity.insecure else "leave this machine encrypted only")
     )
+    if is_held(state, "agent"):
+        typer.echo("an agent runs there and keeps its connections: restart it", err=True)
 
 
 def offloading(
@@ -45,6 +48,7 @@ def offloading(
 
     A running agent follows at once. Off holds for later runs too, until it is turned on again.
     """
+    from edge_sdk.errors import StorageError
     from edge_sdk.identity import Identity
     from edge_sdk.offload.switch import OffloadSwitch
     from edge_sdk.service.client import RunningAgent
@@ -54,7 +58,14 @@ def offloading(
     if turn is not None and running is not None:
         running.turn_offloading(turn == "on")
     elif turn is not None:
-        OffloadSwitch(state).turn(turn == "on")
+        try:
+            OffloadSwitch(state).turn(turn == "on")
+        except StorageError as err:  # no agent runs: nothing holds the switch but the disk
+            raise StorageError(
+                f"offloading was not turned {turn}: {err.__cause__ or err}",
+                needed_bytes=err.needed_bytes,
+                available_bytes=err.available_bytes,
+            ) from err
     on = running.status()["offloading"] if running is not None else OffloadSwitch(state).on
     if as_json:
         print_json({"device": device, "offloading": on})

@@ -64,10 +64,12 @@ class Membership:
 
     def _take(self, identity: Identity) -> None:
         with self._lock:
-            if identity == self.identity:
-                return
-            self.identity = identity
-        logger.info("device=%s has a new credential", identity.device)
+            before, self.identity = self.identity, identity
+        if identity == before:
+            return
+        new = identity.credential != before.credential
+        what = "has a new credential" if new else "has a changed identity"
+        logger.info("device=%s %s", identity.device, what)
         self._changed(identity)
 
     def _lift(self, bundle: str) -> None:

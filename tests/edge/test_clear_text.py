@@ -25,6 +25,7 @@ from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.identity import Identity
 from edge_sdk.mqtt import MqttLink
 from edge_sdk.offload.offloader import Offloader
+from edge_sdk.state import StateLock
 from edge_sdk.training.device.invitation import commands
 from edge_sdk.training.device.trainer_client import TrainerClient
 from edge_sdk.wire.address import Address
@@ -187,6 +188,8 @@ def test_the_rule_is_kept_and_changed_by_command(
     for rule, allowed in (("allow", True), ("refuse", False)):
         assert splitedge("agent", "insecure", rule, "--state", tmp_path)[0] == 0
         assert Identity.load(tmp_path).insecure is allowed
+    with StateLock(tmp_path, "agent"):
+        assert "restart it" in splitedge("agent", "insecure", "refuse", "--state", tmp_path)[1]
     url = "http://hub.example:8000"
     words = ("agent", "enroll", "--server", url, "--token", "t", "--state", tmp_path / "new")
     status, said = splitedge(*words)
