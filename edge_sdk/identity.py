@@ -120,7 +120,8 @@ def check_not_enrolled(state: Path) -> None:
     """
     if (state / IDENTITY_NAME).exists():
         raise ConfigurationError(
-            f"{state}: a device is enrolled there already; give another --state, or remove it"
+            f"{state}: a device is enrolled there already; to go on with it, run `splitedge agent"
+            " update` or `splitedge agent run`; for another device, give another --state"
         )
 
 

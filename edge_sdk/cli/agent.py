@@ -117,14 +117,14 @@ def enroll(
         raise typer.BadParameter("give --server URL or --discover, one of them")
     from edge_sdk import api
     from edge_sdk.errors import LinkError
-    from edge_sdk.identity import check_not_enrolled
-    from edge_sdk.membership.approval import wait_for_approval
+    from edge_sdk.identity import check_not_enrolled, check_server_url
     from edge_sdk.wire.clear_text import clear_text_reason, is_clear, refuse_clear_text
 
     check_not_enrolled(state)
     if server is None:
         server = _discover(service_type, ca)
-    refuse_clear_text(server, "--server", insecure=insecure)  # before the seconds of measuring
+    check_server_url(server)  # both before the token is read, and the device measured
+    refuse_clear_text(server, "--server", insecure=insecure)
     token = _read_token(token_file) if token is None else token
     with waiting("measuring this device"):
         measured = _profile(profile)
@@ -135,8 +135,7 @@ def enroll(
     broker = api.FleetBroker.load(state).address(identity).url
     if is_clear(broker) and not insecure:
         typer.echo(f"warning: it answers alone: {clear_text_reason(broker)}", err=True)
-    with contextlib.suppress(LinkError):  # the next steps say so
-        wait_for_approval(identity, partial(typer.echo, err=True))
+    _wait_for_approval(identity)
     if profile is None:
         try:
             with waiting("measuring the link"):
@@ -151,6 +150,24 @@ def enroll(
     else:
         later = NO_BUNDLE if bundle else "its agent fetches the bundle when it starts"
         typer.echo(f"enrolled as {identity.device} in fleet {identity.fleet}: {found or later}")
+
+
+def _wait_for_approval(identity: Identity) -> None:
+    """Wait for the operator; whoever ends the waiting is told how to go on without a new token."""
+    from edge_sdk.errors import LinkError
+    from edge_sdk.membership.approval import wait_for_approval
+
+    try:
+        wait_for_approval(identity, partial(typer.echo, err=True))
+    except LinkError:  # the next steps say so
+        pass
+    except KeyboardInterrupt:
+        typer.echo(
+            f"{identity.device} is enrolled, and goes on without a new token: once it is approved,"
+            " run `splitedge agent update` or `splitedge agent run`",
+            err=True,
+        )
+        raise
 
 
 app.add_typer(quarantine_app, name="quarantine")

@@ -404,7 +404,8 @@ def test_device_that_is_not_enrolled_is_told_how(
 def test_device_is_enrolled_once(pi: Path, server: tuple[str, Path], splitedge: Splitedge) -> None:
     before = (pi / "agent.json").read_bytes()
     enroll = ("agent", "enroll", "--server", server[0], "--token", "t", "--state", pi)
-    assert "enrolled there already" in splitedge(*enroll).refusal
+    refusal = splitedge(*enroll).refusal
+    assert "enrolled there already; to go on with it, run `splitedge agent update`" in refusal
     assert (pi / "agent.json").read_bytes() == before
 
 
@@ -537,6 +538,16 @@ def test_run_refuses_samples_that_it_cannot_train_on_at_the_start(
 
 def test_samples_are_read_in_a_process_of_their_own() -> None:
     assert check_data("digits").endswith("1,294 train, 144 held-out, 359 test")
+
+
+def test_samples_that_cannot_be_read_are_told_in_plain_words_under_a_json_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPLITEDGE_LOG", "json")
+    missing = str(tmp_path / "none.npz")
+    with pytest.raises(ConfigurationError, match="expected a file there") as raised:
+        check_data(missing)
+    assert "{" not in str(raised.value)
 
 
 @pytest.mark.deadline

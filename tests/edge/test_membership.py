@@ -47,3 +47,12 @@ def test_a_switch_that_a_full_disk_does_not_keep_was_not_turned(
     assert "until the agent ends" not in refusal
     assert OffloadSwitch(tmp_path).on
     assert "offloading is off" in splitedge(*command).out
+
+
+@pytest.mark.parametrize("server", ["http://[::1:8000", "hub:8000"])
+def test_a_mistyped_server_is_refused_before_the_token_is_read(
+    server: str, tmp_path: Path, splitedge: Splitedge
+) -> None:
+    words = ("--server", server, "--token-file", tmp_path / "none", "--state", tmp_path / "pi")
+    refusal = splitedge("agent", "enroll", *words).refusal
+    assert f"server: expected http(s)://HOST[:PORT], got '{server}'" in refusal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -139,6 +140,21 @@ def test_the_command_waits_and_goes_on_by_itself(site: Site) -> None:
         out, _ = waiting.communicate(timeout=60)
         reader.join()
     assert out.startswith("enrolled as pi-3 in fleet default: no bundle yet")
+
+
+def test_who_ends_the_waiting_is_told_how_to_go_on(site: Site) -> None:
+    state = site.folder / "pi-4"
+    command = [sys.executable, "-P", "-m", "edge_sdk.cli", "agent", "enroll", "--name", "pi-4"]
+    command += ["--profile", "raspberry-pi-4", "--server", site.server.http]
+    command += ["--token", create_token(site.state), "--state", str(state)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        while "waiting for approval" not in waiting.stderr.readline():
+            assert waiting.poll() is None
+        waiting.send_signal(signal.SIGINT)
+        _, said = waiting.communicate(timeout=60)
+    assert "pi-4 is enrolled, and goes on without a new token" in said
+    assert "`splitedge agent update`" in said
 
 
 def _pass_on(pipe: Iterator[str], lines: queue.Queue[str]) -> None:
