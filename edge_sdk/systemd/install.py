@@ -120,7 +120,8 @@ class Installer:
         if self._here:
             name = self._unit.name
             say(f"{name} starts; a first start may take minutes, see: journalctl -fu {name}")
-            self._run("systemctl", "restart", name, limit_s=60.0 * START_MIN)
+            limit_s = 60.0 * (START_MIN + 2)  # systemd's own ends before, and says why
+            self._run("systemctl", "restart", name, limit_s=limit_s)
         return self._here
 
     def uninstall(self, *, purge: bool, say: Callable[[str], None]) -> None:
