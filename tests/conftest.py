@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("deadline"):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.fixture(autouse=True)
+def log_levels() -> Iterator[None]:
+    """Take back the log levels that a command sets for its process, which here has other tests."""
+    yield
+    for package in ("edge_sdk", "server"):
+        logging.getLogger(package).setLevel(logging.NOTSET)
 
 
 @pytest.fixture
