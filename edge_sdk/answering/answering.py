@@ -164,17 +164,20 @@ class Answering:
             for x in inputs:
                 if x is not None:
                     try:
-                        begun = self._begin(x, deadline_s, threshold, local)
+                        begun = self._begin(x, deadline_s, threshold, local, together=True)
                     except (InputError, OutOfMemoryError) as err:
                         fault = err
                         break
                     held.append(begun)
                     in_flight += isinstance(begun, _Offload)
+                else:
+                    self._send_gathered()
                 full = len(held) >= HELD_ANSWERS_MAX or in_flight >= self._settings.max_in_flight
                 while held and (full or _ready(held[0])):
                     in_flight -= isinstance(held[0], _Offload)
                     yield self._finish(held.popleft())
                     full = False
+            self._send_gathered()
             while held:
                 yield self._finish(held.popleft())
         finally:  # a caller that stops early leaves no query pending
@@ -210,14 +213,20 @@ class Answering:
         return label, probabilities
 
     def _begin(
-        self, x: Array, deadline_s: float | None, threshold: float | None, local: bool
+        self,
+        x: Array,
+        deadline_s: float | None,
+        threshold: float | None,
+        local: bool,
+        *,
+        together: bool = False,
     ) -> _Offload | Prediction:
-        """The device's part: an answer, or a query under way."""
+        """The device's part: an answer, or a query under way, which may leave with others."""
         if self._meter is None:
-            return self._begin_at(None, x, deadline_s, threshold, local)
+            return self._begin_at(None, x, deadline_s, threshold, local, together=together)
         mark = self._meter.begin()
         try:
-            return self._begin_at(mark, x, deadline_s, threshold, local)
+            return self._begin_at(mark, x, deadline_s, threshold, local, together=together)
         except BaseException:
             self._drop(mark)
             raise
@@ -229,6 +238,8 @@ class Answering:
         deadline_s: float | None,
         threshold: float | None,
         local: bool,
+        *,
+        together: bool,
     ) -> _Offload | Prediction:
         start = time.perf_counter()
         runner = self._bundle.runner
@@ -270,6 +281,7 @@ class Answering:
                 runner.target,
                 left_s,
                 trace=None if trace is None else trace.offload,
+                together=together,
             )
         except MemoryError as err:  # the exit head has answered
             self._leave_for_smaller(runner, err)
@@ -277,6 +289,11 @@ class Answering:
         # the caller may reuse its buffer before the reply comes
         kept = None if self._observers is None else x.copy()
         return _Offload(runner, decision, audit, start, pending, tensor, kept, z, mark, trace)
+
+    def _send_gathered(self) -> None:
+        """Let no query wait for another: there is no input at the moment."""
+        if self._offloader is not None:
+            self._offloader.send_gathered()
 
     def _finish(self, begun: _Offload | Prediction) -> Prediction:
         """The prediction, once the offload has its outcome."""

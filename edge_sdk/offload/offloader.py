@@ -23,6 +23,7 @@ from edge_sdk.mqtt import Message, MqttLink, Rpc, Will
 from edge_sdk.offload.availability import TIMED_OUT, Availability, Presence
 from edge_sdk.offload.http_queries import HttpQueries
 from edge_sdk.offload.link_meter import LinkMeter
+from edge_sdk.offload.packs import Packs, Row
 from edge_sdk.offload.pending import CLOSED, NoReply, OpenQueries, Outcome, Pending, Target
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.frames import Tensor, unpack
@@ -95,6 +96,7 @@ class Offloader:
         self._wake = threading.Condition()
         self._relinking = threading.Lock()
         self._http = HttpQueries(identity, self._complete, self._count)
+        self._packs = Packs(self._ask, self._open.forget, max_packet_bytes)
         self.meter = LinkMeter()
         self.refused_replies = 0
         self.bytes_up = 0
@@ -127,6 +129,8 @@ class Offloader:
         deadline_s: float,
         identifier: str | None = None,
         trace: TraceContext | None = None,
+        *,
+        together: bool = False,
     ) -> Pending:
         """Send a query, unless the server is away or overloaded, or the link is behind.
 
@@ -134,6 +138,7 @@ class Offloader:
             tensor: makes the tensor to send; not called if nothing is sent.
             identifier: id of a query that was sent before; None takes a new one.
             trace: the span that the server continues; None for a query that is not traced.
+            together: may cross the wire in one message with others that begin at this time.
         """
         now = time.monotonic()
         pending = Pending(identifier or new_id(), now + deadline_s)
@@ -144,12 +149,16 @@ class Offloader:
         if reason is not None:
             pending.complete(NoReply(reason))
             return pending
-        # of when the server gets it, as far as is known here
-        left_ms = max((pending.deadline - behind_s - time.monotonic()) * 1e3, 1.0)
-        query = Query(pending.id, target.model, target.version, tensor(), left_ms, trace)
-        self._open.add(pending)
-        self._send(query, pending)
+        ready = tensor()
+        if together and trace is None and self._packs.takes(ready):
+            self._packs.add(Row(pending, target, ready))
+        else:
+            self._ask(pending, target, ready, trace)
         return pending
+
+    def send_gathered(self) -> None:
+        """Send the queries that were begun with `together` and wait for more of them."""
+        self._packs.flush()
 
     def finish(self, pending: Pending) -> Outcome:
         """Wait for the outcome of a begun query, at most until its deadline."""
@@ -162,6 +171,7 @@ class Offloader:
 
     def forget(self, pending: Pending) -> None:
         """Ignore any reply to a begun query from now on."""
+        self._packs.forget(pending)
         self._open.forget(pending)
 
     def send_heartbeat_soon(self) -> None:
@@ -184,6 +194,7 @@ class Offloader:
         with self._wake:
             self._closing = True
             self._wake.notify_all()
+        self._packs.close()
         self._open.fail_all(CLOSED)
         self._watcher.join()
         with self._relinking:
@@ -205,6 +216,20 @@ class Offloader:
                 self._note(partial(self._availability.link_lost, _explained(str(err))))
         return self._availability.refusal(now)
 
+    def _ask(
+        self,
+        pending: Pending,
+        target: Target,
+        tensor: Tensor,
+        trace: TraceContext | None = None,
+    ) -> None:
+        now = time.monotonic()
+        # of when the server gets it, as far as is known here
+        left_ms = max((pending.deadline - self._link.behind_s(now) - now) * 1e3, 1.0)
+        query = Query(pending.id, target.model, target.version, tensor, left_ms, trace)
+        self._open.add(pending)
+        self._send(query, pending)
+
     def _send(self, query: Query, pending: Pending) -> None:
         payload = pack_query(query)
         if len(payload) > self._max_packet_bytes:
@@ -215,13 +240,12 @@ class Offloader:
             correlation=bytes.fromhex(query.id),
             expiry_s=max(1, round((query.deadline_ms or 1e3) / 1e3)),
         )
-        pending.sent_at = time.monotonic()  # before the reply can come
-        pending.bytes_up = len(payload)
+        pending.count_sent(len(payload))
         self.meter.sent(query.id, len(payload))
         if self._link.publish(self._topics[Kind.QUERY], payload, rpc=rpc):
             self.bytes_up += len(payload)
         else:
-            pending.sent_at, pending.bytes_up = None, 0
+            pending.count_unsent()
             down = not self._link.connected
             reason = f"not sent: {self._link.last_error if down else 'the send queue is full'}"
             pending.complete(NoReply(reason))
@@ -245,7 +269,7 @@ class Offloader:
         pending = self._open.take(reply.id)
         if pending is None:
             return
-        pending.bytes_down = len(message.payload)
+        pending.count_received(len(message.payload))
         self._complete(pending, reply)
         self._note(self._availability.query_answered)
 

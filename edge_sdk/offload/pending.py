@@ -71,6 +71,19 @@ class Pending:
             self.outcome = outcome
             self._done.release()
 
+    def count_sent(self, size_bytes: int) -> None:
+        """Count a message that is sent now, before its reply can come."""
+        self.sent_at = time.monotonic()
+        self.bytes_up += size_bytes
+
+    def count_unsent(self) -> None:
+        """Count nothing as sent: the link took nothing."""
+        self.sent_at, self.bytes_up = None, 0
+
+    def count_received(self, size_bytes: int) -> None:
+        """Count the message of a reply."""
+        self.bytes_down += size_bytes
+
     def give_up(self, reason: str) -> Outcome:
         """The outcome, which is NoReply where none came; a reply that comes now may be first."""
         self.complete(NoReply(reason))

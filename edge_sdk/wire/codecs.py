@@ -6,7 +6,8 @@
            value = scale * (q - zero_point); the range includes 0, so zeros stay exactly zero
 
 The receiver needs only the array's dtype and, for int8, the tensor parameters `scale` and
-`zero_point`. Pure numpy: the device encodes in the path of a query.
+`zero_point`: numbers, or arrays with a value a row (edge_sdk.wire.rows). Pure numpy: the device
+encodes in the path of a query.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def decode(array: Array, parameters: Mapping[str, Any]) -> NDArray[np.float32]:
     Raises: FrameError for a dtype of no codec, or int8 without a valid scale and zero point.
     """
     if array.dtype == np.uint8:
-        scale, zero_point = _affine(parameters)
+        scale, zero_point = _affine(array, parameters)
         values = array.astype(np.float32)
         values -= zero_point
-        values *= np.float32(scale)
+        values *= scale
         return values
     if array.dtype in (np.float16, np.float32):
         return array.astype(np.float32, copy=False)
@@ -107,15 +108,21 @@ def _constant(shape: tuple[int, ...], value: float) -> tuple[Array, dict[str, An
     return steps, {"scale": abs(value) or 1.0, "zero_point": zero_point}
 
 
-def _affine(parameters: Mapping[str, Any]) -> tuple[float, int]:
+def _affine(array: Array, parameters: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Scale and zero point as float32: numbers of the whole array, or arrays of its rows."""
     scale, zero_point = parameters.get("scale"), parameters.get("zero_point")
+    if isinstance(scale, np.ndarray) and isinstance(zero_point, np.ndarray):
+        if (scale > 0).all() and (scale <= LARGEST).all():  # NaN fails every comparison
+            of_rows = (-1, *(1 for _ in array.shape[1:]))
+            return scale.reshape(of_rows), zero_point.astype(np.float32).reshape(of_rows)
+        raise FrameError("smashed data: expected a scale above 0 for each row")
     if (
         (type(scale) is float or type(scale) is int)
         and type(zero_point) is int
         and 0 < scale <= LARGEST
         and 0 <= zero_point <= 255
     ):
-        return float(scale), zero_point
+        return np.float32(scale), np.float32(zero_point)
     raise FrameError(
         "smashed data: expected a scale above 0 and a zero_point from 0 to 255,"
         f" got {scale!r:.100} and {zero_point!r:.100}"

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from edge_sdk.errors import FrameError
 from edge_sdk.wire.frames import Array, Frame, Tensor, pack_request, pack_response
+from edge_sdk.wire.rows import joined, parted
 from edge_sdk.wire.traceparent import TRACEPARENT, TraceContext, read_traceparent
 
 RAW_INPUT: Final = "x"
@@ -46,7 +47,8 @@ class Query:
         id: 16 random bytes as hex; the reply has the same id.
         model, version: the model to ask; None means the active one.
         tensor: `x` (raw input, the server runs all stages) or `z{d}` (smashed data at depth d),
-            encoded, with batch axis. None makes it a probe: only whether the server answers.
+            encoded, with batch axis; several rows have the parameters that edge_sdk.wire.rows
+            gives them. None makes it a probe: only whether the server answers.
         deadline_ms: time left when it was sent, never wall time; None means no deadline.
         trace: the span of the sender that waits for the reply; None if it is not traced.
     """
@@ -99,7 +101,7 @@ def pack_query(query: Query) -> bytes:
         parameters["deadline_ms"] = query.deadline_ms
     if query.trace is not None:
         parameters[TRACEPARENT] = query.trace.traceparent
-    tensors = () if query.tensor is None else (query.tensor,)
+    tensors = () if query.tensor is None else parted(query.tensor)
     return pack_request({"id": query.id, "parameters": parameters}, tensors)
 
 
@@ -108,9 +110,7 @@ def read_query(frame: Frame) -> Query:
 
     Raises: FrameError naming what is missing or wrong.
     """
-    if len(frame.tensors) > 1:
-        raise FrameError(f"query: expected one tensor, got {len(frame.tensors)}")
-    tensor = frame.tensors[0] if frame.tensors else None
+    tensor = joined(frame.tensors)
     if tensor is not None:
         entry_depth(tensor.name)
     return Query(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pytest
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from edge_sdk import AgentSettings, EdgeAgent
 from edge_sdk.errors import ConfigurationError, InputError
+from edge_sdk.manifest import Codec
+from edge_sdk.offload.packs import Pack
 from edge_sdk.settings import Agreement
 
 if TYPE_CHECKING:
@@ -135,18 +137,36 @@ def test_predict_many_keeps_order_and_equals_predict(hybrid: EdgeAgent, digits: 
         np.testing.assert_allclose(got.probabilities, expected.probabilities, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("codec", get_args(Codec))
+def test_predict_many_equals_predict_with_every_codec(
+    fleet: Fleet, digits: Digits, codec: Codec
+) -> None:
+    settings = AgentSettings(threshold=NEVER_EXIT, deadline_s=5.0, codec=codec)
+    with EdgeAgent.open(fleet.device("codecs"), settings) as agent:
+        one_by_one = [agent.predict(x) for x in digits.x[:60]]
+        before = agent.status().bytes_up
+        many = list(agent.predict_many(digits.x[:60]))
+        assert agent.status().bytes_up - before == sum(answer.bytes_up for answer in many)
+    assert {answer.source for answer in (*one_by_one, *many)} == {"server"}
+    # several rows share a header
+    assert sum(answer.bytes_up for answer in many) < sum(one.bytes_up for one in one_by_one)
+    for got, expected in zip(many, one_by_one, strict=True):
+        np.testing.assert_allclose(got.probabilities, expected.probabilities, atol=TOLERANCE)
+
+
 def test_predict_many_has_several_queries_under_way(fleet: Fleet, digits: Digits) -> None:
     settings = AgentSettings(threshold=NEVER_EXIT, deadline_s=5.0, max_in_flight=8)
     with EdgeAgent.open(fleet.device("pipelined"), settings) as agent:
         agent.predict(digits.x[0])
         assert agent._offloader is not None
-        under_way = agent._offloader._open
+        under_way = agent._offloader._open._open
         seen = []
 
         def inputs() -> Iterator[Array]:
             for x in digits.x[:64]:
                 yield x
-                seen.append(len(under_way))
+                packs = [pack for pack in list(under_way.values()) if isinstance(pack, Pack)]
+                seen.append(sum(len(pack.rows) for pack in packs))
 
         answers = list(agent.predict_many(inputs()))
     assert [answer.source for answer in answers] == ["server"] * 64

@@ -18,7 +18,7 @@ from edge_sdk.identity import Identity
 from edge_sdk.mqtt import Message, MqttLink
 from edge_sdk.offload.availability import Presence
 from edge_sdk.offload.offloader import BEHIND, LINK_SHARE, Offloader
-from edge_sdk.offload.pending import NoReply, Outcome, Target
+from edge_sdk.offload.pending import NoReply, Outcome, Pending, Target
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import Problem, Query, Reply, pack_reply, read_query
@@ -495,3 +495,72 @@ def test_secrets_stay_out_of_logs(
     caplog.set_level(logging.DEBUG)
     ask(offloader())
     assert SECRET not in caplog.text
+
+
+def begin_together(device: Offloader, many: int, deadline_s: float = 5.0) -> list[Pending]:
+    begun = [
+        device.begin(
+            lambda value=value: Tensor("z2", np.full((1, 4), value, np.float32)),  # type: ignore[misc]
+            TARGET,
+            deadline_s,
+            together=True,
+        )
+        for value in range(many)
+    ]
+    device.send_gathered()
+    return begun
+
+
+def test_queries_that_are_ready_together_cross_in_few_messages(
+    server: Scripted, offloader: Open
+) -> None:
+    def double(query: Query) -> None:
+        assert query.tensor is not None
+        server.send(Reply(query.id, {"logits": 2 * query.tensor.array[:, :3]}))
+
+    server.on_query = double
+    device = offloader()
+    server.reply_bytes.clear()
+    begun = begin_together(device, 40)
+    for value, pending in enumerate(begun):
+        outcome = device.finish(pending)
+        assert isinstance(outcome, Reply)
+        assert outcome.tensors["logits"].tolist() == [[2.0 * value] * 3]
+    assert len(server.queries) < 40
+    assert sum(len(query.tensor.array) for query in server.queries if query.tensor) == 40
+    assert sum(pending.bytes_up for pending in begun) == sum(server.query_bytes)
+    assert sum(pending.bytes_down for pending in begun) == sum(server.reply_bytes)
+    assert device.bytes_up == sum(server.query_bytes)
+    assert not device._open
+
+
+def test_a_server_that_takes_one_row_a_query_answers_all_the_same(
+    server: Scripted, offloader: Open
+) -> None:
+    def one_row(query: Query) -> None:
+        assert query.tensor is not None
+        if len(query.tensor.array) > 1:
+            server.send(Reply(query.id, problem=Problem.BAD_REQUEST, detail="expected 1 sample"))
+        else:
+            server.send(answer(query, float(query.tensor.array[0, 0])))
+
+    server.on_query = one_row
+    device = offloader()
+    for value, pending in enumerate(begin_together(device, 40)):
+        outcome = device.finish(pending)
+        assert isinstance(outcome, Reply)
+        assert outcome.tensors["logits"][0, 0] == value
+    assert not device._open
+
+
+def test_packs_without_a_reply_cost_one_deadline_and_leave_nothing_behind(
+    server: Scripted, offloader: Open
+) -> None:
+    server.on_query = lambda query: None
+    device = offloader()
+    outcomes = [device.finish(pending) for pending in begin_together(device, 20, 0.3)]
+    assert outcomes == [NoReply("no reply within the deadline")] * 20
+    assert not device._open
+    for query in server.queries:
+        server.send(answer(query))
+    wait_until(lambda: device.late_replies == len(server.queries), "the late replies")

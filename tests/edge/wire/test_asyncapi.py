@@ -21,8 +21,10 @@ from edge_sdk.membership.orders import LIFT, ROTATE
 from edge_sdk.offload import offloader
 from edge_sdk.offload.availability import Presence
 from edge_sdk.training.device.trainer_address import INVITATION
+from edge_sdk.wire.codecs import encode
 from edge_sdk.wire.frames import PREFIX_BYTES, Tensor
 from edge_sdk.wire.messages import Problem, Query, Reply, pack_query, pack_reply
+from edge_sdk.wire.rows import stack
 from edge_sdk.wire.topics import FROM_DEVICE, PAYLOAD_BYTES, ROOT, TO_DEVICE, Kind
 from server.training.fleet.invite import Inviter
 
@@ -69,12 +71,16 @@ def test_channels_are_the_topics_and_directions_the_policy() -> None:
     assert PREFIX_BYTES == 4
 
 
+Z = np.zeros((1, 4), np.float32)
+
+
 @pytest.mark.parametrize(
     "query",
     [
         Query("q", None, None, None, 500.0),
         Query("q", "digits", "1", Tensor("x", np.zeros((1, 1, 8, 8), np.uint8))),
         Query("q", "digits", None, Tensor("z2", np.zeros((1, 4), np.float16)), 20.0),
+        Query("q", "digits", "1", stack([Tensor("z2", *encode(Z, "int8")) for _ in range(3)])),
     ],
 )
 def test_queries_are_as_described(query: Query) -> None:
