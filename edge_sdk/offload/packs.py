@@ -19,7 +19,7 @@ from typing import Final
 
 from edge_sdk.offload.pending import CLOSED, NoReply, Outcome, Pending, Target
 from edge_sdk.wire.frames import Tensor
-from edge_sdk.wire.messages import Problem, Reply
+from edge_sdk.wire.messages import Problem, Reply, new_id
 from edge_sdk.wire.rows import alike, stack
 
 ROWS_MOST: Final = 16
@@ -58,7 +58,10 @@ class Row:
 
 
 class Pack(Pending):
-    """A query of several rows, under way; its id is that of its first row.
+    """A query of several rows, under way.
+
+    It has an id of its own, because each row may be sent again alone. A single row is sent as if it
+    were in no pack, and keeps its id.
 
     Args:
         rows: at least one; all fit each other.
@@ -68,16 +71,18 @@ class Pack(Pending):
     __slots__ = ("_ended", "rows", "waiting")
 
     def __init__(self, rows: Sequence[Row], ended: Callable[[Pack, Outcome], None]) -> None:
-        first = rows[0].pending.id
-        super().__init__(first, min(row.pending.deadline for row in rows))
+        identifier = rows[0].pending.id if len(rows) == 1 else new_id()
+        super().__init__(identifier, min(row.pending.deadline for row in rows))
         self.rows = rows
         self.waiting = len(rows)  # that nobody has given up
         self._ended = ended
 
-    def complete(self, outcome: Outcome) -> None:
-        """Give each row its part of the outcome."""
-        super().complete(outcome)
-        self._ended(self, outcome)
+    def complete(self, outcome: Outcome) -> bool:
+        """Give each row its part of the outcome, once."""
+        first = super().complete(outcome)
+        if first:
+            self._ended(self, outcome)
+        return first
 
     def count_sent(self, size_bytes: int) -> None:
         """Count a share of the bytes for each row."""
@@ -128,7 +133,8 @@ class Packs:
         self._rows: list[Row] = []
         self._bytes = 0
         self._due = 0.0
-        self._packs: dict[str, Pack] = {}  # by the id of each row that waits
+        # by each row that waits, not by its id: a late answer is asked for by the same id
+        self._packs: dict[Pending, Pack] = {}
         self._under_way: set[Pack] = set()
         self._alone_until = 0.0
         self._closed = False
@@ -166,7 +172,7 @@ class Packs:
     def forget(self, pending: Pending) -> None:
         """Give up a row, which may be in no pack, or not sent yet."""
         with self._state:
-            pack = self._packs.pop(pending.id, None)
+            pack = self._packs.pop(pending, None)
             if pack is None:
                 if any(row.pending is pending for row in self._rows):
                     self._rows = [row for row in self._rows if row.pending is not pending]
@@ -194,7 +200,7 @@ class Packs:
         pack = Pack(self._rows, self._ended)
         self._rows, self._bytes = [], 0
         self._under_way.add(pack)
-        self._packs.update((row.pending.id, pack) for row in pack.rows)
+        self._packs.update((row.pending, pack) for row in pack.rows)
         return pack
 
     def _leave(self, packs: Sequence[Pack]) -> None:

@@ -65,11 +65,16 @@ class Pending:
         """Whether there is an outcome."""
         return self.outcome is not None
 
-    def complete(self, outcome: Outcome) -> None:
-        """Set the outcome; a second call changes nothing."""
-        if self._claim.acquire(blocking=False):
+    def complete(self, outcome: Outcome) -> bool:
+        """Set the outcome; a second call changes nothing.
+
+        Returns: whether this is the first outcome.
+        """
+        first = self._claim.acquire(blocking=False)
+        if first:
             self.outcome = outcome
             self._done.release()
+        return first
 
     def count_sent(self, size_bytes: int) -> None:
         """Count a message that is sent now, before its reply can come."""

@@ -20,8 +20,10 @@ from edge_sdk.offload.availability import Presence
 from edge_sdk.offload.offloader import BEHIND, LINK_SHARE, Offloader
 from edge_sdk.offload.pending import NoReply, Outcome, Pending, Target
 from edge_sdk.wire.broker_address import BrokerAddress
+from edge_sdk.wire.codecs import decode, encode
 from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import Problem, Query, Reply, pack_reply, read_query
+from edge_sdk.wire.rows import parted
 from edge_sdk.wire.topics import Kind, Topic, all_devices
 from server.broker.child import BrokerChild
 from server.broker.policy import Principal, credential_sha256
@@ -550,6 +552,42 @@ def test_a_server_that_takes_one_row_a_query_answers_all_the_same(
         outcome = device.finish(pending)
         assert isinstance(outcome, Reply)
         assert outcome.tensors["logits"][0, 0] == value
+    assert not device._open
+
+
+def test_a_server_without_scales_of_rows_answers_int8_all_the_same(
+    server: Scripted, offloader: Open
+) -> None:
+    """A server of 0.1.0 takes one tensor a query; its sentence is the one of its read_query."""
+
+    def one_tensor(query: Query) -> None:
+        assert query.tensor is not None
+        if (many := len(parted(query.tensor))) > 1:
+            detail = f"query: expected one tensor, got {many}"
+            server.send(Reply(query.id, problem=Problem.BAD_REQUEST, detail=detail))
+        else:
+            value = decode(query.tensor.array, query.tensor.parameters)[0, 0]
+            server.send(answer(query, float(value)))
+
+    server.on_query = one_tensor
+    device = offloader()
+    begun = [
+        device.begin(
+            lambda value=value: Tensor("z2", *encode(np.full((1, 4), value, np.float32), "int8")),  # type: ignore[misc]
+            TARGET,
+            5.0,
+            together=True,
+        )
+        for value in range(40)
+    ]
+    device.send_gathered()
+    for value, pending in enumerate(begun):
+        outcome = device.finish(pending)
+        assert isinstance(outcome, Reply)
+        assert outcome.tensors["logits"][0, 0] == value
+    packed = [query for query in server.queries if query.tensor and len(query.tensor.array) > 1]
+    assert packed  # it was tried
+    assert sum(len(query.tensor.array) for query in server.queries if query.tensor) > 40
     assert not device._open
 
 

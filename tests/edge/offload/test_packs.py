@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_sdk.offload import packs
 from edge_sdk.offload.packs import Pack, Packs, Row
@@ -175,6 +178,75 @@ def test_a_pack_of_which_no_row_waits_is_dropped_and_makes_room(world: World) ->
     assert [pack.id for pack in world.dropped] == [rows[0].id]
     assert world.values()[packs.UNDER_WAY_MOST :] == [[float(packs.UNDER_WAY_MOST)]]
     world.packs.forget(Pending(new_id(), 0.0))  # of no pack
+
+
+def test_a_pack_has_an_id_of_its_own_and_a_row_alone_keeps_its_id(world: World) -> None:
+    rows = [world.add(value) for value in range(packs.UNDER_WAY_MOST + 2)]
+    world.packs.flush()
+    assert world.sent[0][0].id == rows[0].id
+    assert world.sent[-1][0].id not in {row.id for row in rows}
+
+
+def test_a_late_answer_with_the_id_of_a_row_is_not_that_row(world: World) -> None:
+    row = world.add(1.0)
+    world.packs.forget(Pending(row.id, row.deadline))
+    assert world.dropped == []
+    world.packs.forget(row)
+    assert [pack.id for pack in world.dropped] == [row.id]
+
+
+def test_only_the_first_outcome_of_a_pack_counts(world: World) -> None:
+    rows = [world.add(value) for value in range(packs.UNDER_WAY_MOST + 2)]
+    world.packs.flush()
+    pack, tensor = world.sent[-1]
+    assert pack.complete(Reply(pack.id, problem=Problem.BAD_REQUEST, detail="why"))
+    left = len(world.sent)
+    assert not pack.complete(Reply(pack.id, problem=Problem.BAD_REQUEST, detail="why"))
+    assert not pack.complete(Reply(pack.id, {"logits": 10 * tensor.array}))
+    assert len(world.sent) == left
+    assert not any(row.done for row in rows[-2:])
+
+
+@given(
+    st.lists(st.sampled_from(["add", "add", "add", "reply", "flush", "forget"]), max_size=60),
+    st.randoms(),
+)
+def test_every_row_that_waits_is_sent_once_and_gets_its_own_reply(
+    steps: list[str], chance: random.Random
+) -> None:
+    """Whatever the order of events, no row is lost, sent twice, or answered with another's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packs, "HOLD_S", LONG_S)
+        world = World()
+        rows: list[Pending] = []
+        given_up: set[Pending] = set()
+        unanswered: list[int] = []
+        try:
+            for step in [*steps, "flush"]:
+                before = len(world.sent)
+                if step == "add":
+                    rows.append(world.add(float(len(rows))))
+                elif step == "flush":
+                    world.packs.flush()
+                elif step == "reply" and unanswered:
+                    world.answer(unanswered.pop(chance.randrange(len(unanswered))))
+                elif step == "forget" and rows:
+                    given_up.add(chance.choice(rows))
+                    world.packs.forget(max(given_up, key=rows.index))
+                unanswered += range(before, len(world.sent))
+            while unanswered:
+                before = len(world.sent)
+                world.answer(unanswered.pop())
+                unanswered += range(before, len(world.sent))
+        finally:
+            world.packs.close()
+    sent = [value for values in world.values() for value in values]
+    assert len(set(sent)) == len(sent)
+    assert max(map(len, world.values()), default=0) <= packs.ROWS_MOST
+    assert {float(at) for at, row in enumerate(rows) if row not in given_up} <= set(sent)
+    for at, row in enumerate(rows):
+        if row not in given_up:
+            assert logits(row) == 10.0 * at
 
 
 def test_rows_that_gathered_end_with_the_agent(world: World) -> None:
