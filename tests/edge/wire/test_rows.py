@@ -44,6 +44,16 @@ def test_a_row_alone_is_sent_as_before() -> None:
     assert [(each.name, each.parameters) for each in frame.tensors] == [("z2", one.parameters)]
 
 
+def test_the_server_reads_a_query_of_an_older_agent() -> None:
+    """An agent of 0.1.0 sends one tensor, with numbers as its parameters."""
+    steps = np.array([[0, 128, 255]], np.uint8)
+    old = Tensor("z2", steps, {"scale": 0.5, "zero_point": 128})
+    raw = pack_request({"id": "q", "parameters": {"model_name": "digits"}}, [old])
+    read = read_query(unpack(raw)).tensor
+    assert read is not None
+    assert decode(read.array, read.parameters).tolist() == [[-64.0, 0.0, 63.5]]
+
+
 @pytest.mark.parametrize(
     "other",
     [
