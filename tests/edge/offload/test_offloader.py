@@ -596,7 +596,7 @@ def test_packs_without_a_reply_cost_one_deadline_and_leave_nothing_behind(
 ) -> None:
     server.on_query = lambda query: None
     device = offloader()
-    outcomes = [device.finish(pending) for pending in begin_together(device, 20, 0.3)]
+    outcomes = [device.finish(pending) for pending in begin_together(device, 20, 2.0)]
     assert outcomes == [NoReply("no reply within the deadline")] * 20
     assert not device._open
     for query in server.queries:
