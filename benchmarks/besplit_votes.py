@@ -17,11 +17,11 @@ from typing import Annotated, Any, Final
 import torch
 import typer
 
-from benchmarks.intervals import mean_interval
 from benchmarks.paper.tables import over
 from benchmarks.reports import RESULTS, Results, made_by, provenance, write
-from benchmarks.tuning.held_out import build_on_held_out
 from edge_sdk.cli.times import plural
+from server.training.comparison.held_out import build_on_held_out
+from server.training.comparison.intervals import mean_interval
 from server.training.recipe.recipe import read_recipe
 from server.training.report.evaluate import Evaluator
 

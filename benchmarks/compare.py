@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from benchmarks.intervals import mean_interval
+from server.training.comparison.cost import Reached, cost_to
+from server.training.comparison.intervals import mean_interval
 from server.training.recipe.recipe import Recipe
 from server.training.report.evaluate import Evaluator
 from server.training.report.report import report_of
@@ -18,21 +19,6 @@ from server.training.simulation.run import run_rounds
 
 # Where clients differ, the accuracy of one round swings by points; papers smooth their curves too.
 LAST_ROUNDS: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """Cost up to the first round that reached a target."""
-
-    rounds: int
-    seconds: float
-    bytes_up: int
-    bytes_down: int
-
-    @property
-    def bytes_total(self) -> int:
-        """Bytes of both directions."""
-        return self.bytes_up + self.bytes_down
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +62,6 @@ class Trial:
             "final": self.final,
             "rounds": [{key: row[key] for key in kept} for row in self.rows],
         }
-
-
-def cost_to(target: float, rows: Iterable[Row]) -> Reached | None:
-    """Rounds, seconds and bytes up to the first round that measured at least `target`.
-
-    Returns: None where no round did.
-    """
-    seconds, up, down = 0.0, 0, 0
-    for rounds, row in enumerate(rows, start=1):
-        seconds += row["seconds"]
-        up += row["bytes_up"]
-        down += row["bytes_down"]
-        if row["accuracy"] is not None and row["accuracy"] >= target:
-            return Reached(rounds, seconds, up, down)
-    return None
 
 
 def train(recipe: Recipe, device: str = "cpu") -> tuple[Simulation, list[Row]]:

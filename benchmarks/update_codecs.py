@@ -21,9 +21,9 @@ import torch
 import typer
 
 from benchmarks.compare import train
-from benchmarks.intervals import mean_interval
 from benchmarks.reports import RECIPES, RESULTS, Results, Seeds, made_by, provenance, write
 from edge_sdk.training.protocol.update_codec import UpdateCoding
+from server.training.comparison.intervals import mean_interval
 from server.training.recipe.recipe import Recipe, load_recipe
 
 METHODS: Final = ("splitlpf", "fedavg")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import reports
-from benchmarks.intervals import mean_interval
 from benchmarks.jobs.job import Job
 from benchmarks.jobs.results import Report, Trial, read_report
 from benchmarks.paper.measures import by_threshold, is_accuracy_of_clients, of_clients, shown
@@ -21,6 +20,7 @@ from benchmarks.paper.recipes import job_of
 from benchmarks.paper.tables import Row, Scale, Table
 from benchmarks.paper.tuned import tuned_numbers
 from edge_sdk.durable import locked_folder, make_folder
+from server.training.comparison.intervals import mean_interval
 from server.training.report.thresholds import CHOICES
 
 RESULTS: Final = reports.RESULTS / "paper"

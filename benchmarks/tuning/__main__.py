@@ -26,11 +26,11 @@ from benchmarks.jobs.training import train_resumable
 from benchmarks.paper.measures import measured
 from benchmarks.paper.tables import over
 from benchmarks.reports import RESULTS, ROOT, Data, Hours, Results
-from benchmarks.tuning.held_out import build_on_held_out
 from benchmarks.tuning.report import add_trial, report_path
 from benchmarks.tuning.sweep import SWEEP, DataName, method_of, trials_of
 from edge_sdk.cli.times import plural
 from edge_sdk.errors import SplitedgeError
+from server.training.comparison.held_out import build_on_held_out
 
 WORK: Final = ROOT / "splitedge-runs" / "tuning"
 

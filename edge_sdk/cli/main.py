@@ -20,8 +20,8 @@ from profiles.errors import ProfileError
 GROUP: Final = "splitedge.commands"
 SERVER: Final = (  # modules that the base install leaves out
     "alembic", "fastapi", "fsspec", "matplotlib", "onnx", "onnxscript",
-    "prometheus_client", "psycopg", "pydantic", "safetensors", "sklearn", "sqlalchemy", "torch",
-    "uvicorn",
+    "prometheus_client", "psycopg", "pydantic", "safetensors", "scipy", "sklearn", "sqlalchemy",
+    "torch", "uvicorn",
 )  # fmt: skip
 EXTRAS: Final = {
     **dict.fromkeys(SERVER, "server"), "h11": "serve",

@@ -19,9 +19,9 @@ from benchmarks.paper.tables import over
 from benchmarks.paper.tuned import NEIGHBOURS
 from benchmarks.reports import provenance
 from benchmarks.tuning.__main__ import app
-from benchmarks.tuning.held_out import build_on_held_out
 from benchmarks.tuning.report import changes_of, chosen
 from benchmarks.tuning.sweep import SAMPLES, SEED, SWEEP, DataName, method_of, trials_of
+from server.training.comparison.held_out import build_on_held_out
 from server.training.recipe.recipe import METHODS
 from server.training.report.evaluate import Evaluator
 from server.training.run.build import load_data

@@ -1,4 +1,4 @@
-"""Confidence intervals over the seeds of a benchmark."""
+"""Confidence intervals over the seeds of a comparison."""
 
 from __future__ import annotations
 

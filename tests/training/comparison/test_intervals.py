@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchmarks.intervals import mean_interval, student_t
 from edge_sdk.errors import ConfigurationError
+from server.training.comparison.intervals import mean_interval, student_t
 
 
 @pytest.mark.parametrize("probability", [0.5, 0.8, 0.975, 0.995, 0.9999])
