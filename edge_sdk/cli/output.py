@@ -113,10 +113,10 @@ def progress(first: str) -> Iterator[Progress]:
 
 
 @contextmanager
-def resumable() -> Iterator[None]:
+def resumable(how: str = "continue with --resume") -> Iterator[None]:
     """Print on Ctrl-C and SIGTERM how to resume: for a block that saves each round it completes."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        typer.echo("stopped; completed rounds are saved: continue with --resume", err=True)
+        typer.echo(f"stopped; completed rounds are saved: {how}", err=True)
         raise

@@ -107,11 +107,11 @@ def simulate(
         from server.training.simulation.run import simulate as run
 
     torch.set_num_threads(threads)
-    changed = _changed(load_recipe(recipe), seed, data, resize)
-    folder = out or Path("splitedge-runs") / f"{recipe.stem}-{changed.seed}"
-    with resumable(), _progress(console, changed.train.rounds) as on_round:
+    found = changed(load_recipe(recipe), seed, data, resize)
+    folder = out or Path("splitedge-runs") / f"{recipe.stem}-{found.seed}"
+    with resumable(), _progress(console, found.train.rounds) as on_round:
         result = run(
-            changed,
+            found,
             folder,
             resume=resume,
             force=force,
@@ -218,7 +218,7 @@ def train(
     )
     with resumable():
         result = run(
-            _changed(load_recipe(recipe), None, data, resize),
+            changed(load_recipe(recipe), None, data, resize),
             settings,
             say=typer.echo,
             on_round=_print_round,
@@ -231,7 +231,8 @@ def train(
     typer.echo(f"Next: {export_command(read_run(folder), folder, state / 'models')}")
 
 
-def _changed(recipe: Recipe, seed: int | None, data: str | None, resize: str | None) -> Recipe:
+def changed(recipe: Recipe, seed: int | None, data: str | None, resize: str | None) -> Recipe:
+    """The recipe with what the options say in its place; None leaves the recipe's."""
     from edge_sdk.training.data.load import with_resize
 
     if seed is not None:

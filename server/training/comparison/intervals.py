@@ -28,10 +28,13 @@ class Interval:
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """Mean and t interval of a few seeds' figures: mean ± t * s / sqrt(n), n - 1 degrees.
 
-    With one value the half width is NaN: one run says nothing about the spread.
+    With one value the half width is NaN: one run says nothing about the spread. Both are NaN where
+    a value is.
     """
     if not values:
         raise ConfigurationError("interval: expected at least one value, got none")
+    if any(map(math.isnan, values)):
+        return Interval(math.nan, math.nan, len(values))
     if len(values) == 1:
         return Interval(values[0], math.nan, 1)
     t = student_t(0.5 + confidence / 2, len(values) - 1)

@@ -240,14 +240,19 @@ def check_same_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
 
     Raises: ConfigurationError naming what differs.
     """
-    then, now = _comparable(checkpoint.recipe), _comparable(recipe.to_dict())
-    differing = sorted(key for key in then | now if then.get(key) != now.get(key))
-    if differing:
-        key = differing[0]
+    key = differing_key(checkpoint, recipe)
+    if key is not None:
+        then, now = _comparable(checkpoint.recipe), _comparable(recipe.to_dict())
         raise ConfigurationError(
             f"--resume: {key}: expected {then.get(key)!r} as this run began, got {now.get(key)!r};"
             " give the same recipe and seed, or start another run"
         )
+
+
+def differing_key(checkpoint: Checkpoint, recipe: Recipe) -> str | None:
+    """The first key, by dotted name, whose value a run cannot change; None for the same recipe."""
+    then, now = _comparable(checkpoint.recipe), _comparable(recipe.to_dict())
+    return min((key for key in then | now if then.get(key) != now.get(key)), default=None)
 
 
 def _comparable(recipe: Mapping[str, Any]) -> dict[str, Any]:

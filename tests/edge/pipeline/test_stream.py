@@ -245,7 +245,7 @@ def test_offloads_overlap_and_a_slow_source_holds_no_answer_back(
     def inputs() -> Iterator[Array]:
         for x in digits.x[:40]:
             yield x
-            under_way.append(len(pending))
+            under_way.append(len(sent))
         rows.wait(40)  # all are answered although no input follows
         yield digits.x[40]
 
@@ -253,7 +253,9 @@ def test_offloads_overlap_and_a_slow_source_holds_no_answer_back(
     with EdgeAgent.open(fleet.device("stream"), settings) as agent:
         agent.predict(digits.x[0])
         assert agent._offloader is not None
-        pending = agent._offloader._open
+        sent = (
+            agent._offloader._packs._packs
+        )  # an entry for each offload, which may share a message
         stream, ended = stream_of(agent, inputs, rows)
         with stream:
             assert ended.wait(20)

@@ -48,6 +48,12 @@ def test_one_seed_has_no_interval() -> None:
         mean_interval([])
 
 
+def test_a_figure_that_is_not_defined_leaves_none() -> None:
+    interval = mean_interval([0.5, math.nan])
+    assert math.isnan(interval.mean)
+    assert math.isnan(interval.half_width)
+
+
 def test_an_interval_reads_as_papers_print_it() -> None:
     # sd of .8 .9 1.0 is .1: 4.303 * .1 / sqrt 3
     assert str(mean_interval([0.8, 0.9, 1.0])) == "0.9 ± 0.25"
