@@ -27,8 +27,9 @@ class Prediction:
         probabilities: (classes,) float32.
         uncertainty: of the exit head, in the gate's unit (nats for entropy).
         threshold: of the gate; an uncertainty below it exits on the device.
-        source: `device` (the gate let it exit), `server`, or `fallback` (the server gave no answer
-            in time, so it is the device's).
+        source: `device` (the gate let it exit, or the server was not to be asked: `local=True`,
+            offloading switched off), `server`, or `fallback` (the server gave no answer in time,
+            so it is the device's).
         latency_ms: from the call to the answer.
         reason: why a fallback got no answer from the server; empty otherwise.
         id: names the answer for `EdgeAgent.correct`, and a fallback for its late answer, which has

@@ -52,7 +52,7 @@ BIRTH_JITTER_S: Final = 1.0
 
 
 class ExitRate:
-    """Share of the answers that the device gave by itself, over the last RATE_S seconds."""
+    """Share of the answers that exited on the device, over the last RATE_S seconds."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int, int]] = deque()
@@ -73,6 +73,10 @@ class ExitRate:
         if len(seen) == 1:  # the first look: all answers so far
             before, given = (now, 0, 0), answers
         return round(100 * (exits - before[1]) / given, 1) if given > 0 else None
+
+    def leave_out(self, now: float, exits: int, answers: int) -> None:
+        """Leave out all answers up to now: with offloading switched off, they are no exits."""
+        self._seen = deque([(now, exits, answers)])
 
 
 class HomeReporter(AnswerObserver):
@@ -251,18 +255,25 @@ class HomeReporter(AnswerObserver):
             raise LinkError(f"not sent: {self._link.last_error}")
 
     def _state(self, status: Status) -> State:
-        last, counters = self._last, status.counters
+        last = self._last
         return State(
             answer=self._label(),
             confidence=None if last is None else round(100 * float(last.probabilities.max()), 1),
             source=None if last is None else last.source,
-            exit_rate=self._rate.percent(time.monotonic(), counters.device, counters.total),
+            exit_rate=self._exit_rate(status),
             latency_ms=None if last is None else round(last.latency_ms, 3),
             bundle=status.bundle,
             server=status.presence == "present",
             offloading=status.offloading,
             why=status.trouble or status.clock,
         )
+
+    def _exit_rate(self, status: Status) -> float | None:
+        now, counters = time.monotonic(), status.counters
+        if status.offloading:
+            return self._rate.percent(now, counters.device, counters.total)
+        self._rate.leave_out(now, counters.device, counters.total)
+        return None
 
     def _label(self) -> str | None:
         last = self._last

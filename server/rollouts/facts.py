@@ -104,6 +104,9 @@ class BehaviourSums:
     ) -> Behaviour | None:
         """The behaviour of devices, in the points that count, since a time of each.
 
+        Points with offloading switched off never count: a device answers all inputs itself then,
+        however uncertain it is.
+
         Args:
             devices: that time of each device, UTC seconds since 1970.
             what: name of the rule `counts`.
@@ -134,7 +137,7 @@ class BehaviourSums:
         since = max(begin, known.last_at)
         points = self._history.of(device, since_s=max(1.0, now - since), points_max=POINTS_MAX)
         new = [one for one in points if one.at > known.last_at]
-        counted = [one for one in new if counts(device, one)]
+        counted = [one for one in new if one.offloading and counts(device, one)]
         if counted:
             whole = behaviour_of(counted)
             known.counts += replace(whole, audits=0, disagreements=0)

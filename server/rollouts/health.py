@@ -80,6 +80,10 @@ class Point(Protocol):
     def disagreements(self) -> int | None:
         """Audited exits for which the server gave another label."""
 
+    @property
+    def offloading(self) -> bool:
+        """False where the device asked no server in some of the span, because its user said so."""
+
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:

@@ -45,6 +45,8 @@ class TelemetryPoint:
             without it.
         joules: in the span; None if they are not measured.
         late_waiting: queries in the outbox at the end.
+        offloading: False where offloading was switched off at the beginning or the end of the span:
+            the answers of the device are then not only exits, and say nothing of the gate.
     """
 
     at: float
@@ -74,6 +76,7 @@ class TelemetryPoint:
     earned: float | None = None
     joules: float | None = None
     late_waiting: int | None = None
+    offloading: bool = True
 
     @property
     def answers(self) -> int:
@@ -160,6 +163,7 @@ def point_between(
         restarts=int(before is not None and restarted),
         bundle=now.bundle,
         presence=now.presence,
+        offloading=now.offloading and (before is None or before.offloading),
         largest=now.largest,
         uncertainty=_less(now.uncertainty, bins.uncertainty),
         latency={source: counts for source, counts in latency.items() if any(counts)},
@@ -219,6 +223,7 @@ def _joined(first: TelemetryPoint, last: TelemetryPoint) -> TelemetryPoint:
         spent=_either(first.spent, last.spent, _add),
         earned=_either(first.earned, last.earned, _add),
         joules=_either(first.joules, last.joules, _add),
+        offloading=first.offloading and last.offloading,
     )
 
 

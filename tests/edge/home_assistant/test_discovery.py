@@ -95,6 +95,13 @@ def test_the_exit_rate_is_of_the_last_five_minutes() -> None:
     assert ExitRate().percent(0.0, 3, 4) == 75.0  # the answers before the first report
 
 
+def test_the_exit_rate_leaves_out_answers_with_offloading_switched_off() -> None:
+    rate = ExitRate()
+    assert rate.percent(0.0, 5, 10) == 50.0
+    rate.leave_out(10.0, 105, 110)
+    assert rate.percent(20.0, 106, 114) == 25.0
+
+
 @pytest.mark.parametrize(
     ("payload", "on"), [(b"ON", True), (b"OFF", False), (b"off", False), (b"", None), (b"1", None)]
 )

@@ -109,7 +109,7 @@ def test_a_device_appears_answers_and_is_switched(
             assert not agent.offloading
             answer = agent.predict(digits.x[1])
             assert (answer.source, answer.reason) == ("device", "")
-            home.wait(topics, source="device")
+            home.wait(topics, source="device", exit_rate=None)  # it asks nobody: no exit
 
             # another Home Assistant has started: it knows of no device
             known = home.count(topics.discovery)

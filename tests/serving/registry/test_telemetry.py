@@ -88,6 +88,19 @@ def test_a_point_is_the_difference_of_two_heartbeats(registry: Registry) -> None
     assert history.of("pi-2") == []
 
 
+def test_a_span_that_has_offloading_switched_off_in_it_says_so(registry: Registry) -> None:
+    history = registry.telemetry
+    told = [True, False, False, True, True]
+    for at, offloading in enumerate(told):
+        content = heartbeat(10 + at, offloading=offloading)
+        history.record({"pi-1": last(NOON - 300 + 30 * at, content)})
+    points = history.of("pi-1")
+    assert [point.offloading for point in points] == [True, False, False, False, True]
+    assert not merged(points).offloading
+    assert merged(points[-1:]).offloading
+    assert "offloading" not in points[0].to_dict()  # as it nearly always is
+
+
 def test_a_restart_counts_from_zero_even_if_the_counts_are_higher(registry: Registry) -> None:
     history = registry.telemetry
     history.record({"pi-1": last(NOON - 60, heartbeat(10))})

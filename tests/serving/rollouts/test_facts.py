@@ -84,6 +84,19 @@ def test_where_nobody_stayed_a_share_is_compared_with_itself_before() -> None:
     assert finding.verdict == "unknown"
 
 
+def test_a_device_that_was_told_to_ask_nobody_says_nothing_of_the_version() -> None:
+    told = [
+        replace(point(TAKEN + 40.0, NEW, exits=1_000), offloading=False),
+        point(TAKEN + 70.0, NEW, exits=10, offloads=90),
+    ]
+    stayed = [replace(point(JOINED + 100.0, OLD, exits=1_000), offloading=False)]
+    judge = HealthJudge(Past(pi_1=told, pi_2=stayed), NOW)
+    alone, beside = judge(rollout("exit>20%,exit>0.5x"), [MEMBER], ["pi-2"])
+    assert judge.share is not None
+    assert (judge.share.exits, judge.share.offloads) == (10, 90)
+    assert (alone.verdict, beside.verdict) == ("worse", "unknown")
+
+
 def test_running_sums_read_each_point_once_and_come_to_the_same() -> None:
     points = [point(TAKEN + 30.0 * n, NEW, exits=n, fallbacks=1) for n in range(1, 20)]
     asked: list[float] = []
