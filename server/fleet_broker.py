@@ -55,6 +55,7 @@ class FleetBroker:
         self._admin: MosquittoAdmin | None = None
         self._changing = threading.Lock()
         self._admitted: dict[str, Device] = {}  # by id, as the broker knows them
+        self._strangers: set[str] = set()  # whom the broker lets in, and no registry knows
 
     def start(self) -> MqttLink:
         """Start a broker of our own, or join the one by URL.
@@ -130,7 +131,7 @@ class FleetBroker:
             devices = self._registry.devices(profiles=False)
             current = {device.id: device for device in devices if device.active}
             failed = []
-            for device_id in sorted(set(self._admitted) - set(current)):
+            for device_id in sorted((set(self._admitted) | self._strangers) - set(current)):
                 try:
                     self._expel(device_id)
                 except SplitedgeError as err:
@@ -230,9 +231,23 @@ class FleetBroker:
             )
             self._admin.start()
             # devices revoked while this server was down may still be let in there
-            shut_out = [one for one in self._registry.devices() if not one.active]
-            self._admitted = {device.id: device for device in shut_out}
+            devices = self._registry.devices(profiles=False)
+            self._admitted = {device.id: device for device in devices if not device.active}
+            self._strangers = self._let_in_there() - {device.id for device in devices}
         return self._link(address, address.username, address.password)
+
+    def _let_in_there(self) -> set[str]:
+        """Devices that the broker of the operator's own lets in; none if it does not tell."""
+        assert self._admin is not None
+        try:
+            return set(self._admin.devices())
+        except (LinkError, ConfigurationError) as err:
+            logger.warning(
+                "devices that were removed while this server was down may still log in at the"
+                " broker: it does not list its logins (%s)",
+                err,
+            )
+            return set()
 
     def _link(
         self, address: BrokerAddress, username: str, password: str, *, pinned: Path | None = None
@@ -273,8 +288,10 @@ class FleetBroker:
         if self._child is not None:
             self._child.remove_principal(device_id)
         if self._admin is not None:
-            self._admin.remove_device(device_id)
+            known = self._admitted.get(device_id)
+            self._admin.remove_device(device_id, None if known is None else known.fleet)
         self._admitted.pop(device_id, None)
+        self._strangers.discard(device_id)
 
 
 def _principal(device: Device) -> Principal:

@@ -11,13 +11,16 @@ import json
 import secrets
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.mqtt import Message, MqttLink
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.topics import Kind, Topic, check_id
 from server.broker.mosquitto_files import BACKEND, CONTROL, RESPONSE, device_acls, role_name
+
+# names in one answer of Mosquitto
+PAGE: Final = 1000
 
 
 class MosquittoAdmin:
@@ -43,7 +46,7 @@ class MosquittoAdmin:
     ) -> None:
         self._timeout_s = timeout_s
         self._answered = threading.Condition()
-        self._waiting: dict[str, str | None] = {}  # by correlation; the error, "" once done
+        self._waiting: dict[str, dict[str, Any] | None] = {}  # the response by correlation
         self._link = MqttLink(
             address,
             client_id=f"{BACKEND}-admin-{secrets.token_hex(4)}",
@@ -115,6 +118,26 @@ class MosquittoAdmin:
         if fleet is not None:
             self._link.publish(str(Topic(fleet, device, Kind.STATUS)), b"", retain=True)
 
+    def devices(self) -> frozenset[str]:
+        """Devices that `set_device` let in, by whichever server, and that were not removed.
+
+        Raises: LinkError when Mosquitto does not answer; ConfigurationError when it refuses.
+        """
+        clients, roles = self._names("clients"), self._names("roles")
+        return frozenset(name for name in clients if role_name(name) in roles)
+
+    def _names(self, what: str) -> set[str]:
+        """Names of all clients or roles."""
+        found: set[str] = set()
+        while True:
+            order = {"command": f"list{what.title()}", "count": PAGE, "offset": len(found)}
+            (response,) = self._ask([order])
+            _check([order], [response.get("error", "")])
+            page = set(map(str, response["data"][what])) - found
+            found |= page
+            if not page or len(found) >= response["data"]["totalCount"]:
+                return found
+
     def _upsert(self, what: str, values: dict[str, Any]) -> None:
         create = [{"command": f"create{what}", **values}]
         errors = self._send(create)
@@ -126,6 +149,10 @@ class MosquittoAdmin:
 
     def _send(self, orders: Sequence[dict[str, Any]]) -> list[str]:
         """The error of each order, "" if it was carried out."""
+        return [response.get("error", "") for response in self._ask(orders)]
+
+    def _ask(self, orders: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The response to each order."""
         tags = [secrets.token_hex(8) for _ in orders]
         tagged = [
             {**order, "correlationData": tag} for order, tag in zip(orders, tags, strict=True)
@@ -144,7 +171,7 @@ class MosquittoAdmin:
                         f"Mosquitto did not answer within {self._timeout_s:g} s; "
                         "does it load the dynamic security plugin?"
                     )
-                return [self._waiting[tag] or "" for tag in tags]
+                return [self._waiting[tag] or {} for tag in tags]
         finally:
             with self._answered:
                 for tag in tags:
@@ -156,7 +183,7 @@ class MosquittoAdmin:
             for response in responses:
                 tag = response.get("correlationData")
                 if tag in self._waiting:
-                    self._waiting[tag] = response.get("error", "")
+                    self._waiting[tag] = response
             self._answered.notify_all()
 
 

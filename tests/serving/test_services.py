@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,15 +20,16 @@ from fastapi.testclient import TestClient
 
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.manifest import ModelManifest
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt import Message, MqttLink
 from edge_sdk.wire.address import Address
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.messages import Problem, Query
-from edge_sdk.wire.topics import Kind
+from edge_sdk.wire.topics import Kind, Topic, parse_topic
 from profiles import load_reference
 from server.app import create_app
 from server.backend.ladder import LadderEngine
 from server.backend.models import ModelStore
+from server.broker.mosquitto import MosquittoAdmin
 from server.broker.mosquitto_files import BACKEND, write_config
 from server.errors import NotReadyError, UnknownModelError
 from server.registry.database import Registry
@@ -499,6 +501,34 @@ def lets_in(address: BrokerAddress, device: str, credential: str) -> bool:
         link.stop()
 
 
+def leave_status(address: BrokerAddress, device: str, credential: str) -> None:
+    link = MqttLink(address, client_id=device, username=device, password=credential)
+    link.start()
+    link.wait_connected(10)
+    link.publish(str(Topic("default", device, Kind.STATUS)), b"{}", retain=True)
+    link.flush(10)
+    link.stop()
+
+
+def kept_statuses(address: BrokerAddress, known: str) -> set[str]:
+    """Devices whose status the broker keeps, of which one is known to be."""
+    found: set[str] = set()
+    with contextlib.ExitStack() as stack:
+        for reader in ("first", "second"):  # the first has its whole answer before the second's
+            heard: list[str] = []
+            link = MqttLink(address, client_id=reader, username=BACKEND, password=address.password)
+            link.subscribe("splitedge/v1/+/+/status", partial(_note, heard, found))
+            link.start()
+            stack.callback(link.stop)
+            wait_until(partial(heard.__contains__, known), "it keeps none")
+    return found
+
+
+def _note(heard: list[str], found: set[str], message: Message) -> None:
+    heard.append(parse_topic(message.topic).device)
+    found.add(heard[-1])
+
+
 @pytest.mark.broker
 def test_a_device_revoked_while_the_server_was_down_is_shut_out_of_mosquitto(
     tmp_path: Path, free_port: int
@@ -507,11 +537,15 @@ def test_a_device_revoked_while_the_server_was_down_is_shut_out_of_mosquitto(
         settings = ServerSettings(tmp_path / "state", FREE, address, threads=1)
         services = Services(settings)
         services.start()
-        credentials = {name: enrol(services, name) for name in ("pi-1", "pi-2")}
+        credentials = {name: enrol(services, name) for name in ("pi-1", "pi-2", "pi-3")}
         services.stop()
         assert lets_in(address, "pi-1", credentials["pi-1"])
+        assert lets_in(address, "pi-3", credentials["pi-3"])
+        for name in ("pi-1", "pi-2"):  # as the last words of agents that ended
+            leave_status(address, name, credentials[name])
         registry = Registry.open(f"sqlite:///{tmp_path / 'state' / 'registry.db'}")
         registry.revoke("pi-1")
+        registry.membership.remove("pi-3")  # no row is left of it
         registry.close()
 
         services = Services(settings)
@@ -519,8 +553,31 @@ def test_a_device_revoked_while_the_server_was_down_is_shut_out_of_mosquitto(
         try:
             assert not lets_in(address, "pi-1", credentials["pi-1"])
             assert lets_in(address, "pi-2", credentials["pi-2"])
+            assert not lets_in(address, "pi-3", credentials["pi-3"])
+            assert kept_statuses(address, "pi-2") == {"pi-2"}
         finally:
             services.stop()
+
+
+@pytest.mark.broker
+def test_mosquitto_lists_the_devices_that_it_lets_in_and_no_other_client(
+    tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.broker.mosquitto.PAGE", 2)
+    with own_mosquitto(tmp_path / "mosquitto", free_port) as address:
+        admin = MosquittoAdmin(address, credential="secret")
+        admin.start()
+        try:
+            assert admin.devices() == frozenset()
+            names = {f"pi-{number}" for number in range(5)}
+            for name in names:
+                admin.set_device("default", name, "secret")
+            admin._upsert("Client", {"username": "grafana", "password": "secret"})
+            assert admin.devices() == names
+            admin.remove_device("pi-3")
+            assert admin.devices() == names - {"pi-3"}
+        finally:
+            admin.stop()
 
 
 @pytest.mark.deadline
@@ -567,10 +624,10 @@ def test_one_removal_that_fails_stops_no_other(
             assert services.broker._admin is not None
             remove, failing = services.broker._admin.remove_device, [True]
 
-            def flaky(device: str) -> None:
+            def flaky(device: str, fleet: str | None = None) -> None:
                 if device == "pi-1" and failing:
                     raise LinkError("Mosquitto did not answer")
-                remove(device)
+                remove(device, fleet)
 
             monkeypatch.setattr(services.broker._admin, "remove_device", flaky)
             for name in ("pi-1", "pi-2"):
