@@ -1,9 +1,10 @@
 """Backup of a server's state, running or not, and its restoration into an empty folder.
 
-The registry is copied first, at one moment, then the signed bundles and keys under the repository's
-lock, then models and the other files. A model goes from the disk to the bundles and last into the
-registry, so all that the copied registry names is there later too, unless it was removed meanwhile:
-then the backup begins again.
+The registry is copied first, at one moment, then the keys and the signed metadata under the
+repository's lock, then the signed files, which never change, models and the rest: the server signs
+on meanwhile. A model goes from the disk to the bundles and last into the registry, so all that the
+copied registry names is there later too, unless it was removed meanwhile: then the backup begins
+again. Links are followed, so that what lies on another disk is in it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ from server.upkeep.archive import BackupWriter, extract
 ATTEMPTS: Final = 3
 REGISTRY_NAME: Final = "registry.db"
 _FOLDER_PREFIX: Final = ".backup-"
-# copied under the repository's lock
+# what signs, and what is signed
 _SIGNED: Final = ("keys", "tuf")
 # the registry is copied by its rows; a training has checkpoints of its own, a broker is set up anew
 _LEFT_OUT: Final = (REGISTRY_NAME, LOCATION_NAME, "training", "mosquitto")
@@ -78,7 +79,8 @@ def back_up(state: Path, out: Path) -> Saved:
 
     Left out are trainings, which have checkpoints, and the files of a broker that the server runs.
 
-    Raises: ConfigurationError if `state` is no server's, or `out` exists or lies in it;
+    Raises: ConfigurationError if `state` is no server's, or `out` exists or lies in it, or a link
+        in it leads nowhere;
         RegistryError; StorageError; ConflictError if models are removed all the time;
         StateInUseError while another backup is made.
     """
@@ -146,12 +148,16 @@ def _save(state: Path, writer: BackupWriter) -> Saved | None:
         with closing(_open_file(folder)) as registry:
             versions = registry.catalogue.versions()
             devices = len(registry.devices())
-    with ArtifactRepository(state).locked():
-        for part in _SIGNED:
-            _add_all(writer, state, state / part)
+    artifacts = ArtifactRepository(state)
+    with artifacts.locked():
+        signed = [file for part in _SIGNED for file in _files(state / part)]
+        targets = [file for file in signed if file.is_relative_to(artifacts.targets_folder)]
+        _add_all(writer, state, (file for file in signed if file not in targets))
+    if not _add_all(writer, state, targets):
+        return None
     for path in sorted(state.iterdir()):
         if path.name not in (*_SIGNED, *_LEFT_OUT) and _is_kept(path):
-            _add_all(writer, state, path)
+            _add_all(writer, state, _files(path))
     missing = _incomplete(versions, writer.files)
     if missing:
         with closing(open_registry(state)) as registry:
@@ -171,22 +177,38 @@ def _own_folder(state: Path) -> Iterator[Path]:
             yield Path(name)
 
 
-def _add_all(writer: BackupWriter, state: Path, path: Path) -> None:
-    for file in _files(path):
+def _add_all(writer: BackupWriter, state: Path, files: Iterable[Path]) -> bool:
+    """Add files; whether none was deleted meanwhile."""
+    whole = True
+    for file in files:
         try:
             writer.add(file.relative_to(state).as_posix(), file)
-        except FileNotFoundError:  # deleted meanwhile; the models are compared afterwards
-            continue
+        except FileNotFoundError:  # of the models' files it is found out afterwards
+            whole = False
+    return whole
 
 
-def _files(path: Path) -> Iterator[Path]:
-    """Plain files of a folder, without temporary ones."""
-    if path.is_file() and not path.is_symlink():
+def _files(path: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Plain files of a folder, without temporary ones; links are followed.
+
+    Args:
+        above: the folders that the path lies in, where they really are.
+    Raises: ConfigurationError for a link that leads nowhere, or to a folder that it lies in.
+    """
+    if path.is_file():
         yield path
-    elif path.is_dir() and not path.is_symlink():
+    elif path.is_dir():
+        place = path.resolve()
+        if place in above:
+            raise ConfigurationError(f"{path}: a link to a folder that it lies in; take it away")
         for inner in sorted(path.iterdir()):
             if _is_kept(inner):
-                yield from _files(inner)
+                yield from _files(inner, (*above, place))
+    elif path.is_symlink():
+        raise ConfigurationError(
+            f"{path}: a link that leads nowhere, so the backup would lack what belongs there; mend"
+            " it or take it away"
+        )
 
 
 def _is_kept(path: Path) -> bool:

@@ -25,6 +25,7 @@ from server.registry.location import RegistryLocation
 from server.registry.operator import load_or_create_operator_secret
 from server.registry.schema import METADATA
 from server.signing.artifacts import ArtifactRepository
+from server.upkeep.archive import BackupWriter
 from server.upkeep.backup import back_up, restore
 from server.upkeep.doctor import examine
 from tests.reader import Document, Reader
@@ -314,6 +315,80 @@ def test_a_model_that_is_removed_meanwhile_is_in_no_backup_half(
     restore(tmp_path / "b", tmp_path / "new")
     with closing(open_registry(tmp_path / "new")) as registry:
         assert registry.catalogue.versions() == ()
+
+
+def test_parts_of_the_state_on_another_disk_are_in_the_backup(state: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    parts = ("keys", "models", "tuf/targets")
+    for part in parts:
+        (state / part).rename(disk / part.replace("/", "-"))
+        (state / part).symlink_to(disk / part.replace("/", "-"))
+    assert back_up(state, tmp_path / "b").incomplete == ()
+    restore(tmp_path / "b", tmp_path / "new")
+    found = files(tmp_path / "new", *parts)
+    assert found == {
+        f"{part}/{name}": content
+        for part in parts
+        for name, content in files(disk / part.replace("/", "-"), ".").items()
+    }
+    assert len(found) > len(parts)
+    assert not any(path.is_symlink() for path in (tmp_path / "new").rglob("*"))
+
+
+def test_a_link_that_cannot_be_followed_is_told(state: Path, tmp_path: Path) -> None:
+    (state / "models" / "gone").symlink_to(tmp_path / "unplugged")
+    with pytest.raises(ConfigurationError, match="models/gone: a link that leads nowhere"):
+        back_up(state, tmp_path / "b")
+    (state / "models" / "gone").unlink()
+    (state / "models" / "round").symlink_to(state / "models")
+    with pytest.raises(ConfigurationError, match="models/round: a link to a folder that it lies"):
+        back_up(state, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_server_signs_while_the_signed_files_are_copied(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gigabytes of them may go to a slow disk."""
+    add, signed = BackupWriter.add, threading.Event()
+
+    def sign() -> None:
+        ArtifactRepository(state).refresh_timestamp()
+        signed.set()
+
+    def slow(writer: BackupWriter, name: str, path: Path) -> None:
+        if name.startswith("tuf/targets/") and not signed.is_set():
+            # in a thread, which a held lock would keep waiting
+            threading.Thread(target=sign, daemon=True).start()
+            assert signed.wait(10), "nothing is signed while a backup is made"
+        add(writer, name, path)
+
+    monkeypatch.setattr(BackupWriter, "add", slow)
+    back_up(state, tmp_path / "b")
+    assert signed.is_set()
+    restore(tmp_path / "b", tmp_path / "new")
+    assert [one for one in examine(tmp_path / "new") if one.verdict == "problem"] == []
+
+
+def test_a_signed_file_that_is_withdrawn_meanwhile_begins_the_backup_again(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, turns = BackupWriter.add, 0
+
+    def withdrawing(writer: BackupWriter, name: str, path: Path) -> None:
+        nonlocal turns
+        if name.startswith("tuf/targets/") and not turns:
+            turns += 1
+            ArtifactRepository(state).withdraw("digits", 1)
+        add(writer, name, path)
+
+    monkeypatch.setattr(BackupWriter, "add", withdrawing)
+    back_up(state, tmp_path / "b")
+    assert turns == 1
+    restore(tmp_path / "b", tmp_path / "new")
+    assert files(tmp_path / "new", "tuf/targets") == {}
+    assert ArtifactRepository(tmp_path / "new").published() == {}
 
 
 def test_files_that_are_damaged_on_the_server_itself_are_said(state: Path, tmp_path: Path) -> None:
