@@ -26,7 +26,7 @@ from edge_sdk.identity import Identity
 from edge_sdk.mqtt import MqttLink
 from edge_sdk.offload.offloader import Offloader
 from edge_sdk.state import StateLock
-from edge_sdk.training.device.invitation import commands
+from edge_sdk.training.device.invitation import CommandLink
 from edge_sdk.training.device.trainer_client import TrainerClient
 from edge_sdk.wire.address import Address
 from edge_sdk.wire.broker_address import BrokerAddress
@@ -133,7 +133,7 @@ def test_waiting_for_an_invitation_sends_no_credential_either(
     told = {"broker": {"url": f"mqtt://{OTHER}:{eve.port}"}}
     (tmp_path / CONNECTION_NAME).write_text(json.dumps(told))
     identity = Identity(f"https://{OTHER}:9", "pi-1", "lab", SECRET)
-    with commands(identity, tmp_path):
+    with CommandLink(identity, tmp_path):
         time.sleep(0.5)
     assert eve.heard == b""
 

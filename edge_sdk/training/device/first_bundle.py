@@ -18,7 +18,7 @@ from edge_sdk.bundles.store import BundleStore
 from edge_sdk.errors import NoBundleError, SplitedgeError
 from edge_sdk.identity import Identity
 from edge_sdk.state import StateLock
-from edge_sdk.training.device.invitation import commands
+from edge_sdk.training.device.invitation import CommandLink
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +45,11 @@ def wait_for_first_bundle(
         if _has_bundle(state) or _fetch(state):
             return
         say("no bundle yet: training first; this device answers as soon as it has a bundle")
-        with commands(Identity.load(state), state) as arrived:
+        with CommandLink(Identity.load(state), state) as link:
             ask_at = time.monotonic() + ASK_S
             while not _has_bundle(state):
                 with suppress(queue.Empty):
-                    command = arrived.get(timeout=LOOK_S)
+                    command = link.arrived.get(timeout=LOOK_S)
                     on_command(command)
                     if command.get("op") == "update":
                         ask_at = time.monotonic()

@@ -222,6 +222,7 @@ def test_a_question_that_is_not_answered_changes_nothing(desk: Visit) -> None:
     page.get_by_role("button", name="Revoke").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Revoke").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert desk.registry.device("pi-1").active
