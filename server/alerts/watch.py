@@ -20,9 +20,11 @@ from server.alerts.senders import Sender
 from server.alerts.trainings import TrainingFacts
 from server.listening.certificate import CertificateEnds
 from server.registry.alerts.alert import Alert, Finding, Key, changes
+from server.registry.alerts.store import TEXT_MOST
 from server.registry.database import Registry
 from server.registry.records import Device
 from server.registry.telemetry.point import TelemetryPoint, merged
+from server.registry.trail.events import printable
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +120,7 @@ class AlertWatch:
                 findings += answer
         there = {device.id for device in devices}
         seen |= {alert.key for alert in is_open if alert.about not in there}  # revoked or removed
-        new = changes(is_open, [_with_title(one, titles) for one in findings], seen)
+        new = changes(is_open, [_as_kept(_with_title(one, titles)) for one in findings], seen)
         opened, closed = self._registry.alerts.apply(new)
         _log(opened, "open")
         _log(closed, "closed")
@@ -250,6 +252,11 @@ def _with_title(finding: Finding, titles: Mapping[str, str]) -> Finding:
     """A finding whose text begins with the title of its device, if the device has one."""
     title = titles.get(finding.about)
     return finding if title is None else replace(finding, text=f"{title}: {finding.text}")
+
+
+def _as_kept(finding: Finding) -> Finding:
+    """A finding with its text as the registry keeps it: one that it cut or folded is no news."""
+    return replace(finding, text=printable(finding.text, TEXT_MOST))
 
 
 def manifest_reader(models: Path) -> Manifests:

@@ -109,11 +109,14 @@ class EmbeddedBroker:
         )
 
     def _happened(self, event: Event) -> None:
-        """Tell an event, and log it if the log has room for it."""
+        """Tell an event, and log it if its level is logged and the log has room for it."""
         kind, client_id, peer, why = event
-        if self._logged.take_if_there(self._sockets.time()):
+        level = _LEVELS[kind]
+        if not logger.isEnabledFor(level):
+            pass
+        elif self._logged.take_if_there(self._sockets.time()):
             text = "client=%.63r %s, peer %s: %s (%d lines left out before)"
-            logger.log(_LEVELS[kind], text, client_id, kind, peer, why, self._left_out)
+            logger.log(level, text, client_id, kind, peer, why, self._left_out)
             self._left_out = 0
         else:
             self._left_out += 1

@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from server.deployment.calls import version_of
 from server.deployment.presence import is_online
 from server.registry.database import Registry
 from server.registry.rollouts.records import Member, Rollout
 from server.rollouts.health import Behaviour, Finding, Point, behaviour_of, parse_health
-from server.rollouts.progress import Facts, version_of
+from server.rollouts.progress import Facts
 
 # so long after its start the server has heard each device that is there
 SETTLED_S: Final = 35.0

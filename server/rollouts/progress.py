@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from server.deployment.calls import version_of
 from server.registry.records import Device, DeviceReport, FleetModel
 from server.registry.rollouts.records import BACK, Member, Rollout
 from server.registry.selection.standing import past_reason
@@ -324,8 +325,3 @@ def _troubles(members: Sequence[Member]) -> str:
 
 def _changed(before: Sequence[Member], after: Sequence[Member]) -> tuple[Member, ...]:
     return tuple(new for old, new in zip(before, after, strict=True) if new != old)
-
-
-def version_of(bundle: str | None) -> str | None:
-    """`MODEL/VERSION` of a bundle `MODEL/VERSION/VARIANT`."""
-    return None if bundle is None else bundle.rpartition("/")[0]

@@ -224,14 +224,18 @@ class ArtifactRepository:
     def trust_clock(self) -> None:
         """Sign by a clock that is far ahead of the last signature: the operator knows better.
 
-        Raises: ClockError if the clock is before the release; ArtifactError; StorageError.
+        Raises: ClockError if the clock is before the release; ArtifactError, also where no server
+            has run yet: the first root may be meant to be made offline; StorageError.
         """
         if self._clock() < BUILD_DATE:
             self._check_clock()
         self._make_folders()
         with self.locked():
             if self.roots.newest_version == 0:
-                self._create_root()
+                raise ArtifactError(
+                    "there is no root yet, and so no signature whose time could be wrong: start the"
+                    " server, which makes one"
+                )
             if not self._timestamp_path.exists():
                 self._create_metadata()
             self._check_keys()

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from server.listening.source import source_network
 
@@ -54,11 +54,6 @@ class Event:
     def to_dict(self) -> dict[str, Any]:
         """The event as plain values, for a line of JSON."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Read what `to_dict` wrote, in another process of the same program."""
-        return cls(**data)
 
 
 class Tally:
@@ -104,7 +99,7 @@ def printable(text: str, most: int) -> str:
     """A peer's words on one line of at most `most` characters, without what moves a cursor."""
     # half a surrogate pair is not printable, so what is left can be stored and shown anywhere
     letters = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * most])
-    return " ".join(letters.split())[:most]
+    return " ".join(letters.split())[:most].rstrip()
 
 
 def _clean(event: Event) -> Event:

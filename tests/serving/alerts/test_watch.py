@@ -30,7 +30,7 @@ from server.alerts.senders import Sender, WebhookWriter, open_senders, signed
 from server.alerts.trainings import TrainingFacts, running_trainings
 from server.alerts.watch import AlertWatch, manifest_reader
 from server.errors import ArtifactError, BadRequestError
-from server.registry.alerts.alert import Changes, Finding
+from server.registry.alerts.alert import Alert, Changes, Finding
 from server.registry.alerts.notices import WAITING_MOST
 from server.registry.database import Registry
 from server.registry.telemetry.history import LastReading
@@ -270,6 +270,26 @@ def test_damaged_signing_metadata_hide_no_other_alert(registry: Registry, clock:
     assert set(found) == {"silent", "signing"}
     assert (found["signing"].level, found["signing"].about) == ("critical", "server")
     assert "restore it" in found["signing"].text
+
+
+@pytest.mark.parametrize("text", ["expired, " * 100, "two  spaces\nand a line", "x" * 399 + " y"])
+def test_a_text_that_the_registry_cuts_or_folds_is_written_once(
+    registry: Registry, clock: Clock, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """Each time more would be a synced write, every ten seconds, on a memory card."""
+    watch = watch_over(registry, clock, signing=lambda: [text])
+    apply, told = registry.alerts.apply, []
+
+    def noted(new: Changes) -> tuple[list[Alert], list[Alert]]:
+        told.append(new)
+        return apply(new)
+
+    monkeypatch.setattr(registry.alerts, "apply", noted)
+    watch.look()
+    watch.look()
+    first, second = told
+    assert [one.kind for one in first.opening] == ["signing"]
+    assert (list(second.opening), list(second.closing), dict(second.telling)) == ([], [], {})
 
 
 def test_a_restart_tells_what_was_not_told_and_nothing_twice(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import random
 import secrets
@@ -24,7 +25,7 @@ from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker import sockets
 from server.broker.channel import Channel
 from server.broker.child import BrokerChild
-from server.broker.core.broker import Broker
+from server.broker.core.broker import Broker, Event
 from server.broker.core.limits import BrokerLimits
 from server.broker.embedded import EmbeddedBroker
 from server.broker.policy import Principal, credential_sha256
@@ -486,6 +487,26 @@ def test_open_exchanges_of_quality_of_service_2_are_bounded(child: BrokerChild) 
             while part := sock.recv(1_000):
                 received += part
     assert received == b"".join(b"\x50\x02" + n.to_bytes(2, "big") for n in range(1, 65))
+
+
+def test_logins_that_are_not_logged_leave_room_for_warnings(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A fleet that comes back logs in at once; its refusals are what an operator needs to read."""
+    caplog.set_level(logging.INFO, "server.broker.embedded")
+    told: list[dict[str, Any]] = []
+
+    async def happen() -> None:
+        broker = EmbeddedBroker(on_event=told.append)
+        for number in range(500):
+            broker._happened(Event("login", f"pi-{number}", "127.0.0.1", ""))
+        broker._happened(Event("refused", "eve", "127.0.0.1", "wrong credential"))
+
+    DirectLoop().run_until_complete(happen())
+    assert len(told) == 501  # the audit log is told of all
+    (line,) = caplog.messages
+    assert "'eve' refused" in line
+    assert "(0 lines left out before)" in line
 
 
 def test_revoked_device_leaves_no_retained_status(child: BrokerChild, backend: MqttLink) -> None:

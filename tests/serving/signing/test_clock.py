@@ -16,7 +16,7 @@ from edge_sdk.installation import BUILD_DATE
 from edge_sdk.wire.address import Address
 from profiles import load_reference
 from server.app import create_app
-from server.errors import ClockError, NotReadyError
+from server.errors import ArtifactError, ClockError, NotReadyError
 from server.registry.operator import load_operator_secret
 from server.services import Services
 from server.settings import ServerSettings
@@ -135,6 +135,14 @@ def test_operator_can_say_that_a_clock_far_ahead_is_right(
     repository.trust_clock()
     repository.open_or_create()
     assert {end > clock.at for end in repository.expiries().values()} == {True}
+
+
+def test_no_clock_is_trusted_before_a_server_has_run(repository: ArtifactRepository) -> None:
+    """The first root may be meant to be made offline."""
+    with pytest.raises(ArtifactError, match=r"there is no root yet.*start the server"):
+        repository.trust_clock()
+    assert repository.roots.newest_version == 0
+    assert not list(repository.keys_folder.glob("*.pem"))
 
 
 def test_no_token_is_made_by_a_wrong_clock(
