@@ -10,7 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from server.errors import ForbiddenError
 from server.metrics.exposition import exposition, new_registry
-from server.routes.authentication import CredentialStore, authenticate
+from server.routes.authentication import FORWARDED, CredentialStore, authenticate
 
 # a round takes seconds on a laptop's loopback, and hours over slow links
 _ROUND_S: Final = (0.1, 1.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21600.0)
@@ -92,14 +92,17 @@ class TrainingMetrics:
         """The route `GET /metrics`.
 
         Args:
-            everyone: whether it asks for no login, on loopback; else for the scope operate.
+            everyone: whether it asks for no login, on loopback; else, and for what a proxy brings,
+                for the scope operate.
         """
         routes = APIRouter(include_in_schema=False)
 
         @routes.get("/metrics", response_class=Response)
         def metrics(request: Request) -> Response:
             """Metrics in the text format of Prometheus, or as OpenMetrics."""
-            if not everyone and not authenticate(keys, request).has("operate"):
+            fields = {name for name, _ in request.scope["headers"]}
+            is_open = everyone and fields.isdisjoint(FORWARDED)
+            if not is_open and not authenticate(keys, request).has("operate"):
                 raise ForbiddenError("expected the operator, or a key of the scope operate")
             accept = request.headers.get("accept", "")
             body, content_type = exposition(self._registry, accept)

@@ -179,6 +179,13 @@ def train(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow unencrypted connections from other machines.")
     ] = False,
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name by which requests may call a trainer on loopback, for a proxy in front of "
+            "it; may be repeated. With it, /metrics needs a login."
+        ),
+    ] = None,
 ) -> None:
     """Train by a recipe with the enrolled devices; their data stay on them.
 
@@ -215,6 +222,7 @@ def train(
         tls_cert=tls_cert,
         tls_key=tls_key,
         insecure=insecure,
+        host_names=tuple(host_name or ()),
     )
     with resumable():
         result = run(

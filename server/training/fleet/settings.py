@@ -29,6 +29,8 @@ class TrainerSettings:
         server: URL of the running server, which invites the devices; None invites none.
         tls_cert, tls_key: PEM files, the server's own.
         insecure: listen without TLS on an address other than loopback.
+        host_names: names by which requests may call a trainer on loopback besides its own: those
+            of a proxy in front of it. With one, /metrics needs a login as it does off loopback.
     """
 
     state: Path
@@ -43,6 +45,7 @@ class TrainerSettings:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     insecure: bool = False
+    host_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -53,6 +56,11 @@ class TrainerSettings:
             raise ConfigurationError(f"--min-devices: expected 1 or more, got {self.min_devices}")
         if not 1 <= self.silence_s < math.inf:
             raise ConfigurationError(f"--silence: expected 1 s or more, got {self.silence_s}")
+
+    @property
+    def local(self) -> bool:
+        """Whether this machine's programs alone reach the trainer: a proxy brings strangers."""
+        return self.http.loopback and not self.host_names
 
     @property
     def folder(self) -> Path:

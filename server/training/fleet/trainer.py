@@ -178,8 +178,8 @@ def train(
             present=lambda: len(mailbox.wait_for_devices(0, 0)),
         )
         trainer_app = trainer.app(keys, run_id)
-        trainer_app.include_router(metrics.router(keys, everyone=settings.http.loopback))
-        app = checked(trainer_app, listener.address, settings.tls_cert)
+        trainer_app.include_router(metrics.router(keys, everyone=settings.local))
+        app = checked(trainer_app, listener.address, settings.tls_cert, settings.host_names)
         http = stack.enter_context(HttpServer(app, listener, settings.tls_cert, settings.tls_key))
         if settings.server is not None:
             ask = Inviter(settings.server, secret, http.url, settings.tls_cert)

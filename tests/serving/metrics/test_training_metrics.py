@@ -89,3 +89,12 @@ def test_beyond_loopback_the_scope_operate_is_asked_for(keys: Keys) -> None:
     for login, status in (("operator:right", 200), (infer, 403), (operate, 200)):
         reply = http.get("/metrics", headers={"Authorization": f"Bearer {login}"})
         assert reply.status_code == status, reply.text
+
+
+def test_on_loopback_what_a_proxy_brings_needs_a_login(keys: Keys) -> None:
+    _, http = client(keys, everyone=True)
+    proxy = {"X-Forwarded-For": "203.0.113.7"}
+    assert http.get("/metrics").status_code == 200
+    assert http.get("/metrics", headers=proxy).status_code == 401
+    operator = {**proxy, "Authorization": "Bearer operator:right"}
+    assert http.get("/metrics", headers=operator).status_code == 200

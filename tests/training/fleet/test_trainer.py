@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import orjson
 import pytest
@@ -156,6 +157,33 @@ def test_trainer_says_which_devices_are_there_when_too_few_are(tmp_path: Path) -
     with pytest.raises(LinkError, match=r"expected 4 devices within 0.1 s, got 0 \(none\)"):
         train(recipe, settings, say=print, on_round=print)
     open_registry(tmp_path).close()  # and leaves nothing locked
+
+
+@pytest.mark.deadline
+def test_a_proxy_calls_a_trainer_by_a_name_that_it_was_given(tmp_path: Path) -> None:
+    create_token(tmp_path)
+    load_or_create_operator_secret(tmp_path)
+    found: list[int] = []
+
+    def ask(line: str) -> None:
+        if not line.startswith("splitedge train: "):
+            return
+        url = line.split()[2].rstrip(",")
+        found.extend(
+            httpx.get(f"{url}/metrics", headers={"Host": name}, timeout=60).status_code
+            for name in ("edge.example", "other.example", "localhost")
+        )
+
+    recipe, address = read_recipe(tomllib.loads(RECIPE)), Address("127.0.0.1", 0)
+    for names, expected in (
+        (("edge.example",), [401, 421, 401]),  # a proxy may send its own name for the trainer
+        ((), [421, 421, 200]),
+    ):
+        found.clear()
+        settings = TrainerSettings(tmp_path, "run", address, join_s=0.1, host_names=names)
+        with pytest.raises(LinkError, match="got 0"):
+            train(recipe, settings, say=ask, on_round=print)
+        assert found == expected
 
 
 def test_trainer_says_again_whom_it_waits_for(
