@@ -408,12 +408,13 @@ def test_devices_are_read_again_only_when_the_registry_changed(
     enrol(services, "pi-1")
     change = services.registry.last_change()
     wait_until(lambda: services._followed == change, "not followed")
+    wait_until(lambda: services._devices_read == change, "not read")  # later in the same turn
     looks: list[float] = []
     read = services.registry.devices
 
-    def counted(fleet: str | None = None) -> tuple[Record, ...]:
+    def counted(fleet: str | None = None, *, profiles: bool = True) -> tuple[Record, ...]:
         looks.append(time.monotonic())
-        return read(fleet)
+        return read(fleet, profiles=profiles)
 
     monkeypatch.setattr(services.alerts, "turn", lambda: None)  # it looks at them every 10 s
     monkeypatch.setattr(services.registry, "devices", counted)
