@@ -7,6 +7,7 @@
 # make installations   build and use the images of deploy/, and the services under a booted systemd (as arm64)
 # make bench-peers   our server beside LitServe and plain FastAPI, which get an environment of their own
 # make bench-flower   our simulation beside Flower's, which gets an environment of its own
+# make paper-plots   the curves and tables of docs/methods, from the committed reports
 # make pictures   the pictures of the dashboard in docs/pictures (needs Chromium)
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,7 +18,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: adopt-cuts arm64 installations demo docs test lint types unit bench bench-flower bench-peers faults pictures clean
+.PHONY: adopt-cuts arm64 installations demo docs test lint types unit bench bench-flower bench-peers faults paper-plots pictures clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -90,6 +91,9 @@ unit: $(VENV)/installed-dev
 
 faults: $(VENV)/installed-dev
 	@$(BIN)/python -m benchmarks.faults figures $(ARGS)
+
+paper-plots: $(VENV)/installed-dev
+	@$(BIN)/python -m benchmarks.pages
 
 pictures: $(VENV)/installed-dev
 	@$(BIN)/python -m benchmarks.dashboard.pictures $(ARGS)

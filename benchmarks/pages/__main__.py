@@ -1,4 +1,7 @@
-"""Write the measured figures into the pages of docs/methods: `python -m benchmarks.pages`."""
+"""Write the measured figures into the pages of docs/methods, and draw the curves.
+
+python -m benchmarks.pages
+"""
 
 from __future__ import annotations
 

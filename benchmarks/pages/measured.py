@@ -11,6 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import orjson
+
+from benchmarks.pages.plots import CURVES, curves_of, draw
 from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.report import RESULTS, report_path
 from benchmarks.paper.tables import Scale
@@ -43,11 +46,15 @@ def with_figures(text: str, results: Path = RESULTS) -> str:
 
 
 def rewrite(pages: Path = PAGES, results: Path = RESULTS) -> list[Path]:
-    """Write the figures into every page; the pages that changed.
+    """Write the figures into every page, and draw the curves; what changed.
 
     Raises: ConfigurationError, StorageError.
     """
-    changed = []
+    before = {path: path.read_bytes() for path in CURVES.glob("*.svg")}
+    drawn = [
+        draw(report) for scale in _SCALES for report in sorted(results.glob(f"*-{scale}.json"))
+    ]
+    changed = [path for path in drawn if path and before.get(path) != path.read_bytes()]
     for path in sorted(pages.glob("*.md")):
         text = path.read_text()
         if (now := with_figures(text, results)) != text:
@@ -66,6 +73,7 @@ def _blocks(tables: Sequence[str], results: Path) -> Iterator[str]:
             title, *blocks = _report(results, name, scale).read_text().strip().split("\n\n")
             yield f"### {title.removeprefix('# ')}, scale `{scale}`"
             yield from blocks
+            yield from _picture(_report(results, name, scale), TABLES[name].title)
         if not found:
             yield (
                 f"### {TABLES[name].title}\n\nNot trained yet:"
@@ -79,6 +87,13 @@ def _blocks(tables: Sequence[str], results: Path) -> Iterator[str]:
             " *open* where 0 is in it."
         )
         yield "\n".join(claims)
+
+
+def _picture(report: Path, title: str) -> Iterator[str]:
+    """The picture of a report's curves, and the words below it, if the report has curves."""
+    if curves_of(orjson.loads(report.with_suffix(".json").read_bytes())):
+        yield f"![{title}: accuracy by round](../pictures/curves/{report.stem}.svg)"
+        yield "Means over the seeds; bands reach from the worst seed to the best."
 
 
 def _claims(tables: Sequence[str], results: Path) -> Iterator[str]:

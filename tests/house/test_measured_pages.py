@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import orjson
 import pytest
 
 from benchmarks.pages.measured import PAGES, with_figures
+from benchmarks.pages.plots import CURVES, curves_of
+from benchmarks.pages.plots import drawn as picture
 from benchmarks.paper.report import RESULTS
 from edge_sdk.errors import ConfigurationError
 
@@ -17,6 +21,35 @@ MARKED = "# A method\n\n<!-- measured: besplit -->\nold\n<!-- end of measured --
 def test_a_page_has_the_figures_of_the_reports(page: Path) -> None:
     text = page.read_text()
     assert with_figures(text) == text, "run python -m benchmarks.pages"
+
+
+def test_the_pictures_are_of_the_reports() -> None:
+    drawn = {
+        report.stem: picture(curves)
+        for report in sorted(RESULTS.glob("*-cpu.json"))
+        if (curves := curves_of(orjson.loads(report.read_bytes())))
+    }
+    there = {path.stem: path.read_bytes() for path in CURVES.glob("*.svg")}
+    assert drawn.keys() == there.keys()
+    assert {name for name in drawn if drawn[name] != there[name]} == set(), "run make paper-plots"
+
+
+def test_a_curve_has_the_rounds_that_were_measured_with_every_seed() -> None:
+    runs = [
+        {"row": "a", "curve": [None, 20.0, None, 40.0]},
+        {"row": "a", "curve": [None, 30.0, None, 60.0]},
+        {"row": "at the end", "curve": [None, None, None, 50.0]},
+        {"row": "one stopped", "curve": [10.0, 20.0]},
+        {"row": "one stopped", "curve": [10.0, 20.0, 30.0]},
+        {"row": "none"},
+    ]
+    curves = curves_of({"runs": runs})
+    assert list(curves) == ["a"]
+    assert np.isnan(curves["a"][:, 0]).all()
+    assert curves["a"][:, [1, 3]].tolist() == [[20.0, 40.0], [30.0, 60.0]]
+    drawn = picture(curves)
+    assert drawn == picture(curves)
+    assert b"accuracy on the test part" in drawn
 
 
 def test_five_pages_show_figures() -> None:
