@@ -58,7 +58,12 @@ Root = Annotated[
     Path,
     typer.Option(help="System to install into, such as a mounted image; nothing is started there."),
 ]
-NoStart = Annotated[bool, typer.Option("--no-start", help="Enable the service, do not start it.")]
+NoStart = Annotated[
+    bool,
+    typer.Option(
+        "--no-start", help="Enable the service, do not start it; one that runs is stopped."
+    ),
+]
 Purge = Annotated[
     bool, typer.Option("--purge", help="Remove its state and settings too; this cannot be undone.")
 ]
@@ -117,7 +122,8 @@ def mount(app: typer.Typer, run: Callable[..., Any]) -> None:
         installer.check()
         settings = SETTINGS_NAME, settings_template()
         ready = installer.install(words, take=take, settings=settings)
-        report(unit, started=ready and not no_start and installer.start(typer.echo))
+        started = ready and not no_start and installer.start(typer.echo)
+        report(unit, started=started, stopped=installer.stopped)
         if not ready:
             enrol = f"splitedge agent enroll --server URL --token TOKEN --state {unit.state}"
             typer.echo(
@@ -221,14 +227,25 @@ def checked_options(
             "--log: an option of the whole command, which the service has as a variable: put"
             f" SPLITEDGE_LOG=json into /etc/splitedge/{kind}.env"
         )
+    if any(value == "-" for _, value in values_of(words, ("--source",))):
+        raise ConfigurationError(
+            "--source -: a service has no standard input; give a source that does not end, such as"
+            " folder:DIR or camera:0"
+        )
     app = typer.Typer(add_completion=False)
     app.command()(run)
     get_command(app).make_context(f"splitedge {kind} run", list(words))
     return list(words)
 
 
-def report(unit: ServiceUnit, *, started: bool) -> None:
-    """Print what was installed, and how to see it."""
+def report(unit: ServiceUnit, *, started: bool, stopped: bool) -> None:
+    """Print what was installed, and how to see it.
+
+    Args:
+        stopped: whether the service ran before.
+    """
+    if stopped and not started:
+        typer.echo(f"{unit.name} ran, and is stopped now: sudo systemctl start {unit.name}")
     typer.echo(
         f"{unit.name} {'runs' if started else 'is installed'}: state {unit.state}, options"
         f" {unit.options_path}, log: journalctl -u {unit.name}\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from edge_sdk.durable import make_folder, write_atomic
-from edge_sdk.errors import ConfigurationError, StateInUseError
+from edge_sdk.errors import ConfigurationError, StateInUseError, StorageError
 from edge_sdk.state import Role, is_held
 from edge_sdk.systemd.unit import HIDDEN, START_MIN, OldUnit, ServiceUnit
 from edge_sdk.systemd.users import SystemUser
@@ -40,6 +40,7 @@ class Installer:
         self._root = root.absolute()
         self._here = self._root == Path("/")
         self._ready_file = ready_file
+        self.stopped = False  # whether `install` stopped a service that ran
 
     def check(self) -> None:
         """Check that this user may install, and that there is a systemd to install for.
@@ -80,7 +81,8 @@ class Installer:
             take: a state folder that is moved to the service's place.
             settings: name and first content of the service's settings file, which stands in
                 /etc/splitedge; the state folder has a link to it.
-        Returns: whether the state folder holds what a start needs.
+        Returns: whether the state folder holds what a start needs; `stopped` says whether a
+            service ran, which does not any more.
         Raises: ConfigurationError, StorageError, StateInUseError if `take` is in use.
         """
         unit = self._unit
@@ -160,6 +162,9 @@ class Installer:
         """Stop a service that runs, because its user could change files meanwhile.
 
         It is started again if the installation fails.
+
+        Raises: what the installation raises; ConfigurationError with that and the reason, if the
+            service could not be started again.
         """
         name = self._unit.name
         there = self._here and self._at(self._unit.unit_path).exists()
@@ -168,10 +173,19 @@ class Installer:
             self._run("systemctl", "stop", name)
         try:
             yield
-        except BaseException:
+        except BaseException as err:
             if ran:
-                self._run("systemctl", "start", name)
+                self._start_again(err)
             raise
+        self.stopped = ran
+
+    def _start_again(self, why: BaseException) -> None:
+        try:
+            self._run("systemctl", "start", self._unit.name)
+        except ConfigurationError as err:
+            raise ConfigurationError(
+                f"{why}; {self._unit.name}, which was stopped for this, does not start again: {err}"
+            ) from why
 
     def _write_options(self, options: Sequence[str] | None) -> None:
         """Write the file of options; lines of the operator stay.
@@ -207,14 +221,30 @@ class Installer:
         for folder in self._unit.write:
             if not self._at(folder).is_dir():
                 raise ConfigurationError(f"--write {folder}: no such folder; make it first")
-        if program.startswith(HIDDEN):
+        if any(place.startswith(HIDDEN) for place in self._places(program)):
             extra = "server" if self._unit.kind == "server" else "serve"
             raise ConfigurationError(
-                f"{program} is in a home folder, which the service cannot read; install splitedge"
+                f"{program} is in a home folder, or leads to one, which the service cannot read;"
+                " install splitedge"
                 " for all users: sudo PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin pipx install"
                 f" 'splitedge[{extra}]', then sudo /usr/local/bin/splitedge"
                 f" {self._unit.kind} install-service"
             )
+
+    def _places(self, program: str) -> Iterator[str]:
+        """Places that a start of the program reads: itself, and on this machine what it leads to.
+
+        A link, or the interpreter of a script, may lie in a home folder.
+        """
+        yield program
+        if not self._here:
+            return
+        real = Path(program).resolve()
+        yield str(real)
+        with real.open("rb") as file:
+            first = file.readline(4096)
+        if first.startswith(b"#!") and (words := first[2:].decode("utf-8", "replace").split()):
+            yield str(Path(words[0]).resolve())
 
     def _check_take(self, take: Path, state: Path) -> None:
         """Check that a state folder can be moved, and that nothing runs on it.
@@ -371,6 +401,27 @@ def _give(folder: Path, uid: int, gid: int) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
+    """Move a state folder, whole or not at all, also to another file system.
+
+    Raises: StorageError if it cannot be copied; it is then where it was.
+    """
     if target.exists():  # empty but for a link to the settings: it was checked
         shutil.rmtree(target)
-    shutil.move(source, target)
+    for each in source.iterdir():
+        if stat.S_ISSOCK(each.lstat().st_mode):  # an agent that was killed left it
+            each.unlink()
+    try:
+        source.rename(target)
+    except OSError as err:
+        if err.errno != errno.EXDEV:
+            raise
+    else:
+        return
+    try:
+        shutil.copytree(source, target, symlinks=True)
+    except OSError as err:  # shutil.Error is one
+        shutil.rmtree(target, ignore_errors=True)
+        raise StorageError(
+            f"--take {source}: not copied to {target} ({err}); it was not moved"
+        ) from err
+    shutil.rmtree(source)

@@ -74,7 +74,8 @@ def mount(app: typer.Typer, run: Callable[..., Any]) -> None:
         installer.install(words, take=take)
         options = old_options(unit, root) or []
         missing = unreadable_files(unit, options, SystemUser.find(unit.user, root), root)
-        report(unit, started=not missing and not no_start and installer.start(typer.echo))
+        started = not missing and not no_start and installer.start(typer.echo)
+        report(unit, started=started, stopped=installer.stopped)
         if missing:
             typer.echo(
                 "\n".join(missing)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import configparser
+import errno
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from edge_sdk.errors import ConfigurationError
+from edge_sdk.errors import ConfigurationError, StorageError
 from edge_sdk.systemd import install as install_module
 from edge_sdk.systemd.unit import ServiceUnit
 from tests.reader import environment
@@ -106,6 +108,8 @@ def test_what_cannot_work_is_refused_before_anything_is_changed() -> None:
     for words, why in (
         (("--", "--serv", "1"), "No such option: --serv"),
         (("--", "--state", "x"), "--take DIR moves yours there"),
+        (("--", "--source", "-"), "a service has no standard input"),
+        (("--", "--source=-"), "give a source that does not end"),
         (("--memory-max", "12"), "expected bytes such as 512M"),
         (("--user", "Me"), "expected a name such as splitedge-agent"),
     ):
@@ -222,6 +226,132 @@ def test_an_enrolled_device_is_moved_and_never_over_another(image: Path, tmp_pat
     second = install(image, "--take", str(pi))
     assert "has a state already, which is never overwritten" in second.stderr
     assert (pi / "agent.json").exists()
+
+
+def socket_at(path: Path) -> None:
+    """What an agent that was killed leaves."""
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_folder_is_moved_whole_although_its_agent_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    pi, target = tmp_path / "pi", tmp_path / "agent"
+    (pi / "slots").mkdir(parents=True)
+    (pi / "agent.json").write_text("{}")
+    (pi / "agent.json").chmod(0o600)
+    (pi / "slots" / "a").write_bytes(b"a")
+    (pi / "agent.toml").symlink_to("/etc/splitedge/agent.toml")
+    socket_at(pi / "agent.sock")
+    if elsewhere:
+        monkeypatch.setattr(Path, "rename", on_another_disk)
+    install_module._move(pi, target)
+    assert not pi.exists()
+    assert sorted(path.name for path in target.rglob("*")) == [
+        "a",
+        "agent.json",
+        "agent.toml",
+        "slots",
+    ]
+    assert (target / "agent.json").stat().st_mode & 0o777 == 0o600
+    assert (target / "agent.toml").readlink() == Path("/etc/splitedge/agent.toml")
+
+
+def on_another_disk(self: Path, target: Path) -> Path:
+    """As the system answers where the two are on different file systems."""
+    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self), None, str(target))
+
+
+def test_a_folder_that_cannot_be_copied_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pi, target = tmp_path / "pi", tmp_path / "agent"
+    pi.mkdir()
+    (pi / "agent.json").write_text("{}")
+    os.mkfifo(pi / "pipe")  # nothing that can be copied
+    monkeypatch.setattr(Path, "rename", on_another_disk)
+    with pytest.raises(StorageError, match=r"--take .*pi: not copied to .*agent.*was not moved"):
+        install_module._move(pi, target)
+    assert not target.exists()
+    assert (pi / "agent.json").read_text() == "{}"
+
+
+SYSTEMCTL = """#!/bin/sh
+echo "$*" >> {log}
+case "$1" in
+    is-active) echo active ;;
+    {failing}) echo "no such luck" >&2; exit 1 ;;
+esac
+"""
+
+
+def running_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> tuple[install_module.Installer, Path]:
+    """The installer of a service that runs, as a systemctl says that fails at one command."""
+    log, tool = tmp_path / "log", tmp_path / "bin" / "systemctl"
+    tool.parent.mkdir()
+    tool.write_text(SYSTEMCTL.format(log=log, failing=failing))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    unit = ServiceUnit("agent", ["/usr/bin/splitedge"], "u", "1G", 60, "about")
+    installer = install_module.Installer(unit, tmp_path)
+    (tmp_path / unit.unit_path.lstrip("/")).parent.mkdir(parents=True)
+    (tmp_path / unit.unit_path.lstrip("/")).write_text(unit.text())
+    installer._here = True
+    return installer, log
+
+
+def test_a_service_that_ran_is_started_again_where_the_installation_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installer, log = running_service(tmp_path, monkeypatch, "never")
+    with pytest.raises(ConfigurationError, match=r"^the disk is full$"), installer._stopped():
+        raise ConfigurationError("the disk is full")
+    assert [line.split()[0] for line in log.read_text().splitlines()] == [
+        "is-active",
+        "stop",
+        "start",
+    ]
+    assert not installer.stopped
+    with installer._stopped():
+        pass
+    assert installer.stopped
+
+
+def test_the_first_fault_is_told_although_the_service_does_not_start_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installer, _ = running_service(tmp_path, monkeypatch, "start")
+    told = (
+        r"^the disk is full; splitedge-agent\S*, which was stopped for this, does not start again"
+    )
+    with pytest.raises(ConfigurationError, match=told), installer._stopped():
+        raise ConfigurationError("the disk is full")
+
+
+def test_a_program_that_leads_into_a_home_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copy("/bin/true", home / "python")
+    monkeypatch.setattr(install_module, "HIDDEN", (f"{home}/",))
+    link, script, plain = tmp_path / "link", tmp_path / "script", tmp_path / "plain"
+    link.symlink_to(home / "python")
+    script.write_text(f"#!{link} -P\nprint()\n")
+    shutil.copy("/bin/true", plain)
+
+    def check(program: Path) -> None:
+        unit = ServiceUnit("agent", [str(program)], "u", "1G", 60, "about")
+        install_module.Installer(unit, Path("/"))._check_command()
+
+    for program in (link, script):
+        with pytest.raises(ConfigurationError, match="which the service cannot read"):
+            check(program)
+    check(plain)
 
 
 def test_a_device_whose_settings_are_not_those_in_etc_stays_where_it_is(
