@@ -18,7 +18,7 @@ from edge_sdk.durable import make_folder, write_atomic
 
 CURVES: Final = ROOT / "docs" / "pictures" / "curves"
 # the same report gives the same bytes; text stays text
-_FORM: Final = {"svg.hashsalt": "splitedge", "svg.fonttype": "none", "font.size": 9}
+_FORM: Final[dict[Any, Any]] = {"svg.hashsalt": "splitedge", "svg.fonttype": "none", "font.size": 9}
 
 Curves = Mapping[str, NDArray[np.float64]]
 
@@ -52,8 +52,8 @@ def drawn(curves: Curves) -> bytes:
             # the colours are used up after ten rows
             look = "-" if number < 10 else "--"
             (line,) = axes.plot(rounds, found.mean(0), look, label=row)
-            band = {"alpha": 0.15, "color": line.get_color(), "linewidth": 0}
-            axes.fill_between(rounds, found.min(0), found.max(0), **band)
+            low, high, colour = found.min(0), found.max(0), line.get_color()
+            axes.fill_between(rounds, low, high, alpha=0.15, color=colour, linewidth=0)
         axes.set(xlabel="round", ylabel="accuracy on the test part, %")
         axes.grid(alpha=0.3)
         figure.legend(loc="outside right center")
