@@ -19,6 +19,7 @@ from benchmarks.dashboard.simulated import SimulatedDevice
 from profiles import load_reference
 from profiles.measured import Conditions
 from server.registry.database import Registry
+from server.registry.rollouts.records import RolloutPlan
 from server.registry.sign_in.sign_ins import SignIns
 from server.registry.telemetry.history import LastReading
 from server.registry.telemetry.reading import Reading
@@ -295,6 +296,41 @@ def test_a_person_with_a_phone_signs_out_and_reads_how_to_come_back(phone: Visit
     expect(page.get_by_text("You are not signed in")).to_be_visible()
     expect(page.get_by_text("splitedge server dashboard-link")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_a_roll_out_under_way_is_watched_and_stopped_on_a_phone(
+    chromium: Browser, tmp_path: Path, exported: Exported, run_server: Callable[..., ServerRun]
+) -> None:
+    state = tmp_path / "rolling"
+    for version in (1, 2):
+        exported.install(state / "models", version=version)
+    run = run_server(state).wait_ready()
+    with visit(chromium, run.http, state, PHONE) as phone:
+        page, registry = phone.page, phone.registry
+        for name in ("a-device-with-a-name-as-long-as-names-may-be", "pi-2"):
+            enrol(registry, name, "default")
+            registry.touch(name)
+            registry.reports.note_running({name: "digits/2/d1"})
+        health = "fallback<5%,agreement>0.97,exit>20%"
+        registry.rollouts.start(RolloutPlan("digits", 1, health=health), 2)
+        page.get_by_role("link", name="Roll-outs").click()
+        expect(page.get_by_role("heading", name="digits/1")).to_be_visible()
+        devices = page.get_by_role("table", name="Devices of roll-out", exact=False)
+        expect(devices).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        for name in ("Pause", "Abort"):
+            box = page.get_by_role("button", name=name, exact=True).bounding_box()
+            assert box is not None
+            assert 0 <= box["x"] < box["x"] + box["width"] <= PHONE["width"], name
+        phone.act("Pause")
+        expect(page.get_by_role("button", name="Resume", exact=True)).to_be_visible()
+        phone.act("Abort")
+        expect(page.get_by_text("aborted", exact=True)).to_be_visible()
+        assert registry.rollouts.all()[0].state == "aborted"
+        page.get_by_role("button", name="Start a roll-out").click()
+        dialog = page.get_by_role("dialog").bounding_box()
+        assert dialog is not None
+        assert 0 <= dialog["x"] < dialog["x"] + dialog["width"] <= PHONE["width"]
 
 
 def test_an_empty_server_shows_the_command_that_enrols_a_device(
