@@ -8,8 +8,9 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import ifaddr
@@ -24,13 +25,15 @@ from zeroconf import (
 )
 
 from edge_sdk.discovery.record import SERVICE, ServerRecord
-from edge_sdk.errors import LinkError
+from edge_sdk.errors import ConfigurationError, LinkError
 
 FOUND_MOST: Final = 64  # servers; who floods the network with announcements fills no memory
 WAIT_S: Final = 10.0
 # once one is found: answers to one question come within 0.12 s of each other
 MORE_S: Final = 1.0
 DETAILS_MS: Final = 3_000
+# a network that comes up after the server, and an address that changes, are seen after this time
+LOOK_S: Final = 60.0
 UNSPECIFIED: Final = ("0.0.0.0", "::", "")  # noqa: S104 - recognised, not listened on
 LABEL_MOST: Final = 53  # a label of DNS has at most 63 bytes, of which "-splitedge" takes 10
 # zeroconf raises RuntimeError without an interface, and for an address that no adapter has
@@ -61,21 +64,30 @@ def resolves(host: str) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Record of a server, and the addresses at which it is reached."""
+
+    record: ServerRecord
+    addresses: tuple[str, ...]
+
+
 @contextmanager
 def announced(
-    record: ServerRecord, addresses: Sequence[str], service: str = SERVICE
+    find: Callable[[], Announcement], service: str = SERVICE, *, look_s: float = LOOK_S
 ) -> Iterator[None]:
     """Announce a server for as long as the block runs, from a thread of its own.
 
-    What fails is logged: the server works without.
+    A network that comes up later, and an address that changes, are announced at the next look.
+    What fails is logged once: the server works without.
 
     Args:
-        addresses: at which it is reached; it is announced on their interfaces.
+        find: gives what holds now; it is announced on the interfaces of its addresses. Errors of
+            the system, and ConfigurationError, say that there is nothing to announce.
+        look_s: seconds between two looks.
     """
     done = threading.Event()
-    thread = threading.Thread(
-        target=_announce, args=(record, list(addresses), service, done), daemon=True
-    )
+    thread = threading.Thread(target=_announce, args=(find, service, look_s, done), daemon=True)
     thread.start()
     try:
         yield
@@ -174,8 +186,38 @@ def _details(
 
 
 def _announce(
-    record: ServerRecord, addresses: list[str], service: str, done: threading.Event
+    find: Callable[[], Announcement], service: str, look_s: float, done: threading.Event
 ) -> None:
+    said = ""
+    current: Announcement | None = None
+    with contextlib.ExitStack() as registered:
+        while True:
+            try:
+                found = find()
+                if found != current:
+                    registered.close()
+                    current = None
+                    registered.enter_context(_registered(found, service))
+                    current, said = found, ""
+            except (*_NO_NETWORK, ConfigurationError) as err:
+                if current is not None:  # the network went away
+                    registered.close()
+                    current = None
+                why = str(err) or type(err).__name__
+                if why != said:
+                    said = why
+                    logger.warning(
+                        "the server is not announced on the network (%s); devices need its"
+                        " --server URL until this changes",
+                        why,
+                    )
+            if done.wait(look_s):
+                return
+
+
+@contextmanager
+def _registered(announcement: Announcement, service: str) -> Iterator[None]:
+    record, addresses = announcement.record, list(announcement.addresses)
     name = record.name[:LABEL_MOST].rstrip("-")
     info = ServiceInfo(
         service,
@@ -186,13 +228,11 @@ def _announce(
         # a name of its own: another program of this machine may announce the plain one
         server=f"{name}-splitedge.local.",
     )
-    try:
-        with contextlib.closing(Zeroconf(interfaces=list(addresses))) as zeroconf:
-            zeroconf.register_service(info, allow_name_change=True)
-            logger.info("announced on the network as %s", info.name.removesuffix(f".{service}"))
-            done.wait()
-    except _NO_NETWORK as err:
-        logger.warning(
-            "the server is not announced on the network (%s); devices need its --server URL",
-            str(err) or type(err).__name__,
+    with contextlib.closing(Zeroconf(interfaces=list(addresses))) as zeroconf:
+        zeroconf.register_service(info, allow_name_change=True)
+        logger.info(
+            "announced on the network as %s, at %s",
+            info.name.removesuffix(f".{service}"),
+            ", ".join(addresses),
         )
+        yield

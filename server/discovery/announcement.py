@@ -33,26 +33,31 @@ def announcing(address: Address, cert: Path | None, service: str | None) -> Iter
     if service is None:
         yield
         return
-    from edge_sdk.discovery.network import announced, reachable_addresses  # noqa: PLC0415 - extra
+    from edge_sdk.discovery.network import (  # noqa: PLC0415 - extra
+        Announcement,
+        announced,
+        reachable_addresses,
+    )
 
-    try:
+    said = ""
+
+    def find() -> Announcement:
+        nonlocal said
         addresses = reachable_addresses(address.host)
-        record = server_record(address.port, addresses, cert)
-    except OSError as err:
-        logger.warning("the server is not announced: %s has no address (%s)", address.host, err)
-        yield
-        return
-    except ConfigurationError as err:
-        logger.warning("the server is not announced: %s", err)
-        yield
-        return
-    if all(_is_loopback(one) for one in addresses):
-        logger.warning(
-            "the server is announced at %s, so only this machine finds it; give --http an address"
-            " that other machines reach",
-            ", ".join(addresses),
-        )
-    with announced(record, addresses, service):
+        if all(_is_loopback(one) for one in addresses) and addresses:
+            only = f"{address.host} is {', '.join(addresses)} at this time"
+            if said != only:
+                said = only
+                logger.warning(
+                    "%s, so only this machine finds the server; give --http an address that other"
+                    " machines reach, or wait until the network is up",
+                    only,
+                )
+        else:
+            said = ""
+        return Announcement(server_record(address.port, addresses, cert), tuple(addresses))
+
+    with announced(find, service):
         yield
 
 

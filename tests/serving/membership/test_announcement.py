@@ -17,10 +17,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from zeroconf import Zeroconf
 
-from edge_sdk.discovery.network import DETAILS_MS, _details, _Listener, announced, find_servers
+from edge_sdk.discovery.network import (
+    DETAILS_MS,
+    Announcement,
+    _details,
+    _Listener,
+    announced,
+    find_servers,
+)
 from edge_sdk.discovery.record import ServerRecord
 from edge_sdk.errors import ConfigurationError
 from server.discovery.announcement import server_record
+from tests.waiting import wait_until
 
 LAN = "192.168.1.10"
 SERVICE = "_semenda._tcp.local."
@@ -84,18 +92,45 @@ def test_a_machine_without_an_address_is_not_announced() -> None:
 def test_an_address_that_no_adapter_has_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "edge_sdk.discovery")
     record = ServerRecord("hub", ("2001:db8::1",), 9, tls=False)
-    with announced(record, ["2001:db8::1"], SERVICE):
-        pass
-    assert "the server is not announced on the network (No adapter found" in caplog.text
+    looks: list[float] = []
+
+    def find() -> Announcement:
+        looks.append(time.monotonic())
+        return Announcement(record, ("2001:db8::1",))
+
+    with announced(find, SERVICE, look_s=0.01):
+        wait_until(lambda: len(looks) > 3, "more looks")
+    what = "the server is not announced on the network (No adapter found"
+    assert caplog.text.count(what) == 1
 
 
 @pytest.mark.deadline
 def test_a_machine_with_a_long_name_is_announced() -> None:
     service = f"_se{time.time_ns() % 10**9}._tcp.local."
     long = ServerRecord("h" * 63, ("127.0.0.1",), 9, tls=False)
-    with announced(long, ["127.0.0.1"], service):
+    with announced(lambda: Announcement(long, ("127.0.0.1",)), service):
         (found,) = find_servers(service, wait_s=60, more_s=0)
     assert found.name == "h" * 53
+
+
+@pytest.mark.deadline
+def test_a_network_that_comes_up_later_and_an_address_that_changes_are_announced() -> None:
+    """A server on Wi-Fi starts before its network, and a lease may bring another address."""
+    service = f"_se{time.time_ns() % 10**9}._tcp.local."
+    first, second = (ServerRecord("hub", (one,), 9, tls=False) for one in (LAN, "192.0.2.8"))
+    now: list[ServerRecord] = []
+
+    def find() -> Announcement:
+        if not now:
+            raise OSError("the network is down")
+        return Announcement(now[-1], ("127.0.0.1",))
+
+    with announced(find, service, look_s=0.05):
+        for record in (first, second):
+            now.append(record)
+            wait_until(
+                lambda: find_servers(service, wait_s=5, more_s=0) == now[-1:], "it is not found", 60
+            )
 
 
 def test_names_that_nobody_answers_for_hold_no_search() -> None:

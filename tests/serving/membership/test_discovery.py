@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.discovery.network import announced, find_servers
+from edge_sdk.discovery.network import Announcement, announced, find_servers
 from edge_sdk.discovery.record import ServerRecord
 from edge_sdk.identity import Identity
 from server.discovery.announcement import server_record
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.deadline
 
 PAGE = Document("docs/discovery.md")
 LOOPBACK = ["127.0.0.1"]
+HERE = ("127.0.0.1",)
 PATIENT_S = 60.0
 
 
@@ -81,7 +82,7 @@ def test_a_device_finds_its_server_and_trusts_its_authority_alone(
         port = int(run.http.rpartition(":")[2])
         assert found == server_record(port, LOOPBACK, authority.chain)
         assert (found.hosts, found.tls) == (("127.0.0.1",), True)
-        assert "so only this machine finds it" in " ".join(run.stderr.split())
+        assert "so only this machine finds the server" in " ".join(run.stderr.split())
 
         token = tmp_path / "token.txt"
         token.write_text("not.read")
@@ -157,7 +158,7 @@ def test_a_stranger_who_announces_himself_gets_no_token(
         record = ServerRecord(
             "hub", ("127.0.0.1",), stranger.port, tls=encrypted, certificate=claimed
         )
-        with announced(record, LOOPBACK, service):
+        with announced(lambda: Announcement(record, HERE), service):
             assert find_servers(service, wait_s=PATIENT_S) == [record]
             refused = enrol(tmp_path, f"--ca {authority.ca} --insecure")
         assert refused.returncode == 1, refused.stderr
@@ -169,7 +170,10 @@ def test_a_stranger_who_announces_himself_gets_no_token(
 def test_several_servers_are_listed(service: str, authority: Authority, tmp_path: Path) -> None:
     (tmp_path / "token.txt").write_text("5ecret")
     one, two = (ServerRecord(name, ("127.0.0.1",), 9, tls=True) for name in ("attic", "cellar"))
-    with announced(one, LOOPBACK, service), announced(two, LOOPBACK, service):
+    with (
+        announced(lambda: Announcement(one, HERE), service),
+        announced(lambda: Announcement(two, HERE), service),
+    ):
         wait_until(lambda: len(find_servers(service)) == 2, "two servers", PATIENT_S)
         refused = enrol(tmp_path, f"--ca {authority.ca}")
     assert refused.returncode == 1
