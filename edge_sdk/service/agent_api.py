@@ -66,6 +66,8 @@ class AgentApi:
         self.agent: EdgeAgent | None = None
         self._in_flight = in_flight
         self._places = threading.BoundedSemaphore(in_flight)
+        self._updating = threading.Lock()
+        self._rotating = threading.Lock()
 
     def answer(self, request: Request, *, local: bool, trusted: bool) -> Response:
         """Answer a request; a fault of the request or the agent is an answer too.
@@ -204,12 +206,14 @@ class AgentApi:
 
     def _refresh(self, _: Request) -> Response:
         agent = self._opened()
-        bundle = agent.refresh()
+        with _alone(self._updating, "the bundle is being updated"):
+            bundle = agent.refresh()
         return json_response({"device": agent.status().device, "bundle": bundle})
 
     def _rotate(self, _: Request) -> Response:
         agent = self._opened()
-        agent.rotate()
+        with _alone(self._rotating, "the credential is being replaced"):
+            agent.rotate()
         return json_response({"device": agent.status().device})
 
     def _turn(self, request: Request) -> Response:
@@ -241,6 +245,20 @@ class AgentApi:
     def _acknowledge(self, request: Request) -> Response:
         identifier = _object(request, "id")["id"]
         return json_response({"acknowledged": self._opened().acknowledge(identifier)})
+
+
+@contextmanager
+def _alone(lock: threading.Lock, what: str) -> Iterator[None]:
+    """Hold a lock, or refuse: requests that wait for an hour would take the places of others.
+
+    Raises: RequestError with status 409.
+    """
+    if not lock.acquire(blocking=False):
+        raise RequestError(409, f"{what} already; `splitedge agent status` tells when it is done")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _as_request_error(error: SplitedgeError) -> RequestError:

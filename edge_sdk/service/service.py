@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOCAL_CONNECTIONS: Final = 16
+#: Places of the socket in the state folder beside those of inferences: one update, one rotation,
+#: and the rest for what is answered at once, so that the agent finds one for asking itself.
+BESIDE_INFERENCES: Final = 8
 # what the agent asks itself: its answer needs the agent's locks, and the threads of the socket
 STATUS_REQUEST: Final = b"GET /agent/status HTTP/1.1\r\nHost: localhost\r\n\r\n"
 OK: Final = b"HTTP/1.1 200"
@@ -89,7 +91,7 @@ class AgentService:
                     check=lambda _: None,
                     limit=_limit,
                     answer=lambda request: self._api.answer(request, local=True, trusted=True),
-                    connections=LOCAL_CONNECTIONS,
+                    connections=self._table.in_flight + BESIDE_INFERENCES,
                 )
                 parts.enter_context(local)
             self._api.agent = agent

@@ -25,7 +25,7 @@ from edge_sdk.service.guard import Guard
 from edge_sdk.service.listening import connect_in, listen_in
 from edge_sdk.service.local_exchange import LocalExchange, read_head
 from edge_sdk.service.messages import Request, RequestError, Response, json_response
-from edge_sdk.service.service import LOCAL_CONNECTIONS, AgentService
+from edge_sdk.service.service import BESIDE_INFERENCES, AgentService
 from edge_sdk.settings_file.serve_table import ServeTable
 from tests.edge.running.conftest import INFER, SAMPLES, Site, call, described
 from tests.waiting import wait_until
@@ -137,7 +137,7 @@ def test_clients_that_do_not_read_give_way_to_others(site: Site) -> None:
     lines = [f"POST {INFER} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     raw = "\r\n".join([*lines, "", ""]).encode() + body
     with ExitStack() as deaf:
-        for _ in range(LOCAL_CONNECTIONS + 1):
+        for _ in range(ServeTable().in_flight + BESIDE_INFERENCES + 1):
             deaf.enter_context(closing(connected(site, "local"))).sendall(raw)
         assert site.call("GET", "/v2/health/ready", door="local").status == 200
 

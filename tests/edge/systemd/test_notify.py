@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_sdk import EdgeAgent
+from edge_sdk import EdgeAgent, Prediction
+from edge_sdk.errors import SplitedgeError
 from edge_sdk.pipeline.sources.kinds import Surroundings, open_source
 from edge_sdk.pipeline.stream import Stream
+from edge_sdk.service.client import RunningAgent
 from edge_sdk.service.service import AgentService
 from edge_sdk.settings import AgentSettings
 from edge_sdk.settings_file.serve_table import ServeTable
@@ -116,3 +120,53 @@ def test_an_agent_that_answers_no_program_hangs(bundle: Path, tmp_path: Path) ->
                 assert "get no answer" in service.hangs(0.3)
             assert service.hangs(5.0) == ""
         assert service.hangs(5.0) == ""
+
+
+class SlowAgent(EdgeAgent):
+    """An agent whose inferences and updates take as long as a test says."""
+
+    entered: threading.Semaphore
+    leave: threading.Event
+
+    def predict(self, x: Any, **options: Any) -> Prediction:
+        self.entered.release()
+        assert self.leave.wait(60)
+        return super().predict(x, **options)
+
+    def refresh(self) -> str:
+        self.entered.release()
+        assert self.leave.wait(60)
+        return self.manifest.bundle
+
+
+def test_long_requests_of_programs_are_no_hang(
+    bundle: Path, tmp_path: Path, digits: Digits
+) -> None:
+    """The watchdog asks over the same socket: it would end an agent in the middle of its work."""
+    table = ServeTable()
+    agent = SlowAgent.from_bundle(bundle)
+    assert isinstance(agent, SlowAgent)
+    agent.entered, agent.leave = threading.Semaphore(0), threading.Event()
+    with (
+        agent,
+        AgentService(tmp_path, table) as service,
+        service.answering(agent),
+        ThreadPoolExecutor(table.in_flight + 1) as programs,
+    ):
+        running = RunningAgent.find(tmp_path)
+        assert running is not None
+        try:
+            updates = programs.submit(running.refresh)
+            rows = [
+                programs.submit(lambda: list(running.predict(digits.x[:1], {})))
+                for _ in range(table.in_flight)
+            ]
+            for _ in range(table.in_flight + 1):
+                assert agent.entered.acquire(timeout=30)
+            assert service.hangs(5.0) == ""
+            with pytest.raises(SplitedgeError, match="the bundle is being updated already"):
+                running.refresh()
+        finally:
+            agent.leave.set()
+        assert updates.result(30)["bundle"] == agent.manifest.bundle
+        assert all(len(row.result(30)) == 1 for row in rows)
