@@ -75,6 +75,10 @@ class WrongAnswersError(UpdateRefusedError):
     """A trial in which the golden inputs did not get the golden answers; it would fail again."""
 
 
+class TrialTimeoutError(UpdateRefusedError):
+    """A trial that was not finished in its time; another one soon after would wait as long."""
+
+
 class StorageError(SplitedgeError):
     """The disk is full or read-only; the text says how much space is needed and available.
 

@@ -30,10 +30,11 @@ from edge_sdk.errors import (
     OutOfMemoryError,
     SplitedgeError,
     StorageError,
+    TrialTimeoutError,
     UpdateRefusedError,
     WrongAnswersError,
 )
-from edge_sdk.providers.choice import KeptTrials, ProviderTrial, choose_provider
+from edge_sdk.providers.choice import AGAIN_S, KeptTrials, ProviderTrial, choose_provider
 from edge_sdk.providers.names import CPU
 from edge_sdk.session import available_providers, onnxruntime_version
 from edge_sdk.settings import AgentSettings
@@ -418,6 +419,8 @@ def _provider(active: ActiveBundle, settings: AgentSettings, state: Path) -> str
 
         try:
             report = run_trial(active.folder, provider=name)
+        except TrialTimeoutError as err:
+            return ProviderTrial(None, str(err), again_at=time.time() + AGAIN_S)
         except (UpdateRefusedError, OutOfMemoryError, StorageError) as err:
             return ProviderTrial(None, str(err), lasting=isinstance(err, WrongAnswersError))
         return ProviderTrial(report.measurement.latency_ms, overrides=report.overrides)

@@ -25,6 +25,7 @@ from edge_sdk.errors import (
     InputError,
     OutOfMemoryError,
     StorageError,
+    TrialTimeoutError,
     UpdateRefusedError,
     WrongAnswersError,
 )
@@ -90,7 +91,7 @@ def run_trial(
             command, capture_output=True, timeout=timeout_s, check=False, env=environment
         )
     except subprocess.TimeoutExpired:
-        raise UpdateRefusedError(f"trial: not finished after {timeout_s:g} s") from None
+        raise TrialTimeoutError(f"trial: not finished after {timeout_s:g} s") from None
     except OSError as err:
         raise StorageError(f"trial: cannot be started ({err.strerror}); try again later") from err
     if done.returncode == -signal.SIGKILL:  # what fails by itself ends by other signals

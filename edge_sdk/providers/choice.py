@@ -9,6 +9,7 @@ answers an input. Where onnxruntime has the CPU alone, nothing is tried and noth
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME: Final = "providers.json"
 KEPT_MOST: Final = 30
+#: A driver that hangs would cost a minute at each start, and at each switch of bundles.
+AGAIN_S: Final = 24 * 3600.0
 # a provider that is hardly faster is not worth its memory and its start
 FASTER: Final = 0.9
 FIXED: Final = "it takes the weights for constants, so personal weights and learning have no effect"
@@ -40,12 +43,15 @@ class ProviderTrial:
             for constants.
         lasting: whether another trial would end alike, so that this one is kept. A library that is
             missing, a driver that is busy or memory that is short may be there the next time.
+        again_at: seconds since 1970 when a trial that was not finished in its time is made again;
+            None for all other outcomes.
     """
 
     latency_ms: float | None
     why: str = ""
     overrides: bool = True
     lasting: bool = True
+    again_at: float | None = None
 
     @classmethod
     def read(cls, kept: Any) -> ProviderTrial | None:
@@ -56,11 +62,15 @@ class ProviderTrial:
         timed = isinstance(latency_ms, float | int) and latency_ms > 0
         if not isinstance(why, str) or not (timed or (latency_ms is None and why)):
             return None
-        return cls(latency_ms, why, overrides=kept.get("overrides", True) is True)
+        again_at = kept.get("again_at")
+        if not (again_at is None or isinstance(again_at, float | int)):
+            return None
+        return cls(latency_ms, why, kept.get("overrides", True) is True, again_at=again_at)
 
     def to_dict(self) -> dict[str, Any]:
         """The outcome as a file has it."""
-        return {"latency_ms": self.latency_ms, "why": self.why, "overrides": self.overrides}
+        known = {"latency_ms": self.latency_ms, "why": self.why, "overrides": self.overrides}
+        return known if self.again_at is None else {**known, "again_at": self.again_at}
 
 
 def choose_provider(
@@ -127,7 +137,9 @@ class KeptTrials:
         digest: of the bundle.
         onnxruntime: its version and providers: others ask for new trials.
         attempt: tries a provider.
-        asked: name of the provider that the user asks for, whose failure is not kept.
+        asked: name of the provider that the user asks for, whose failure is not kept, unless its
+            trial was not finished in its time.
+        clock: gives seconds since 1970.
     """
 
     def __init__(
@@ -138,7 +150,9 @@ class KeptTrials:
         attempt: Callable[[str], ProviderTrial],
         *,
         asked: str = AUTO,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._clock = clock
         self._state = state
         self._digest = digest
         self._onnxruntime = onnxruntime
@@ -150,7 +164,7 @@ class KeptTrials:
         everything = _read(self._state)
         trials = self._kept(everything.pop(self._digest, None))
         for name in names:
-            if name in trials and not (name == self._asked and trials[name].why):
+            if name in trials and self._stands(name, trials[name]):
                 continue
             trials[name] = self._attempt(name)
             found = trials[name].why or f"{trials[name].latency_ms:.3f} ms an answer"
@@ -160,6 +174,11 @@ class KeptTrials:
             entry = {self._digest: {"onnxruntime": self._onnxruntime, "trials": outcome}}
             self._write({**dict(list(everything.items())[1 - KEPT_MOST :]), **entry})
         return trials
+
+    def _stands(self, name: str, kept: ProviderTrial) -> bool:
+        if kept.again_at is not None:  # longer than that: the clock was set back since
+            return 0 < kept.again_at - self._clock() <= AGAIN_S
+        return not (kept.why and name == self._asked)
 
     def _kept(self, entry: Any) -> dict[str, ProviderTrial]:
         """The outcomes that are known; what a file has in another shape is tried again."""

@@ -106,9 +106,9 @@ def test_only_what_another_trial_would_not_change_is_kept(tmp_path: Path) -> Non
         tried.append(name)
         return outcomes[name]
 
-    def tries(**asked: str) -> list[str]:
+    def tries(asked: str = "auto") -> list[str]:
         tried.clear()
-        found = KeptTrials(tmp_path, "digest", "1.0", attempt, **asked).of(list(outcomes))
+        found = KeptTrials(tmp_path, "digest", "1.0", attempt, asked=asked).of(list(outcomes))
         assert found == outcomes
         return list(tried)
 
@@ -126,6 +126,40 @@ def test_only_what_another_trial_would_not_change_is_kept(tmp_path: Path) -> Non
         written["digest"]["trials"]["cpu"] = trial
         (tmp_path / FILE_NAME).write_text(json.dumps(written))
         assert tries() == ["cpu", "cuda"], trial
+
+
+def test_a_trial_that_was_not_finished_in_its_time_is_made_again_after_a_day(
+    active: ActiveBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that hangs would else cost a minute before the first answer of each start."""
+    name = missing()
+    settings = AgentSettings(provider=name)
+    monkeypatch.setattr(lifecycle, "available_providers", lambda: ("cpu", name))
+    with monkeypatch.context() as short:
+        short.setattr("edge_sdk.bundles.trial.TIMEOUT_S", 0.01)
+        assert _provider(active, settings, tmp_path) == "cpu"
+    before = (tmp_path / FILE_NAME).read_text()
+    assert _provider(active, settings, tmp_path) == "cpu"
+    assert (tmp_path / FILE_NAME).read_text() == before
+    kept = json.loads(before)["digest"]["trials"][name]
+    assert kept["why"] == "trial: not finished after 0.01 s"
+
+    tried: list[str] = []
+
+    def attempt(provider: str) -> ProviderTrial:
+        tried.append(provider)
+        return ProviderTrial(None, "golden logits missed")
+
+    def tries(now: float) -> list[str]:
+        tried.clear()
+        (tmp_path / FILE_NAME).write_text(before)
+        version = json.loads(before)["digest"]["onnxruntime"]
+        KeptTrials(tmp_path, "digest", version, attempt, asked=name, clock=lambda: now).of([name])
+        return list(tried)
+
+    assert tries(kept["again_at"] - 1) == []
+    assert tries(kept["again_at"]) == [name]
+    assert tries(0.0) == [name], "a clock that was set back must not keep it for years"
 
 
 def test_a_provider_that_takes_weights_for_constants_serves_fixed_weights_alone(
