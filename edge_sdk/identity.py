@@ -125,10 +125,10 @@ def check_not_enrolled(state: Path) -> None:
         )
 
 
-def check_server_url(text: str) -> str:
+def check_server_url(text: str, name: str = "server") -> str:
     """Return `text` if it can be a server's base URL.
 
-    Raises: ConfigurationError.
+    Raises: ConfigurationError, which begins with `name`.
     """
     try:
         url = urlsplit(text)
@@ -136,5 +136,5 @@ def check_server_url(text: str) -> str:
     except ValueError:
         fits = False
     if not fits or url.query or url.fragment:
-        raise ConfigurationError(f"server: expected http(s)://HOST[:PORT], got {text!r}")
+        raise ConfigurationError(f"{name}: expected http(s)://HOST[:PORT], got {text!r}")
     return text

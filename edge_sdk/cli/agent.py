@@ -123,7 +123,7 @@ def enroll(
     check_not_enrolled(state)
     if server is None:
         server = _discover(service_type, ca)
-    check_server_url(server)  # both before the token is read, and the device measured
+    check_server_url(server, "--server")  # both before the token is read, and the device measured
     refuse_clear_text(server, "--server", insecure=insecure)
     token = _read_token(token_file) if token is None else token
     with waiting("measuring this device"):

@@ -55,4 +55,4 @@ def test_a_mistyped_server_is_refused_before_the_token_is_read(
 ) -> None:
     words = ("--server", server, "--token-file", tmp_path / "none", "--state", tmp_path / "pi")
     refusal = splitedge("agent", "enroll", *words).refusal
-    assert f"server: expected http(s)://HOST[:PORT], got '{server}'" in refusal
+    assert f"--server: expected http(s)://HOST[:PORT], got '{server}'" in refusal
