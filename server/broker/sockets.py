@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import socket
 import ssl
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from server.broker.channel import Channel, TlsChannel
@@ -27,6 +28,66 @@ _END_S: Final = 2.0
 _CLOSE_S: Final = 5.0  # for the last bytes of a socket that closes
 
 logger = logging.getLogger(__name__)
+
+
+class Lobby:
+    """Channels that have not logged in yet, and which of them gives way to a newcomer.
+
+    In the middle of a TLS handshake a channel has cost the processor a millisecond, so it gives way
+    only after a silence. Where thousands of devices come back at one time, each newcomer would else
+    undo the work for another one, and nobody gets in.
+
+    Args:
+        handshake_s: silence after which one gives way that has begun a handshake.
+    """
+
+    def __init__(self, handshake_s: float) -> None:
+        self._handshake_s = handshake_s
+        # the first of each has been silent for longest
+        self._waiting: OrderedDict[Channel, None] = OrderedDict()
+        self._handshakes: OrderedDict[Channel, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._handshakes)
+
+    def __contains__(self, channel: Channel) -> bool:
+        return channel in self._waiting or channel in self._handshakes
+
+    def __iter__(self) -> Iterator[Channel]:
+        return itertools.chain(self._waiting, self._handshakes)
+
+    def enter(self, channel: Channel) -> None:
+        """Add one that has said nothing yet."""
+        self._waiting[channel] = None
+
+    def heard(self, channel: Channel, now: float) -> None:
+        """Note that it has said something, or was answered."""
+        if channel in self._waiting:
+            self._waiting.move_to_end(channel)
+        else:
+            self.shakes_hands(channel, now)
+
+    def shakes_hands(self, channel: Channel, now: float) -> None:
+        """Note that it has begun a handshake, or goes on with it."""
+        self._waiting.pop(channel, None)
+        self._handshakes[channel] = now
+        self._handshakes.move_to_end(channel)
+
+    def leave(self, channel: Channel) -> None:
+        """Remove one that has logged in, or was cut."""
+        self._waiting.pop(channel, None)
+        self._handshakes.pop(channel, None)
+
+    def most_silent(self, now: float) -> Channel | None:
+        """The one that gives way; None while all are at work, and a newcomer has to come again."""
+        for channel in self._waiting:
+            return channel
+        for channel, heard_at in self._handshakes.items():
+            if now - heard_at < self._handshake_s:
+                return None  # the others were heard later
+            if not channel.busy:
+                return channel
+        return None
 
 
 class Sockets:
@@ -49,9 +110,8 @@ class Sockets:
         self._tls: ssl.SSLContext | None = None
         self._channels: dict[Channel, None] = {}
         self._of: dict[Connection, Channel] = {}
-        # not logged in yet, those first that have been silent for longest
-        self._lobby: OrderedDict[Channel, None] = OrderedDict()
-        self._by_source: dict[str, OrderedDict[Channel, None]] = {}
+        self._lobby = Lobby(limits.handshake_s)
+        self._by_source: dict[str, Lobby] = {}
         self._handshakes: deque[TlsChannel] = deque()
         self._sweeper: asyncio.Task[None] | None = None
         self._settling = False
@@ -110,17 +170,18 @@ class Sockets:
         """Count a channel no longer among those that have not logged in."""
         if channel not in self._lobby:
             return
-        del self._lobby[channel]
+        self._lobby.leave(channel)
         same = self._by_source[channel.source]
-        del same[channel]
-        if not same:
+        same.leave(channel)
+        if not len(same):
             del self._by_source[channel.source]
 
     def heard(self, channel: Channel) -> None:
         """Note that a channel without a login has said something, or was answered."""
         if channel in self._lobby:
-            self._lobby.move_to_end(channel)
-            self._by_source[channel.source].move_to_end(channel)
+            now = self.time()
+            self._lobby.heard(channel, now)
+            self._by_source[channel.source].heard(channel, now)
 
     def forget(self, channel: Channel) -> None:
         """Forget a channel whose socket has ended."""
@@ -132,6 +193,10 @@ class Sockets:
 
     def queue_handshake(self, channel: TlsChannel) -> None:
         """Let a handshake go on when it is its turn: each takes a millisecond of the processor."""
+        if channel in self._lobby:
+            now = self.time()
+            self._lobby.shakes_hands(channel, now)
+            self._by_source[channel.source].shakes_hands(channel, now)
         self._handshakes.append(channel)
         if len(self._handshakes) == 1:
             self.loop.call_soon(self._shake_hands)
@@ -163,17 +228,19 @@ class Sockets:
         """Make a channel of a socket, in place of a silent one where there are too many."""
         # without it, two small packets in a row wait 40 ms for an acknowledgement of TCP
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        same = self._by_source.get(source_network(address), OrderedDict())
-        if len(same) >= self._limits.logins_per_address:
-            _cut_most_silent(same)
-        elif len(self._lobby) >= self._limits.logins:
-            _cut_most_silent(self._lobby)
-        if len(self._channels) >= self._limits.connections:
-            if not self._lobby:
-                accepted.close()
-                return
-            _cut_most_silent(self._lobby)
         now = self.time()
+        same = self._by_source.get(source_network(address))
+        if same is not None and len(same) >= self._limits.logins_per_address:
+            has_place = self._cut(same.most_silent(now))
+        elif len(self._lobby) >= self._limits.logins:
+            has_place = self._cut(self._lobby.most_silent(now))
+        else:
+            has_place = True
+        if has_place and len(self._channels) >= self._limits.connections:
+            has_place = self._cut(self._lobby.most_silent(now))
+        if not has_place:
+            accepted.close()
+            return
         channel = (
             Channel(self, accepted, address, now)
             if self._tls is None
@@ -181,12 +248,20 @@ class Sockets:
         )
         self._channels[channel] = None
         self._all_gone.clear()
-        self._lobby[channel] = None
-        self._by_source.setdefault(channel.source, OrderedDict())[channel] = None
+        self._lobby.enter(channel)
+        self._by_source.setdefault(channel.source, Lobby(self._limits.handshake_s)).enter(channel)
 
     def _make_room(self) -> None:
-        """Free a descriptor, if anyone has not logged in."""
-        _cut_most_silent(self._lobby)
+        """Free a descriptor, if anyone who has not logged in is silent."""
+        self._cut(self._lobby.most_silent(self.time()))
+
+    def _cut(self, channel: Channel | None) -> bool:
+        """Cut a channel that has not logged in; whether there is one."""
+        if channel is None:
+            return False
+        self.logged_in(channel)  # its place is free now, its socket in a moment
+        channel.abort()
+        return True
 
     def _shake_hands(self) -> None:
         for _ in range(min(self._limits.handshakes_per_turn, len(self._handshakes))):
@@ -222,14 +297,3 @@ class Sockets:
                 channel.failed(err)
         self.core.tick(now)
         self.settle()
-
-
-def _cut_most_silent(channels: Iterable[Channel]) -> None:
-    """Cut the first one that keeps us waiting, else the first one."""
-    open_ones = [channel for channel in channels if not channel.closing_at]
-    for channel in open_ones:
-        if not channel.busy:
-            channel.abort()
-            return
-    if open_ones:
-        open_ones[0].abort()

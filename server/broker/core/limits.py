@@ -21,6 +21,9 @@ class BrokerLimits:
         connections: sockets in all.
         logins, logins_per_address: sockets that have not logged in yet, in all and of one address
             (an IPv6 /64 is one); above it, the one that has been silent for longest is closed.
+        handshake_s: silence after which one that has begun a TLS handshake is closed so. While all
+            are in the middle of one, a socket above the number is closed, and its client comes
+            again.
         handshakes_per_turn: parts of TLS handshakes between two looks at the other sockets.
         keep_alive_s: the longest keep-alive; a client that asks for none gets this one.
         turn_cost: packets of one client that are handled before the others have their turn. Each
@@ -52,6 +55,7 @@ class BrokerLimits:
     connections: int = 10_000
     logins: int = 1_000
     logins_per_address: int = 500
+    handshake_s: float = 1.0
     handshakes_per_turn: int = 2
     keep_alive_s: int = 300
     turn_cost: int = 32

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import secrets
+import select
 import socket
 import ssl
 import subprocess
@@ -117,6 +118,55 @@ def test_handshake_that_stops_half_way_ends_with_the_logins_deadline() -> None:
         sock.sendall(HALF_A_HELLO)
         with contextlib.suppress(ConnectionError):
             assert sock.recv(1) == b""
+
+
+def test_a_newcomer_undoes_no_handshake_and_comes_in_after_a_silence(tmp_path: Path) -> None:
+    """Thousands that come back at one time undid each other's handshakes, and none got in."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*self_signed(tmp_path))
+    limits = BrokerLimits(logins_per_address=2, handshake_s=2.0, connect_s=30.0)
+    with open_broker(limits, tls) as port, contextlib.ExitStack() as sockets:
+        begun = [sockets.enter_context(half_shaken(port)) for _ in range(2)]
+        assert not enters(port)
+        begun[0].do_handshake()
+        begun[0].sendall(b"\x10")  # a login begins; the other one says nothing more
+        wait_until(lambda: enters(port), "the silent one keeps a newcomer out")
+        begun[1].settimeout(5)
+        with contextlib.suppress(ConnectionError, ssl.SSLError):  # or the end without words
+            begun[1].do_handshake()
+            assert begun[1].recv(1) == b""
+
+
+def half_shaken(port: int) -> ssl.SSLSocket:
+    """A socket that has the server's part of the handshake, and has not answered it.
+
+    Raises: OSError if the server ends it.
+    """
+    plain = socket.create_connection(("127.0.0.1", port), timeout=20)
+    wrapped = attacks._trusting().wrap_socket(plain, do_handshake_on_connect=False)
+    wrapped.setblocking(False)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        wrapped.do_handshake()
+    wrapped.settimeout(20)
+    if select.select([wrapped], [], [], 20)[0] and not plain_peek(wrapped):
+        wrapped.close()
+        raise ConnectionResetError("the server has ended it")
+    return wrapped
+
+
+def plain_peek(sock: socket.socket) -> bytes:
+    """What waits in the socket, below its TLS."""
+    with socket.socket(fileno=os.dup(sock.fileno())) as below:
+        return below.recv(1, socket.MSG_PEEK)
+
+
+def enters(port: int) -> bool:
+    """Whether a newcomer shakes hands."""
+    try:
+        half_shaken(port).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_tls_devices_take_less_than_100_kb_each(tmp_path: Path) -> None:
