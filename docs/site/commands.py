@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import typer
@@ -44,7 +45,8 @@ class Command:
         return {name: each for each in self.parameters if each.option for name in each.names}
 
 
-def all_commands() -> dict[str, Command]:
+@cache
+def all_commands() -> Mapping[str, Command]:
     """Every command of `splitedge` by its name, as in `splitedge server run`."""
     root: Any = typer.main.get_command(application([]))
     return {command.name: command for command in _below("splitedge", root)}
