@@ -322,10 +322,15 @@ def test_a_roll_out_under_way_is_watched_and_stopped_on_a_phone(
             box = page.get_by_role("button", name=name, exact=True).bounding_box()
             assert box is not None
             assert 0 <= box["x"] < box["x"] + box["width"] <= PHONE["width"], name
+        judged = page.get_by_text("of the share, 200 are needed", exact=False)
+        expect(judged).to_be_visible()
         phone.act("Pause")
         expect(page.get_by_role("button", name="Resume", exact=True)).to_be_visible()
+        expect(judged).to_have_count(0)  # nothing is judged while it is paused, nor after its end
+        expect(page.get_by_text("fallback<5%, agreement>0.97, exit>20%")).to_be_visible()
         phone.act("Abort")
         expect(page.get_by_text("aborted", exact=True)).to_be_visible()
+        expect(page.get_by_text("devices of the share ran it", exact=False)).to_be_visible()
         assert registry.rollouts.all()[0].state == "aborted"
         page.get_by_role("button", name="Start a roll-out").click()
         dialog = page.get_by_role("dialog").bounding_box()

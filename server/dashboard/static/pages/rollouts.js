@@ -35,6 +35,7 @@ const None = () => html`
 function Rollout({ rollout, onDone }) {
   const path = `rollouts/${rollout.id}`;
   const live = LIVE.includes(rollout.state);
+  const judged = rollout.state === "running" && rollout.health.length > 0;
   const buttons =
     live &&
     html`<span class="buttons">
@@ -48,7 +49,7 @@ function Rollout({ rollout, onDone }) {
       <div class="row">
         <${Badge} tone=${TONES[rollout.state] || "plain"}>${rollout.state}<//>
         <${Steps} rollout=${rollout} />
-        <span class="soft push">${number(rollout.taken)} of ${number(rollout.joined)} devices of the share run it</span>
+        <span class="soft push">${number(rollout.taken)} of ${number(rollout.joined)} devices of the share ${live || rollout.state === "done" ? "run" : "ran"} it</span>
       </div>
       ${rollout.reason && html`<div class="notice ${rollout.state === "failed" ? "bad" : ""}">${rollout.reason}</div>`}
       ${rollout.waits && html`<p class="soft">It waits for ${rollout.waits}.</p>`}
@@ -56,14 +57,15 @@ function Rollout({ rollout, onDone }) {
         <${Pairs} of=${[
           ["from", rollout.base],
           ["watched for", `${lasting(rollout.wait_s)} at each share`],
-          ["answers", `${number(rollout.answers)} of the share, ${number(rollout.answers_min)} are needed`],
+          judged && ["answers", `${number(rollout.answers)} of the share, ${number(rollout.answers_min)} are needed`],
+          !judged && rollout.health.length > 0 && ["health", rollout.health.map((one) => one.condition).join(", ")],
           rollout.ended_at !== null && ["ended", ago(rollout.ended_at)],
         ]} />
-        <${Pairs} of=${rollout.health.map((one) => [
+        ${judged && html`<${Pairs} of=${rollout.health.map((one) => [
           one.condition,
-          html`<${Badge} tone=${{ good: "good", worse: "bad" }[one.verdict] || "plain"}>${one.verdict || "not judged"}<//>
+          html`<${Badge} tone=${{ good: "good", worse: "bad" }[one.verdict] || "plain"}>${one.verdict}<//>
             ${one.value !== null && html` <span class="soft">${shown(one, one.value)}${one.limit !== null && `, limit ${shown(one, one.limit)}`}</span>`}`,
-        ])} />
+        ])} />`}
       </div>
       ${rollout.joined > 0 && html`<${Devices} rollout=${rollout} live=${live} />`}
     <//>
