@@ -1,0 +1,188 @@
+"""The sweeps: for each, the recipes of examples/recipes with one value in place of another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from benchmarks.reports import RECIPES
+from server.training.comparison.values import with_values
+from server.training.recipe.recipe import Recipe, load_recipe
+
+Kind = Literal["plain", "privacy", "cost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a sweep's table: a recipe of examples/recipes and what is changed in it.
+
+    Attributes:
+        values: by dotted name, as `round.participation`.
+    """
+
+    recipe: str
+    values: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name of the trainings' folders: the recipe, and the last change."""
+        key, value = list(self.values.items())[-1]
+        return f"{self.recipe}_{key.rpartition('.')[2]}-{value}"
+
+    def read(self, rounds: int) -> Recipe:
+        """The whole recipe, evaluated after the last round alone."""
+        recipe = with_values(load_recipe(RECIPES / f"{self.recipe}-digits.toml"), self.values)
+        return replace(
+            recipe,
+            train=replace(recipe.train, rounds=rounds),
+            evaluate=replace(recipe.evaluate, every=rounds),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Lines of one table."""
+
+    title: str
+    lines: Sequence[Line]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A sweep.
+
+    Attributes:
+        kind: columns beside the accuracies: none, epsilon, or power and classes.
+        rounds: of each training.
+        about: sentences above the tables.
+    """
+
+    title: str
+    kind: Kind
+    rounds: int
+    groups: Sequence[Group]
+    about: str
+
+
+def _over(recipe: str, name: str, values: Sequence[Any]) -> list[Line]:
+    return [Line(recipe, {name: value}) for value in values]
+
+
+PARTICIPATION: Final = Sweep(
+    "Shares of the clients that take part in a round",
+    "plain",
+    30,
+    [
+        Group(method, _over(method, "round.participation", [0.2, 0.5, 1.0]))
+        for method in ("scala", "minibatch-sfl", "supersfl", "besplit", "splitfed-v1", "fedavg")
+    ],
+    "SCALA's Table IV varies the share of the clients that each round draws, here of ten. All else is as in the recipes; a smaller share trains on fewer samples in as many rounds.",
+)
+SENSITIVITY: Final = Sweep(
+    "The methods' own numbers, one at a time",
+    "plain",
+    20,
+    [
+        Group("BESplit: tau", _over("besplit", "method_numbers.tau", [1.0, 2.0, 5.0, 10.0])),
+        Group(
+            "BESplit: weight of KD_C (client_share)",
+            _over("besplit", "method_numbers.client_share", [0.0, 0.1, 0.2, 0.5, 1.0]),
+        ),
+        Group(
+            "BESplit: weight of KD_G (server_share)",
+            _over("besplit", "method_numbers.server_share", [0.0, 0.1, 0.3, 0.5, 1.0]),
+        ),
+        Group(
+            "SplitLPF: alpha",
+            _over("splitlpf", "method_numbers.alpha", [0.1, 0.2, 0.4, 0.5, 0.6, 0.8, 0.9, 1.0]),
+        ),
+        Group(
+            "SplitLPF: dead_zone", _over("splitlpf", "method_numbers.dead_zone", [0.0, 0.2, 0.4])
+        ),
+        Group("SplitLPF: dropout", _over("splitlpf", "method_numbers.dropout", [0.0, 0.25, 0.5])),
+        Group(
+            "SplitLPF: refit_epochs", _over("splitlpf", "method_numbers.refit_epochs", [0, 1, 2])
+        ),
+    ],
+    "BESplit's Fig. 6 varies its temperature and the weights of its two distillations; SplitLPF's"
+    " sweep varies alpha. The other numbers of SplitLPF are ours. A value of the recipe itself"
+    " stands in every table.",
+)
+# iid and more epochs: what the accuracy loses is then by the noise
+_CLEAN: Final = {
+    "data.partition": "iid",
+    "data.numbers": {},
+    "data.held_out": 0.0,
+    "train.learning_rate": 0.1,
+    "train.momentum": 0.0,
+    "train.epochs": 3,
+    "privacy.update_clip": 1.0,
+}
+NOISE: Final = Sweep(
+    "Noise on updates and features",
+    "privacy",
+    20,
+    [
+        Group(
+            "FedAvg: update_sigma",
+            [
+                Line("fedavg", _CLEAN | {"privacy.update_sigma": sigma})
+                for sigma in (0.0, 0.02, 0.05, 0.1, 0.2, 1.0)
+            ],
+        ),
+        Group(
+            "SplitFedV1: feature_sigma (update_sigma 0.05)",
+            [
+                Line(
+                    "splitfed-v1",
+                    _CLEAN
+                    | {
+                        "privacy.update_sigma": 0.05,
+                        "privacy.feature_clip": 8.0,
+                        "privacy.feature_sigma": sigma,
+                    },
+                )
+                for sigma in (0.01, 0.05, 0.1)
+            ],
+        ),
+        Group(
+            "HARMONY: noise on returned gradients",
+            _over("harmony", "method_numbers.noise", [0.0, 1.0, 10.0, 1000.0]),
+        ),
+    ],
+    "The first two tables are of ten clients with equal mixes of classes, nothing held out, a"
+    " learning rate of 0.1 without momentum, three epochs a round and `update_clip = 1`. Epsilon is a"
+    " client's, at delta 1e-5 (decision 0008). HARMONY's is its own recipe, where noise on the"
+    " gradients that a client returns hides labels, without an epsilon.",
+)
+# a Raspberry Pi 4 would not do as an example: it is this machine that trains, and it has no meter
+_POWER: Final = {"energy.idle_w": 30.0, "energy.busy_w": 90.0, "energy.co2_g_kwh": 400.0}
+METHODS: Final = Sweep(
+    "Accuracy by class, and power for a point of accuracy",
+    "cost",
+    30,
+    [
+        Group(
+            "the digits",
+            [
+                Line(method, _POWER)
+                for method in (
+                    "supersfl", "besplit", "scala", "harmony", "splitlpf",
+                    "splitfed-v1", "splitfed-v2", "fedavg",
+                )
+            ],
+        )
+    ],
+    "SuperSFL's Fig. 5 and Table II set power and CO2 beside accuracy. This machine has no meter:"
+    " 30 W at rest, 90 W with all cores busy and 400 g of CO2 a kWh are declared, as a user does"
+    " in a recipe, and only the ratios between the methods say something. Watts are the mean over"
+    " training; a method that trains longer at the same power emits more.",
+)  # fmt: skip
+
+SWEEPS: Final[Mapping[str, Sweep]] = {
+    "participation": PARTICIPATION,
+    "sensitivity": SENSITIVITY,
+    "noise": NOISE,
+    "methods": METHODS,
+}

@@ -1,0 +1,147 @@
+"""Tables of a sweep: means over the seeds with 95 % intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.reports import made_by, provenance, write
+from benchmarks.sweeps.catalog import Kind, Line, Sweep
+from server.training.comparison.comparison import Training
+from server.training.comparison.intervals import mean_interval
+
+Column = Callable[[Training], float | None]
+
+
+def _accuracy(training: Training) -> float:
+    return 100 * training.accuracy
+
+
+def _clients(training: Training) -> float:
+    return 100 * training.accuracy_clients
+
+
+def _epsilon(training: Training) -> float | None:
+    found = training.report["privacy"]
+    epsilon: float | None = None if found is None else found["epsilon"]
+    return epsilon
+
+
+def _lost(training: Training) -> float:
+    """Rounds whose result could not be merged."""
+    return sum(not row["merged"] for row in training.rows)
+
+
+def _class(pick: Callable[[Sequence[float]], float]) -> Column:
+    def column(training: Training) -> float:
+        return 100 * pick(list(training.report["final"]["accuracy_by_class"].values()))
+
+    return column
+
+
+def _energy(key: str) -> Column:
+    def column(training: Training) -> float | None:
+        found: float | None = training.report["energy"][key]
+        return found
+
+    return column
+
+
+_PLAIN: Final[Mapping[str, Column]] = {"accuracy, %": _accuracy, "clients, %": _clients}
+_COLUMNS: Final[Mapping[Kind, Mapping[str, Column]]] = {
+    "plain": _PLAIN,
+    "privacy": {"accuracy, %": _accuracy, "epsilon": _epsilon, "rounds without a merge": _lost},
+    "cost": {
+        **_PLAIN,
+        "worst class, %": _class(min),
+        "best class, %": _class(max),
+        "W": _energy("watts"),
+        "W a point": _energy("watts_per_point"),
+        "kJ": lambda training: training.report["energy"]["joules"] / 1e3,
+        "CO2, g": _energy("co2_g"),
+    },
+}
+
+
+def tables_of(sweep: Sweep, trainings: Sequence[Training]) -> list[str]:
+    """A table for each group, and for the sweep of methods one of their classes."""
+    found = []
+    columns = _COLUMNS[sweep.kind]
+    for group in sweep.groups:
+        rows = [["setting", *columns]]
+        for line in group.lines:
+            own = _of(line, trainings)
+            rows.append(
+                [_setting(line, sweep), *(_cell(column, own) for column in columns.values())]
+            )
+        found.append(f"## {group.title}\n\n{_table(rows)}")
+    if sweep.kind == "cost":
+        found += [f"## Accuracy by class, %\n\n{_table(list(_classes(sweep, trainings)))}"]
+    return found
+
+
+def write_sweep(
+    path: Path, command: str, sweep: Sweep, rounds: int, trainings: Sequence[Training]
+) -> None:
+    """Write PATH.json and PATH.md."""
+    about = {"command": command} | provenance()
+    seeds = sorted({training.seed for training in trainings})
+    report = about | {
+        "rounds": rounds,
+        "seeds": seeds,
+        "trials": [
+            training.figures()
+            | {
+                "name": training.name,
+                "privacy": training.report["privacy"],
+                "energy": training.report.get("energy"),
+                "by_class": training.report["final"].get("accuracy_by_class"),
+            }
+            for training in trainings
+        ],
+    }
+    means = (
+        f"{rounds} rounds on the digits, seeds {', '.join(map(str, seeds))}; means with 95 %"
+        " intervals of Student's t. `clients`: mean over the clients, each on its own classes."
+    )
+    tables = tables_of(sweep, trainings)
+    write(path, report, [f"# {sweep.title}", made_by(about), sweep.about, means, *tables])
+
+
+def _classes(sweep: Sweep, trainings: Sequence[Training]) -> Iterator[list[str]]:
+    """Rows of the table of classes: means over the seeds."""
+    lines = [line for group in sweep.groups for line in group.lines]
+    names = list(_of(lines[0], trainings)[0].report["final"]["accuracy_by_class"])
+    yield ["method", *names]
+    for line in lines:
+        own = [one.report["final"]["accuracy_by_class"] for one in _of(line, trainings)]
+        means = [100 * math.fsum(each[name] for each in own) / len(own) for name in names]
+        yield [line.recipe, *(f"{mean:.1f}" for mean in means)]
+
+
+def _of(line: Line, trainings: Sequence[Training]) -> list[Training]:
+    return [training for training in trainings if training.name == line.name]
+
+
+def _setting(line: Line, sweep: Sweep) -> str:
+    """The last value that is changed, which differs from line to line; else the recipe's name."""
+    return line.recipe if sweep.kind == "cost" else str(list(line.values.values())[-1])
+
+
+def _cell(column: Column, own: Sequence[Training]) -> str:
+    values = [column(training) for training in own]
+    if any(value is None for value in values):
+        return "none"
+    found = mean_interval([value for value in values if value is not None])
+    if math.isnan(found.mean):
+        return "none"
+    if found.seeds == 1 or found.half_width == 0:
+        return f"{found.mean:.4g}"
+    return str(found)
+
+
+def _table(rows: Sequence[Sequence[Any]]) -> str:
+    head, *rest = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rest))
