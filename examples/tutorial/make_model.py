@@ -72,7 +72,7 @@ def read(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
 def train(images: np.ndarray, labels: np.ndarray, epochs: int) -> nn.Sequential:
     """A network trained by cross-entropy."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # so small a network gains nothing by more, and waits on a busy machine
+    torch.set_num_threads(1)  # more gain little here, and wait for each other on a busy machine
     net = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),

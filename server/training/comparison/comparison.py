@@ -66,6 +66,12 @@ class Training:
         total: int = sum(row["bytes_up"] + row["bytes_down"] for row in self.rows)
         return total / 1e6
 
+    @property
+    def energy(self) -> Mapping[str, Any] | None:
+        """Energy of the training (server.training.report.cost); None where it is not known."""
+        found: Mapping[str, Any] = self.report["energy"]
+        return None if found.get("watts_per_point") is None else found
+
     def figures(self) -> dict[str, Any]:
         """The training's own figures, as a report has them."""
         return {

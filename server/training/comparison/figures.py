@@ -27,6 +27,20 @@ class Reaching:
 
 
 @dataclass(frozen=True, slots=True)
+class Power:
+    """Energy of one recipe's trainings over the seeds.
+
+    Attributes:
+        kilojoules: of a training. watts_per_point: mean watts over the accuracy in percent.
+        co2_g: None for a recipe that does not say what its kilowatt hours emit.
+    """
+
+    kilojoules: Interval
+    watts_per_point: Interval
+    co2_g: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """Figures of one recipe over the seeds, with 95 % intervals.
 
@@ -38,6 +52,7 @@ class Line:
         accuracy_clients: mean over the clients, each on its own test samples.
         megabytes: payload of all clients in both directions. seconds: of training.
         reaching: None without a target.
+        power: None where the energy of a seed is not known.
     """
 
     name: str
@@ -47,10 +62,11 @@ class Line:
     megabytes: Interval
     seconds: Interval
     reaching: Reaching | None
+    power: Power | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The line as a report has it."""
-        reaching = self.reaching
+        reaching, power = self.reaching, self.power
         return {
             "accuracy": _table(self.accuracy),
             "difference": _table(self.difference),
@@ -64,6 +80,13 @@ class Line:
                 "rounds": _table(reaching.rounds),
                 "megabytes": _table(reaching.megabytes),
                 "seconds": _table(reaching.seconds),
+            },
+            "power": None
+            if power is None
+            else {
+                "kilojoules": _table(power.kilojoules),
+                "watts_per_point": _table(power.watts_per_point),
+                "co2_g": _table(power.co2_g),
             },
         }
 
@@ -99,6 +122,19 @@ def _line(
         mean_interval([each.megabytes for each in group]),
         mean_interval([each.seconds for each in group]),
         None if target is None else _reaching(group, target),
+        _power(group),
+    )
+
+
+def _power(group: Sequence[Training]) -> Power | None:
+    known = [each.energy for each in group if each.energy is not None]
+    if len(known) < len(group):
+        return None
+    co2 = [one["co2_g"] for one in known]
+    return Power(
+        mean_interval([one["joules"] / 1e3 for one in known]),
+        mean_interval([one["watts_per_point"] for one in known]),
+        None if None in co2 else mean_interval(co2),
     )
 
 
@@ -114,16 +150,22 @@ def _reaching(group: Sequence[Training], target: float) -> Reaching:
     )
 
 
-def headings(first: str, target: float | None) -> list[str]:
-    """Headings of the table."""
+def headings(first: str, target: float | None, *, power: bool = False) -> list[str]:
+    """Headings of the table, those of `cells`."""
     left = ["recipe", "accuracy, %", f"against {first}, points", "clients, %", "MB", "seconds"]
+    if power:
+        left += ["kJ", "W a point", "CO2, g"]
     if target is None:
         return left
     return [*left, f"reached {100 * target:g} %", "rounds to it", "MB to it", "seconds to it"]
 
 
-def cells(line: Line, seeds: int) -> list[str]:
-    """A line of the table: mean ± half width of the interval."""
+def cells(line: Line, seeds: int, *, power: bool = False) -> list[str]:
+    """A line of the table: mean ± half width of the interval.
+
+    Args:
+        power: with the cells of the energy, which some line has.
+    """
     texts = [
         line.name,
         _shown(line.accuracy, 100),
@@ -132,6 +174,10 @@ def cells(line: Line, seeds: int) -> list[str]:
         _shown(line.megabytes),
         _shown(line.seconds),
     ]
+    if power:
+        own = line.power
+        figures = (None,) * 3 if own is None else (own.kilojoules, own.watts_per_point, own.co2_g)
+        texts += ["-" if figure is None else _shown(figure) for figure in figures]
     found = line.reaching
     if found is not None:
         costs = (found.rounds, found.megabytes, found.seconds)

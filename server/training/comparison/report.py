@@ -52,8 +52,9 @@ class Comparison:
 
     def table(self) -> list[list[str]]:
         """Headings and lines."""
-        head = headings(self.lines[0].name, self.target)
-        return [head, *(cells(line, self.seeds) for line in self.lines)]
+        power = any(line.power is not None for line in self.lines)
+        head = headings(self.lines[0].name, self.target, power=power)
+        return [head, *(cells(line, self.seeds, power=power) for line in self.lines)]
 
     def notes(self) -> Iterator[str]:
         """Sentences that belong below the table."""

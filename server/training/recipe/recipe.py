@@ -247,12 +247,15 @@ class EnergySettings:
 
     Attributes:
         idle_w, busy_w: watts at rest and with all cores busy; None for unknown.
+        co2_g_kwh: grams of CO2 that the grid emits for a kilowatt hour; None for unknown.
     """
 
     idle_w: float | None = None
     busy_w: float | None = None
+    co2_g_kwh: float | None = field(default=None, metadata=added())
 
     def __post_init__(self) -> None:
+        check_fields(self, co2_g_kwh=optional(number(least=0)))
         try:
             self.model()
         except InvalidProfileError as err:

@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import cycle
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
 from profiles.energy import EnergyReading
 from server.training.report.metrics import CLIENT_POWER, ClientLoad, modelled_latency
 from server.training.run.run import Row, Run
+
+_KWH_J: Final = 3.6e6
 
 
 def training_cost(rows: Sequence[Row]) -> dict[str, Any]:
@@ -67,9 +69,31 @@ def answer_latency(
     }
 
 
-def energy_report(reading: EnergyReading, what: str, rounds: int) -> dict[str, Any]:
-    """Joules as a report has them: their source, what they cover, and over how many rounds."""
-    return asdict(reading) | {"of": what, "rounds": rounds}
+def energy_report(
+    reading: EnergyReading,
+    what: str,
+    rounds: int,
+    *,
+    accuracy: float | None = None,
+    co2_g_kwh: float | None = None,
+) -> dict[str, Any]:
+    """Joules as a report has them: their source, what they cover, and over how many rounds.
+
+    `watts` is their mean over the time, `watts_per_point` that mean over the accuracy in percent
+    (SuperSFL, Table II), and `co2_g` the grams of CO2 for them. Each is None where it is not known.
+
+    Args:
+        accuracy: at the end, 0 to 1. co2_g_kwh: grams of CO2 for a kilowatt hour.
+    """
+    joules = reading.joules
+    watts = joules / reading.seconds if joules is not None and reading.seconds > 0 else None
+    return asdict(reading) | {
+        "of": what,
+        "rounds": rounds,
+        "watts": watts,
+        "watts_per_point": watts / (100 * accuracy) if watts is not None and accuracy else None,
+        "co2_g": None if joules is None or co2_g_kwh is None else joules / _KWH_J * co2_g_kwh,
+    }
 
 
 def _load(run: Run, name: str, samples: int, offload_rate: float, power: float) -> ClientLoad:

@@ -91,6 +91,21 @@ class Evaluator:
             return sum(int(right.sum()) for right in each) / sum(map(len, each))
         return float(np.mean([right.mean() for right in each]))
 
+    def by_class(self, *, supervised: bool) -> dict[str, float | None]:
+        """Share of right answers to the global test set's samples of each class, by class name.
+
+        The path is that of `accuracy`, and each figure the mean over the clients. None for a class
+        without a test sample.
+        """
+        y_test = self._run.y_test
+        each = list(self._right(self.path(supervised=supervised)).values())
+        found: dict[str, float | None] = {}
+        for label, name in enumerate(self._run.class_names):
+            rows = np.flatnonzero(y_test == label)
+            means = [float(right[rows].mean()) for right in each] if len(rows) else []
+            found[name] = statistics.fmean(means) if means else None
+        return found
+
     def exit_accuracy(self) -> float:
         """Accuracy of exits on the global test set: the mean over clients, each with its head."""
         return float(np.mean([right.mean() for right in self._right("exits").values()]))

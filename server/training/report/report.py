@@ -30,7 +30,8 @@ Report = dict[str, Any]
 def report_of(simulation: Simulation, rows: list[Row]) -> Report:
     """A finished simulation's report.
 
-    `final.accuracy` is on the test part, by the same path as the rounds'; the other figures are
+    `final.accuracy` is on the test part, by the same path as the rounds', and
+    `final.accuracy_by_class` on its samples of each class; the other figures are
     over clients, each tested on test samples of its own classes (ID) and, with `evaluate.rho`, of
     others (OOD), and answered as `final.answers` says. Those of gated pairs are by a threshold that
     each client chooses on its held-out samples, or, in a run that holds none out, on its test
@@ -54,6 +55,7 @@ def report_of(simulation: Simulation, rows: list[Row]) -> Report:
         "rounds": rows,
         "final": {
             "accuracy": evaluator.accuracy(supervised=supervised),
+            "accuracy_by_class": evaluator.by_class(supervised=supervised),
             "accuracy_id": summary.accuracy_id,
             "accuracy_ood": summary.accuracy_ood,
             "accuracy_ood_why": _no_ood(recipe.evaluate.rho, summary.accuracy_ood),

@@ -82,7 +82,13 @@ def simulate(
                 record_rounds(out, simulation, rows, rounds, on_round or _ignore)
                 simulation.close()  # the time of workers is known once they have ended
         report = report_of(simulation, rows)
-        report["energy"] = energy_report(meter.read(), "clients and server", len(rows) - resumed)
+        report["energy"] = energy_report(
+            meter.read(),
+            "clients and server",
+            len(rows) - resumed,
+            accuracy=report["final"]["accuracy"],
+            co2_g_kwh=recipe.energy.co2_g_kwh,
+        )
         outcome = write_outcome(out, simulation, rows)
         report["weights"] = str(out / WEIGHTS)
         report["scores"] = [table_of(score) for score in outcome.scores]

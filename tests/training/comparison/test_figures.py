@@ -13,13 +13,15 @@ from server.training.comparison.comparison import Training
 from server.training.comparison.figures import cells, headings, lines_of
 
 
-def training(name: str, seed: int, curve: Sequence[float | None]) -> Training:
+def training(
+    name: str, seed: int, curve: Sequence[float | None], energy: dict[str, float] | None = None
+) -> Training:
     rounds: list[dict[str, Any]] = [
         {"round": at, "accuracy": value, "seconds": 2.0, "bytes_up": 600_000, "bytes_down": 400_000}
         for at, value in enumerate(curve, start=1)
     ]
     final = {"accuracy": curve[-1], "accuracy_clients": None}
-    return Training(name, seed, {"rounds": rounds, "final": final})
+    return Training(name, seed, {"rounds": rounds, "final": final, "energy": energy or {}})
 
 
 ONES = (0.61, 0.74, 0.70, 0.66)
@@ -42,6 +44,24 @@ def test_intervals_are_scipys() -> None:
     paired = stats.ttest_rel(OTHERS, ONES).confidence_interval(0.95)
     assert second.difference.mean - second.difference.half_width == pytest.approx(paired.low)
     assert second.difference.mean + second.difference.half_width == pytest.approx(paired.high)
+
+
+def test_power_is_shown_where_every_seed_of_a_recipe_knows_it() -> None:
+    known = [{"joules": joules, "watts_per_point": 0.5, "co2_g": 2.0} for joules in (1e3, 3e3)]
+    trainings = [
+        *(training("one", seed, [0.5], known[seed]) for seed in range(2)),
+        training("other", 0, [0.5], known[0]),
+        training("other", 1, [0.5]),
+    ]
+    one, other = lines_of(trainings)
+    assert other.power is None
+    assert one.power is not None
+    assert one.power.kilojoules.mean == 2.0
+    assert headings("one", None, power=True)[-3:] == ["kJ", "W a point", "CO2, g"]
+    # of 1 and 3 the deviation is 1.41, t for two values 12.71: 12.71 * 1.41 / 1.41
+    assert cells(one, 2, power=True)[-3:] == ["2.00 ± 12.71", "0.50 ± 0.00", "2.00 ± 0.00"]
+    assert cells(other, 2, power=True)[-3:] == ["-"] * 3
+    assert len(cells(one, 2)) == len(headings("one", None))
 
 
 def test_cost_to_the_target_is_of_the_seeds_that_reached_it() -> None:

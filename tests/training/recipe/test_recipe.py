@@ -109,6 +109,7 @@ def test_the_numbers_of_a_method_reach_its_record() -> None:
         ({"round": {"cohort": 0}}, "cohort"),
         ({"round": {"participation": 0}}, "round: participation: expected .* above 0 .*, got 0"),
         ({"energy": {"idle_w": 3}}, "energy: expected idle_w and busy_w, or neither"),
+        ({"energy": {"co2_g_kwh": -1}}, "co2_g_kwh: expected"),
         ({"energy": {"idle_w": 3, "busy_w": 2}}, "energy: power model: busy_w: expected at least"),
         ({"round": {"step_deadline_s": 0}}, "step_deadline_s"),
         ({"round": {"norm_bound": -1}}, "norm_bound"),

@@ -11,7 +11,7 @@ import pytest
 from edge_sdk.errors import ConfigurationError
 from profiles.energy import EnergyReading
 from server.training.recipe.recipe import Recipe, read_recipe
-from server.training.report.cost import answer_latency, training_cost
+from server.training.report.cost import answer_latency, energy_report, training_cost
 from server.training.report.device_scores import DeviceScore, fleet_energy
 from server.training.report.metrics import Score
 from server.training.simulation.build import build_simulation
@@ -111,6 +111,21 @@ def test_fleets_energy_is_of_those_that_know_theirs() -> None:
     assert found["sources"] == {"a": "ina", "b": "none", "c": "declared"}
     assert found["seconds"] == 6.0
     assert fleet_energy(scores[1:2])["joules"] is None
+
+
+def test_power_for_a_point_and_co2_by_hand() -> None:
+    """7.2 kJ in 2 minutes are 60 W and 0.002 kWh; 60 W for 80 % are 0.75 W a point."""
+    reading = EnergyReading(7200.0, 120.0, "declared", "by hand")
+    found = energy_report(reading, "all", 2, accuracy=0.8, co2_g_kwh=400.0)
+    assert found["watts"] == pytest.approx(60)
+    assert found["watts_per_point"] == pytest.approx(0.75)
+    assert found["co2_g"] == pytest.approx(0.8)
+    for accuracy in (None, 0.0):
+        found = energy_report(reading, "all", 2, accuracy=accuracy)
+        assert (found["watts_per_point"], found["co2_g"]) == (None, None)
+    unknown = EnergyReading(None, 120.0, "none", "no source")
+    found = energy_report(unknown, "all", 2, accuracy=0.8, co2_g_kwh=400.0)
+    assert {found[key] for key in ("watts", "watts_per_point", "co2_g")} == {None}
 
 
 def test_simulations_report_says_what_it_cost(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import recall_score
 from torch import nn
 
 from server.training.recipe.recipe import read_recipe
@@ -40,6 +41,33 @@ def simulation_of(
         **rest,
     }
     return build_simulation(read_recipe(recipe))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "splitfed-v1", "splitlpf", "ditto"])
+def test_accuracy_by_class_is_sklearns_recall(method: str) -> None:
+    simulation = simulation_of(method, data={"test_max": 300})
+    rows: list[Any] = []
+    list(run_rounds(simulation, rows))
+    evaluator = Evaluator(simulation)
+    found = evaluator.by_class(supervised=True)
+    assert list(found) == list(simulation.class_names)
+    counts = np.bincount(simulation.y_test, minlength=10)
+    each = np.array([found[name] for name in simulation.class_names])
+    whole = evaluator.accuracy(supervised=True)
+    assert (counts @ each) / counts.sum() == pytest.approx(whole)
+    if method == "fedavg":
+        labels = evaluator.labels(simulation.state.net)
+        recall = recall_score(simulation.y_test, labels, average=None, labels=range(10))
+        assert each == pytest.approx(recall)
+
+
+def test_a_class_without_a_test_sample_has_no_accuracy() -> None:
+    simulation = simulation_of("fedavg")
+    kept = simulation.y_test != 3
+    simulation = replace(simulation, x_test=simulation.x_test[kept], y_test=simulation.y_test[kept])
+    found = Evaluator(simulation).by_class(supervised=True)
+    assert found["3"] is None
+    assert all(value is not None for name, value in found.items() if name != "3")
 
 
 def zero_head(depth: int = 2, likes: int | None = None) -> dict[str, torch.Tensor]:
