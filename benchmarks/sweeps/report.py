@@ -49,9 +49,14 @@ def _energy(key: str) -> Column:
     return column
 
 
+def _auxiliary(training: Training) -> float:
+    return 100 * float(training.report["final"]["auxiliary"]["accuracy"])
+
+
 _PLAIN: Final[Mapping[str, Column]] = {"accuracy, %": _accuracy, "clients, %": _clients}
 _COLUMNS: Final[Mapping[Kind, Mapping[str, Column]]] = {
     "plain": _PLAIN,
+    "auxiliary": {"BESplit-G, %": _accuracy, "BESplit-A, %": _auxiliary},
     "privacy": {"accuracy, %": _accuracy, "epsilon": _epsilon, "rounds without a merge": _lost},
     "cost": {
         **_PLAIN,
@@ -98,6 +103,7 @@ def write_sweep(
                 "privacy": training.report["privacy"],
                 "energy": training.report.get("energy"),
                 "by_class": training.report["final"].get("accuracy_by_class"),
+                "auxiliary": (training.report["final"].get("auxiliary") or {}).get("accuracy"),
             }
             for training in trainings
         ],
