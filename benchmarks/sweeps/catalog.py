@@ -95,10 +95,10 @@ BESPLIT: Final = Sweep(
             _over("besplit", "method_numbers.server_share", [0.0, 0.1, 0.3, 0.5, 1.0]),
         ),
     ],
-    "BESplit's Fig. 6 varies its temperature and the weights of its two distillations on"
+    "BESplit's Fig. 6 varies its temperature and the weights of its two distillations, on"
     " Fashion-MNIST; here it is the digits. They train the auxiliary models alone (BESplit-A), so"
-    " the whole network (BESplit-G) is the same, bit for bit. A value of the recipe itself stands in"
-    " every table.",
+    " the whole network (BESplit-G) is the same, bit for bit. A recipe's own value stands in every"
+    " table.",
 )
 SPLITLPF: Final = Sweep(
     "SplitLPF's own numbers, one at a time",
