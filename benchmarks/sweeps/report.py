@@ -110,8 +110,10 @@ def write_sweep(
     }
     means = (
         f"{rounds} rounds on the digits, seeds {', '.join(map(str, seeds))}; means with 95 %"
-        " intervals of Student's t. `clients`: mean over the clients, each on its own classes."
+        " intervals of Student's t."
     )
+    if "clients, %" in _COLUMNS[sweep.kind]:
+        means += " `clients`: mean over the clients, each on its own classes."
     tables = tables_of(sweep, trainings)
     write(path, report, [f"# {sweep.title}", made_by(about), sweep.about, means, *tables])
 

@@ -54,6 +54,21 @@ def test_a_figure_that_a_seed_lacks_is_none() -> None:
     assert table.splitlines()[-1] == "| 1 | 50 | none | 1 |"
 
 
+def test_besplits_sweep_is_told_by_its_auxiliary_models() -> None:
+    sweep = Sweep(
+        "", "auxiliary", 1, [Group("tau", [Line("besplit", {"method_numbers.tau": 2})])], ""
+    )
+    trainings = [
+        Training("besplit_tau-2", seed, {"final": {"accuracy": 0.9, "auxiliary": {"accuracy": a}}})
+        for seed, a in enumerate((0.5, 0.7))
+    ]
+    (table,) = tables_of(sweep, trainings)
+    head, _, line = table.splitlines()[-3:]
+    assert head == "| setting | BESplit-G, % | BESplit-A, % |"
+    # of 50 and 70 the deviation is 14.1, t for two values 12.7: 12.7 * 14.1 / 1.41
+    assert line == "| 2 | 90 | 60 ± 1.3e+02 |"
+
+
 def test_a_sweep_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(typer.BadParameter, match="expected one of participation, besplit"):
         main("nosuch", results=tmp_path, work=tmp_path)
