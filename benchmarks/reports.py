@@ -28,6 +28,14 @@ Hours = Annotated[
     float | None,
     typer.Option(min=0, help="Stop after so many hours.", show_default="no end"),
 ]
+Work = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIR",
+        show_default="a folder in splitedge-runs",
+        help="Folder of trainings that are under way.",
+    ),
+]
 Results = Annotated[
     Path,
     typer.Option(metavar="DIR", show_default="benchmarks/results", help="Folder of the reports."),

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Final
 
 import torch
@@ -31,7 +30,7 @@ from benchmarks.paper.progress import page_path
 from benchmarks.paper.report import RESULTS, report_path
 from benchmarks.paper.runner import Runner
 from benchmarks.paper.tables import Scale
-from benchmarks.reports import ROOT, Data, Hours, PaperResults, Seeds
+from benchmarks.reports import ROOT, Data, Hours, PaperResults, Seeds, Work
 from edge_sdk.cli.times import plural
 from edge_sdk.errors import SplitedgeError
 
@@ -65,12 +64,7 @@ def paper(  # noqa: PLR0917 - a command's options
         bool, typer.Option("--plan", help="Train nothing: measure how long each row will take.")
     ] = False,
     results: PaperResults = RESULTS,
-    work: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR", help="Folder of unfinished rows.", show_default="splitedge-runs/paper"
-        ),
-    ] = WORK,
+    work: Work = WORK,
 ) -> None:
     """Train the tables of the five papers and write our figures next to theirs."""
     names = _names(tables or [], rows or [], scale, every=every)

@@ -9,13 +9,12 @@ splitedge-runs/sweeps, so that the same call goes on after a stop.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated, Final
 
 import torch
 import typer
 
-from benchmarks.reports import RESULTS, ROOT, Results, Seeds
+from benchmarks.reports import RESULTS, ROOT, Results, Seeds, Work
 from benchmarks.sweeps.catalog import SWEEPS
 from benchmarks.sweeps.report import tables_of, write_sweep
 from server.training.comparison.comparison import Training, Watcher, compare
@@ -30,12 +29,7 @@ def main(
     ] = None,
     seeds: Seeds = 3,
     results: Results = RESULTS,
-    work: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR", help="Folder of the trainings.", show_default="splitedge-runs/sweeps"
-        ),
-    ] = WORK,
+    work: Work = WORK,
 ) -> None:
     """Train every line of the sweep with every seed."""
     if name not in SWEEPS:

@@ -25,7 +25,7 @@ from benchmarks.jobs.results import read_report, trial_of
 from benchmarks.jobs.training import train_resumable
 from benchmarks.paper.measures import measured
 from benchmarks.paper.tables import over
-from benchmarks.reports import RESULTS, ROOT, Data, Hours, Results
+from benchmarks.reports import RESULTS, ROOT, Data, Hours, Results, Work
 from benchmarks.tuning.report import add_trial, report_path
 from benchmarks.tuning.sweep import SWEEP, DataName, method_of, trials_of
 from edge_sdk.cli.times import plural
@@ -47,12 +47,7 @@ def tuning(  # noqa: PLR0917 - a command's options
     data: Data = None,
     hours: Hours = None,
     results: Results = RESULTS,
-    work: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR", help="Folder of unfinished trials.", show_default="splitedge-runs/tuning"
-        ),
-    ] = WORK,
+    work: Work = WORK,
 ) -> None:
     """Give every method the same sweep, and choose its numbers on held-out samples."""
     unknown = sorted(set(methods or []) - set(SWEEP))
