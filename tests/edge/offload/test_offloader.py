@@ -502,7 +502,7 @@ def test_secrets_stay_out_of_logs(
 def begin_together(device: Offloader, many: int, deadline_s: float = 5.0) -> list[Pending]:
     begun = [
         device.begin(
-            lambda value=value: Tensor("z2", np.full((1, 4), value, np.float32)),  # type: ignore[misc]
+            lambda value=value: Tensor("z2", np.full((1, 4), value, np.float32)),  # type: ignore[misc]  # of a lambda
             TARGET,
             deadline_s,
             together=True,
@@ -573,7 +573,7 @@ def test_a_server_without_scales_of_rows_answers_int8_all_the_same(
     device = offloader()
     begun = [
         device.begin(
-            lambda value=value: Tensor("z2", *encode(np.full((1, 4), value, np.float32), "int8")),  # type: ignore[misc]
+            lambda value=value: Tensor("z2", *encode(np.full((1, 4), value, np.float32), "int8")),  # type: ignore[misc]  # of a lambda
             TARGET,
             5.0,
             together=True,
