@@ -165,7 +165,7 @@ NOISE: Final = Sweep(
     " gradients that a client returns hides labels, without an epsilon; with 1000, which hides them"
     " from the first round on, one of two seeds diverged and the other guessed.",
 )
-# a Raspberry Pi 4 would not do as an example: it is this machine that trains, and it has no meter
+# roughly a desktop with two cores; only ratios between the methods are read from it
 _POWER: Final = {"energy.idle_w": 30.0, "energy.busy_w": 90.0, "energy.co2_g_kwh": 400.0}
 METHODS: Final = Sweep(
     "Accuracy by class, and power for a point of accuracy",

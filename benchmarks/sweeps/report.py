@@ -34,17 +34,22 @@ def _lost(training: Training) -> float:
     return sum(not row["merged"] for row in training.rows)
 
 
+def _by_class(training: Training) -> Mapping[str, float]:
+    found: Mapping[str, float] = training.report["final"]["accuracy_by_class"]
+    return found
+
+
 def _class(pick: Callable[[Sequence[float]], float]) -> Column:
     def column(training: Training) -> float:
-        return 100 * pick(list(training.report["final"]["accuracy_by_class"].values()))
+        return 100 * pick(list(_by_class(training).values()))
 
     return column
 
 
-def _energy(key: str) -> Column:
+def _energy(key: str, factor: float = 1.0) -> Column:
     def column(training: Training) -> float | None:
-        found: float | None = training.report["energy"][key]
-        return found
+        found: float | None = None if training.energy is None else training.energy[key]
+        return None if found is None else factor * found
 
     return column
 
@@ -64,7 +69,7 @@ _COLUMNS: Final[Mapping[Kind, Mapping[str, Column]]] = {
         "best class, %": _class(max),
         "W": _energy("watts"),
         "W a point": _energy("watts_per_point"),
-        "kJ": lambda training: training.report["energy"]["joules"] / 1e3,
+        "kJ": _energy("joules", 1e-3),
         "CO2, g": _energy("co2_g"),
     },
 }
@@ -121,10 +126,10 @@ def write_sweep(
 def _classes(sweep: Sweep, trainings: Sequence[Training]) -> Iterator[list[str]]:
     """Rows of the table of classes: means over the seeds."""
     lines = [line for group in sweep.groups for line in group.lines]
-    names = list(_of(lines[0], trainings)[0].report["final"]["accuracy_by_class"])
+    names = list(_by_class(trainings[0]))
     yield ["method", *names]
     for line in lines:
-        own = [one.report["final"]["accuracy_by_class"] for one in _of(line, trainings)]
+        own = [_by_class(one) for one in _of(line, trainings)]
         means = [100 * math.fsum(each[name] for each in own) / len(own) for name in names]
         yield [line.recipe, *(f"{mean:.1f}" for mean in means)]
 

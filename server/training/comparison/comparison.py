@@ -68,9 +68,13 @@ class Training:
 
     @property
     def energy(self) -> Mapping[str, Any] | None:
-        """Energy of the training (server.training.report.cost); None where it is not known."""
+        """Energy of the training (server.training.report.cost); None where it is not known.
+
+        Of a training that was stopped and went on, it is known for the rounds after the stop alone.
+        """
         found: Mapping[str, Any] = self.report["energy"]
-        return None if found.get("watts_per_point") is None else found
+        whole = found["rounds"] == len(self.rows) and found["watts_per_point"] is not None
+        return found if whole else None
 
     def figures(self) -> dict[str, Any]:
         """The training's own figures, as a report has them."""

@@ -21,7 +21,16 @@ def training(
         for at, value in enumerate(curve, start=1)
     ]
     final = {"accuracy": curve[-1], "accuracy_clients": None}
-    return Training(name, seed, {"rounds": rounds, "final": final, "energy": energy or {}})
+    known = dict.fromkeys(("joules", "watts_per_point", "co2_g"))
+    return Training(
+        name,
+        seed,
+        {
+            "rounds": rounds,
+            "final": final,
+            "energy": known | {"rounds": len(curve)} | (energy or {}),
+        },
+    )
 
 
 ONES = (0.61, 0.74, 0.70, 0.66)
@@ -55,6 +64,9 @@ def test_power_is_shown_where_every_seed_of_a_recipe_knows_it() -> None:
     ]
     one, other = lines_of(trainings)
     assert other.power is None
+    # of a training that went on after a stop, the energy of the first rounds is lost
+    (stopped,) = lines_of([training("one", 0, [0.5, 0.6], known[0] | {"rounds": 1})])
+    assert stopped.power is None
     assert one.power is not None
     assert one.power.kilojoules.mean == 2.0
     assert headings("one", None, power=True)[-3:] == ["kJ", "W a point", "CO2, g"]
