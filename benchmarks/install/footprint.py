@@ -98,6 +98,8 @@ EXTRAS: Final[Mapping[str, Sequence[Case]]] = {
 # extras whose packages no process has that runs on
 WITHOUT_PROCESS: Final[Mapping[str, str]] = {
     "privacy": "a training accounts for its noise at its end",
+    "tensorboard": "reports are exported",
+    "mlflow": "reports are exported",
     "docs": "the site is built",
     "notebook": "an example",
     "dev": "tests",

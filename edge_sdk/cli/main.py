@@ -19,13 +19,14 @@ from profiles.errors import ProfileError
 
 GROUP: Final = "splitedge.commands"
 SERVER: Final = (  # modules that the base install leaves out
-    "alembic", "fastapi", "fsspec", "matplotlib", "onnx", "onnxscript",
+    "alembic", "fastapi", "matplotlib", "onnx", "onnxscript",
     "prometheus_client", "psycopg", "pydantic", "safetensors", "scipy", "sklearn", "sqlalchemy",
     "torch", "uvicorn",
 )  # fmt: skip
 EXTRAS: Final = {
     **dict.fromkeys(SERVER, "server"), "h11": "serve",
     "ifaddr": "discovery", "zeroconf": "discovery",
+    "mlflow": "mlflow", "tensorboard": "tensorboard",
 }  # fmt: skip
 TRAIN: Final = frozenset({"safetensors", "torch"})  # all that a device needs to train
 DEBUG: Final = "--debug"

@@ -45,22 +45,23 @@ def export_report(
     A report may be exported again: TensorBoard's file is replaced, and MLflow keeps the run that it
     has.
     """
-    from server.training.trackers.runs import find_runs
-    from server.training.trackers.to_mlflow import log_run
-    from server.training.trackers.to_tensorboard import write_events
-
     if tensorboard is None and mlflow is None:
         raise ConfigurationError("export-report: expected --tensorboard DIR, --mlflow URI or both")
-    found = [run for folder in runs for run in find_runs(folder)]
-    names = [run.name for run in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigurationError(
-            f"export-report: expected trainings whose folders have names of their own, got {twice}"
-            " twice; export them one after another"
-        )
-    with progress("exporting") as say:
+    with progress("loading torch") as say:
+        from server.training.trackers.runs import find_runs
+        from server.training.trackers.to_mlflow import log_run
+        from server.training.trackers.to_tensorboard import write_events
+
+        found = [run for folder in runs for run in find_runs(folder)]
+        names = [run.name for run in found]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigurationError(
+                "export-report: expected trainings whose folders have names of their own, got"
+                f" {twice} twice; export them one after another"
+            )
         for run in found:
+            say.step(f"exporting {run.name}")
             rounds = plural(len(run.rounds), "round")
             if tensorboard is not None:
                 say(f"{run.name}: {rounds} written to {write_events(run, tensorboard)}")
@@ -69,5 +70,7 @@ def export_report(
                 say(f"{run.name}: {rounds} logged" if new else f"{run.name}: MLflow has it already")
     if tensorboard is not None:
         typer.echo(f"Next: tensorboard --logdir {tensorboard}")
-    if mlflow is not None:
-        typer.echo(f"Next: mlflow ui --backend-store-uri {mlflow}")
+    if mlflow is not None and mlflow.startswith("http"):
+        typer.echo(f"Next: open {mlflow}")
+    elif mlflow is not None:
+        typer.echo(f"Next: pip install mlflow, then mlflow ui --backend-store-uri {mlflow}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -70,17 +70,16 @@ def read_run(folder: Path) -> TrackedRun:
     try:
         raw, written_at = path.read_bytes(), path.stat().st_mtime
         report: Mapping[str, Any] = orjson.loads(raw)
-        rows, final, recipe = report["rounds"], report["final"], report["recipe"]
-    except (OSError, orjson.JSONDecodeError, KeyError, TypeError) as err:
+        return TrackedRun(
+            folder.resolve().name,
+            dict(_flat(report["recipe"])),
+            [(row["round"], dict(_of_round(row))) for row in report["rounds"]],
+            dict(_of_end(report["final"], report.get("energy") or {})),
+            hashlib.sha256(raw).hexdigest(),
+            written_at,
+        )
+    except (OSError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as err:
         raise StorageError(f"{path}: expected the report of a training ({err!r})") from err
-    return TrackedRun(
-        folder.resolve().name,
-        dict(_flat(recipe)),
-        [(row["round"], dict(_of_round(row))) for row in rows],
-        dict(_of_end(final, report.get("energy") or {})),
-        hashlib.sha256(raw).hexdigest(),
-        written_at,
-    )
 
 
 def _of_round(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -95,7 +94,7 @@ def _of_end(final: Mapping[str, Any], energy: Mapping[str, Any]) -> Iterator[tup
     yield from _numbers((name, energy.get(name)) for name in _OF_ENERGY)
 
 
-def _numbers(values: Iterator[tuple[str, Any]] | Any) -> Iterator[tuple[str, float]]:
+def _numbers(values: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, float]]:
     """Finite numbers alone: a figure that is not defined is null in a report."""
     for name, value in values:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -108,7 +107,5 @@ def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{key}.")
         elif value is not None:
-            yield (
-                f"{before}{key}",
-                value if isinstance(value, str) else orjson.dumps(value).decode(),
-            )
+            text = value if isinstance(value, str) else orjson.dumps(value).decode()
+            yield f"{before}{key}", text

@@ -14,21 +14,30 @@ DIGEST: Final = "splitedge.report"  # tag of a run: SHA-256 of the report that i
 _PARAMETERS_MOST: Final = 100  # of one call, by MLflow's protocol
 _METRICS_MOST: Final = 1000
 _PARAMETER_CHARACTERS: Final = 6000
+_SETTINGS: Final = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # it would report its use elsewhere
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # its 7 are minutes before a missing server is told
+}
 
 
 def log_run(run: TrackedRun, uri: str, experiment: str) -> bool:
     """Log a training as a run of that experiment, which is made where there is none.
 
     Returns: False for a report that the experiment has already.
-    Raises: ConfigurationError without mlflow; StorageError where MLflow refuses.
+    Raises: ConfigurationError for a URI that MLflow would take for a folder; StorageError where
+        MLflow refuses, or its server does not answer.
     """
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would report its use elsewhere
-    try:
-        from mlflow import MlflowClient  # noqa: PLC0415 - an extra, and slow
-        from mlflow.entities import Metric, Param  # noqa: PLC0415
-        from mlflow.exceptions import MlflowException  # noqa: PLC0415
-    except ImportError as err:
-        raise ConfigurationError("--mlflow: expected mlflow; install splitedge[mlflow]") from err
+    if "://" not in uri or uri.startswith("file:"):  # folders are what newer MLflow refuses
+        raise ConfigurationError(
+            f"--mlflow {uri}: expected the URI of a database or of a tracking server, such as"
+            " sqlite:///mlflow.db or http://127.0.0.1:5000"
+        )
+    for key, value in _SETTINGS.items():
+        os.environ.setdefault(key, value)
+    from mlflow import MlflowClient  # noqa: PLC0415 - an extra, and slow
+    from mlflow.entities import Metric, Param  # noqa: PLC0415
+    from mlflow.exceptions import MlflowException  # noqa: PLC0415
+
     at = round(1000 * run.written_at)
     metrics = [Metric(_name(key), value, at, step) for key, value, step in _metrics(run)]
     texts = _cut(run.parameters)
@@ -49,7 +58,10 @@ def log_run(run: TrackedRun, uri: str, experiment: str) -> bool:
         client.set_tag(key, DIGEST, run.digest)
         client.set_terminated(key, end_time=at)
     except MlflowException as err:
-        raise StorageError(f"--mlflow {uri}: {err}") from err
+        raise StorageError(
+            f"--mlflow {uri}: MLflow takes no run there; look at the URI, and that its server runs"
+            f" ({err})"
+        ) from err
     return True
 
 

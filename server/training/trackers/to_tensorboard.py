@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from edge_sdk.durable import make_folder
-from edge_sdk.errors import ConfigurationError, StorageError
+from edge_sdk.errors import StorageError
 from server.training.trackers.runs import TrackedRun
 
 # marks the files that a later export of the same training replaces
@@ -19,19 +19,14 @@ def write_events(run: TrackedRun, folder: Path) -> Path:
     `round/...` has a step for each round, `final/...` one step, and the recipe is a text.
 
     Returns: the training's folder.
-    Raises: ConfigurationError without tensorboard; StorageError.
+    Raises: StorageError.
     """
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra, and slow
-    except ImportError as err:
-        raise ConfigurationError(
-            "--tensorboard: expected tensorboard; install splitedge[tensorboard]"
-        ) from err
+    from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra, and slow
+
     target = folder / run.name
     make_folder(target)
+    earlier = list(target.glob(f"events.out.tfevents.*{SUFFIX}"))
     try:
-        for path in target.glob(f"events.out.tfevents.*{SUFFIX}"):
-            path.unlink()
         with SummaryWriter(str(target), filename_suffix=SUFFIX) as writer:
             lines = (f"| {key} | {value} |" for key, value in run.parameters.items())
             writer.add_text("recipe", "\n".join(["| key | value |", "| --- | --- |", *lines]))
@@ -40,6 +35,8 @@ def write_events(run: TrackedRun, folder: Path) -> Path:
                     writer.add_scalar(f"round/{name}", value, number)
             for name, value in run.final.items():
                 writer.add_scalar(f"final/{name}", value, run.last_round)
+        for path in earlier:
+            path.unlink()
     except OSError as err:
         raise StorageError(f"{target}: cannot write the events ({err})") from err
     return target

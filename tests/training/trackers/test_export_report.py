@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from server.training.simulation.run import simulate
 from server.training.trackers.runs import find_runs
 from server.training.trackers.to_mlflow import log_run
 from tests.commands import Splitedge
-from tests.reader import Document, Reader
+from tests.reader import Document, Reader, environment, free_ports
 
 DOCUMENT = Document("docs/comparing.md")
 
@@ -99,6 +100,22 @@ def test_names_that_mlflow_refuses_are_changed(trained: Path, tmp_path: Path) ->
     assert len(client.get_metric_history(found.info.run_id, "round/loss")) == 2
 
 
+def test_a_tracking_server_that_is_away_is_told_soon(trained: Path) -> None:
+    run = "splitedge-runs/compare/splitfed-0"
+    uri = f"http://127.0.0.1:{free_ports(1)[0]}"
+    done = subprocess.run(
+        ["splitedge", "export-report", run, "--mlflow", uri],
+        cwd=trained,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,  # MLflow's own seven attempts take four minutes
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"error: --mlflow {uri}: MLflow takes no run there" in done.stderr
+
+
 def test_what_cannot_be_exported_is_told(
     splitedge: Splitedge, trained: Path, tmp_path: Path
 ) -> None:
@@ -114,5 +131,12 @@ def test_what_cannot_be_exported_is_told(
     assert (
         "--mlflow nosuch://x: " in splitedge("export-report", run, "--mlflow", "nosuch://x").refusal
     )
+    for folder in ("mlruns", f"file://{tmp_path}/mlruns"):
+        refused = splitedge("export-report", run, "--mlflow", folder).refusal
+        assert "such as sqlite:///mlflow.db or http://127.0.0.1:5000" in refused
+    (tmp_path / "report.json").write_bytes(
+        orjson.dumps({"recipe": {}, "final": {}, "rounds": [{"accuracy": 0.5}]})
+    )
+    assert "expected the report of a training" in splitedge("export-report", tmp_path, *to).refusal
     (tmp_path / "report.json").write_text("{}")
     assert "expected the report of a training" in splitedge("export-report", tmp_path, *to).refusal
