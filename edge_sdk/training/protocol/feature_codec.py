@@ -5,13 +5,14 @@ Each sample is coded by itself, so its range does not depend on the other sample
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edge_sdk.errors import FrameError, NotFiniteError
+from edge_sdk.errors import FrameError, InputError, NotFiniteError
 from edge_sdk.manifest import Codec
 from edge_sdk.wire.codecs import decode, encode
 
@@ -25,14 +26,17 @@ def encode_batch(z: Tensor, codec: Codec) -> tuple[Tensor, Tensor | None]:
     Args:
         z: (B, ...) float32.
     Returns: (B, ...) float32, float16 or uint8, contiguous; and for int8 (B, 2) float32, each
-        sample's scale and zero point, else None.
-    Raises: InputError if z holds NaN, infinity or a magnitude that no codec takes.
+        sample's scale and zero point, else None. A batch with NaN, infinity or a magnitude that
+        the codec does not take travels as NaN whole: the receiver learns that training diverged.
     """
     # contiguous, as bytes from a message are: the order in memory changes the last bits
     z = z.contiguous()
     if codec == "fp32":
         return z, None
-    rows = [encode(row, codec) for row in z.cpu().numpy()]
+    try:
+        rows = [encode(row, codec) for row in z.cpu().numpy()]
+    except InputError:
+        return _diverged(z, codec)
     values = torch.from_numpy(np.stack([values for values, _ in rows])).to(z.device)
     if codec == "fp16":
         return values, None
@@ -40,10 +44,18 @@ def encode_batch(z: Tensor, codec: Codec) -> tuple[Tensor, Tensor | None]:
     return values, torch.tensor(ranges, dtype=torch.float32, device=z.device)
 
 
+def _diverged(z: Tensor, codec: Codec) -> tuple[Tensor, Tensor | None]:
+    """A coded batch that decodes to NaN, or is refused for ranges of NaN."""
+    if codec == "fp16":
+        return torch.full_like(z, math.nan, dtype=torch.float16), None
+    return torch.zeros_like(z, dtype=torch.uint8), torch.full((len(z), 2), math.nan).to(z.device)
+
+
 def decode_batch(values: Tensor, ranges: Tensor | None) -> Tensor:
     """The features that the receiver computes with: (B, ...) float32.
 
-    Raises: FrameError for tensors that `encode_batch` does not give.
+    Raises: FrameError for tensors that `encode_batch` does not give; NotFiniteError for an int8
+        batch that diverged, one of fp16 decodes to NaN.
     """
     if not values.ndim or not len(values):
         raise FrameError(

@@ -6,6 +6,7 @@ metadata. Nothing is pickled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
@@ -161,7 +162,7 @@ class Update:
 
     weights: as the plan's update codec sends them (edge_sdk.training.protocol.update_codec).
     loss: sample-weighted mean over the round's batches, of Lc alone or of w_c*Lc + w_s*Ls where
-        the server supervised (SuperSFL's L_i).
+        the server supervised (SuperSFL's L_i); 0 of an update whose weights are NaN.
     supervised: batches that had the server's feedback, of `steps`.
     error, cosine: how near the coded change is to the raw one; None for a codec without loss.
     """
@@ -267,8 +268,8 @@ def _build(kind: type[Request | Reply], content: _Content) -> Request | Reply:
     if unknown:
         raise TypeError(f"{kind.__name__} has no {', '.join(map(shown, unknown))}")
     fields = {name: _FIELDS[name](name, content) for name in expected}
-    if kind in {OutputGradient, Update}:
-        fields["loss"] = _number("loss", fields["loss"])
+    if kind in {OutputGradient, Update} and fields["loss"] is None:
+        fields["loss"] = math.nan  # JSON writes NaN and infinity as null: the training diverged
     return kind(**fields)
 
 

@@ -14,6 +14,7 @@ are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from edge_sdk.checks import check_value
-from edge_sdk.errors import FrameError, InputError
+from edge_sdk.errors import FrameError, InputError, NotFiniteError
 from edge_sdk.training.protocol.synthetic import GradientProbe, Synthetic, reproduce, synthesise
 from edge_sdk.training.protocol.weights import is_statistic
 from edge_sdk.wire.codecs import decode, encode
@@ -119,6 +120,52 @@ def encode_update(
             }
 
 
+def encode_diverged(
+    weights: Weights, sent: Weights, coding: UpdateCoding, probe: MakeProbe
+) -> Weights:
+    """An update that tells only that training diverged: what it decodes to is NaN.
+
+    It has the size of any other, and none of the client's numbers.
+
+    Args:
+        weights, sent, probe: as for `encode_update`.
+    """
+    nan = {
+        name: torch.full_like(tensor, math.nan) if tensor.is_floating_point() else tensor
+        for name, tensor in weights.items()
+    }
+    if coding.codec == "fp32":
+        return nan
+    names = _coded(weights, sent)
+    rest = {name: tensor for name, tensor in nan.items() if name not in names}
+    return rest | _diverged_change({name: sent[name] for name in names}, coding, probe)
+
+
+def _diverged_change(like: Weights, coding: UpdateCoding, probe: MakeProbe) -> Weights:
+    """The coded change of no numbers: whole numbers are 0, and what they are scaled by is NaN."""
+
+    def zeros(kind: torch.dtype) -> Weights:
+        return {name: torch.zeros(tensor.shape, dtype=kind) for name, tensor in like.items()}
+
+    match coding.codec:
+        case "fp16":
+            return zeros(torch.float16) | {name + _SCALE: _nan(1) for name in like}
+        case "int8":
+            numbers = {name + _RANGE: torch.tensor([math.nan, 0.0]) for name in like}
+            return zeros(torch.uint8) | numbers
+        case "top-k":
+            kept = _kept(sum(tensor.numel() for tensor in like.values()), coding.share)
+            return {_PLACES: torch.arange(kept, dtype=torch.int32), _VALUES: _nan(kept)}
+        case _:
+            network = probe()
+            shapes = {_INPUTS: network.shape, _TARGETS: (network.classes,)}
+            half = {
+                name: torch.zeros((coding.samples, *shape), dtype=torch.float16)
+                for name, shape in shapes.items()
+            }
+            return half | {_LENGTHS: _nan(len(network.names))}
+
+
 def decode_update(coded: Weights, sent: Weights, coding: UpdateCoding, probe: MakeProbe) -> Weights:
     """The weights that an update stands for, by name; the coded ones come first.
 
@@ -126,7 +173,8 @@ def decode_update(coded: Weights, sent: Weights, coding: UpdateCoding, probe: Ma
 
     Args:
         sent: the weights that the client was sent.
-    Raises: FrameError for an update that `encode_update` does not give.
+    Raises: FrameError for an update that `encode_update` does not give; NotFiniteError for some of
+        those of `encode_diverged`, the others decode to NaN.
     """
     if coding.codec == "fp32":
         return coded
@@ -206,6 +254,8 @@ def _to_int8(change: Weights) -> Weights:
 def _from_int8(coded: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
     values = _tensor(coded, name, tuple(like.shape), torch.uint8)
     scale, zero = _tensor(coded, name + _RANGE, (2,), torch.float32).tolist()
+    if math.isnan(scale):
+        raise NotFiniteError(f"update: {name}: expected a finite scale, got NaN")
     if not 0 <= zero <= 255:  # NaN fails too: int() would raise
         raise FrameError(f"update: {name}: expected a zero point from 0 to 255, got {zero}")
     array = decode(values.cpu().numpy(), {"scale": scale, "zero_point": int(zero)})
@@ -246,6 +296,10 @@ def _from_samples(coded: Mapping[str, Tensor], probe: GradientProbe, samples: in
         _tensor(coded, _LENGTHS, (len(probe.names),), torch.float32).to(probe.device),
     )
     return reproduce(made, probe)
+
+
+def _nan(count: int) -> Tensor:
+    return torch.full((count,), math.nan)
 
 
 def _size(tensor: Tensor) -> int:

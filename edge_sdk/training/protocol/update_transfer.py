@@ -5,34 +5,63 @@ The device has the raw update, so it measures what the codec loses and sends the
 
 from __future__ import annotations
 
+import logging
+import math
 from dataclasses import replace
 
+from edge_sdk.errors import InputError
 from edge_sdk.training.protocol.messages import StartRound, Update, Weights
 from edge_sdk.training.protocol.noise import NoiseKey, noised_update
 from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.synthetic import GradientProbe
-from edge_sdk.training.protocol.update_codec import decode_update, encode_update, fidelity
+from edge_sdk.training.protocol.update_codec import (
+    MakeProbe,
+    decode_update,
+    encode_diverged,
+    encode_update,
+    fidelity,
+)
 from edge_sdk.training.streams import Stream
+
+logger = logging.getLogger(__name__)
 
 
 def encode_for_wire(update: Update, start: StartRound, client: str, key: NoiseKey) -> Update:
     """The update as it travels: with the plan's noise, encoded by the plan's codec.
 
+    One that diverged travels as NaN, so that the server learns the reason and not the numbers. Its
+    loss is 0 then: JSON writes NaN as null, and a trainer of the release before reads no null.
+
     Args:
         start: the message that started the round.
         client: its name, part of the key of the random search for synthetic samples.
         key: key of the client's noise in this round.
-    Raises: InputError if training diverged and the codec takes only finite weights.
     """
     plan, sent = start.plan, start.weights
-    if plan.part.noise is not None:
-        update = replace(update, weights=noised_update(update.weights, sent, plan.part.noise, key))
-    if plan.update.codec == "fp32":
-        return update
 
     def probe() -> GradientProbe:
         return _probe(plan, sent)
 
+    try:
+        return _encoded(update, start, client, key, probe)
+    except InputError as err:
+        logger.warning("round=%d client=%s diverged: %s", update.round, client, err)
+        return replace(
+            update, weights=encode_diverged(update.weights, sent, plan.update, probe), loss=0.0
+        )
+
+
+def _encoded(
+    update: Update, start: StartRound, client: str, key: NoiseKey, probe: MakeProbe
+) -> Update:
+    """Raises: InputError if numbers are not finite, or too large for the codec."""
+    plan, sent = start.plan, start.weights
+    if not math.isfinite(update.loss):
+        raise InputError(f"update: expected a finite loss, got {update.loss}")
+    if plan.part.noise is not None:
+        update = replace(update, weights=noised_update(update.weights, sent, plan.part.noise, key))
+    if plan.update.codec == "fp32":
+        return update
     search = Stream.SYNTHETIC.generator(plan.seed, round=update.round, client=client)
     encoded = encode_update(update.weights, sent, plan.update, probe, search)
     decoded = decode_update(encoded, sent, plan.update, probe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from dataclasses import fields, is_dataclass
@@ -17,7 +18,12 @@ from hypothesis.extra import numpy as hnp
 from safetensors.torch import save
 from torch import Tensor
 
-from edge_sdk.errors import ConfigurationError, FrameError, FrameTooLargeError, InputError
+from edge_sdk.errors import (
+    ConfigurationError,
+    FrameError,
+    FrameTooLargeError,
+    NotFiniteError,
+)
 from edge_sdk.manifest import Codec
 from edge_sdk.training.formulas.evidential_loss import EvidentialLoss
 from edge_sdk.training.protocol import messages
@@ -223,7 +229,6 @@ UPDATE = {"round": 1, "samples": 3, "loss": 0.5, "steps": 1, "supervised": 1}
         written("Ready", **{**READY, "label_counts": 3}),
         written("Ready", **{**READY, "more": 1}),
         written("Ready", round=1),
-        written("Update", **{**UPDATE, "loss": None}),  # NaN, as JSON has it
         written("Update", **{**UPDATE, "loss": "0"}),
         written("Features", round=1, step=0, loss=None),  # no tensor
         written("Step", round=1, step=0, feedback=0.5),  # no gradient
@@ -292,10 +297,27 @@ def test_a_batch_of_nothing_is_not_decoded(kind: torch.dtype, shape: tuple[int, 
         decode_batch(values, torch.ones(len(shape) and shape[0], 2))
 
 
-@pytest.mark.parametrize("codec", ["fp16", "int8"])
-def test_features_that_are_not_finite_are_not_sent(codec: Codec) -> None:
-    with pytest.raises(InputError, match="finite"):
-        encode_batch(torch.tensor([[float("nan"), 1.0]]), codec)
+def test_features_that_are_not_finite_arrive_as_nan_and_with_no_other_number() -> None:
+    z = torch.tensor([[float("nan"), 1.0], [2.0, 3.0]])
+    values, ranges = encode_batch(z, "fp16")
+    assert ranges is None
+    assert bool(torch.isnan(decode_batch(values, None)).all())
+    values, ranges = encode_batch(z, "int8")
+    assert not values.any()
+    with pytest.raises(NotFiniteError):
+        decode_batch(values, ranges)
+
+
+@pytest.mark.parametrize("kind", ["Update", "OutputGradient"])
+def test_a_loss_that_json_cannot_write_is_read_as_nan(kind: str) -> None:
+    """A device's JSON has null for NaN and for infinity."""
+    if kind == "Update":
+        message: Reply = Update(1, {"a": torch.zeros(1)}, 8, math.inf, 2, 0)
+    else:
+        message = OutputGradient(1, 0, torch.zeros(1), math.nan)
+    read = from_bytes(to_bytes(message))
+    assert isinstance(read, Update | OutputGradient)
+    assert math.isnan(read.loss)
 
 
 # plans

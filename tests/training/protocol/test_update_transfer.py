@@ -14,16 +14,19 @@ import torch
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets import build
 from edge_sdk.training.client import TrainingClient
+from edge_sdk.training.protocol.client_part import Noise
 from edge_sdk.training.protocol.messages import Reply, Request, Update
 from edge_sdk.training.protocol.plan import Plan
+from edge_sdk.training.protocol.synthetic import GradientProbe
 from edge_sdk.training.protocol.training import Training
-from edge_sdk.training.protocol.update_codec import UpdateCodec, UpdateCoding
+from edge_sdk.training.protocol.update_codec import UpdateCodec, UpdateCoding, encode_diverged
 from server.training.core.server_state import ServerState
 from server.training.methods.fedavg import fedavg
 from server.training.methods.method import Method
 from server.training.methods.splitfed import splitfed_v1
 from server.training.methods.splitlpf import splitlpf
 from server.training.methods.supersfl import supersfl
+from server.training.recipe.privacy import with_noise
 from server.training.recipe.recipe import read_recipe
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
@@ -131,9 +134,22 @@ def test_foreign_update_is_refused_and_the_others_are_merged(codec: UpdateCodec)
 
 @pytest.mark.parametrize("codec", LOSSY)
 def test_diverged_client_is_left_out(codec: UpdateCodec) -> None:
-    weights, (result,) = rounds(fedavg(), codec, rate=1e30, number=1)
-    assert result.participants == ()
+    weights, (result,) = rounds(fedavg(), codec, BytesTransport, rate=1e30, number=1)
+    assert (result.participants, result.missing) == ((), ())
+    assert result.faults == {"a": "not-finite", "b": "not-finite"}
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights.values())
+
+
+def test_diverged_update_under_noise_tells_that_and_no_number() -> None:
+    method = with_noise(fedavg(), Noise(update_clip=1.0, update_sigma=1.0))
+    _, (result,) = rounds(method, "fp32", BytesTransport, rate=1e30, number=1)
+    assert result.faults == {"a": "not-finite", "b": "not-finite"}
+    coded = encode_diverged({"a": torch.ones(2)}, {"a": torch.zeros(2)}, UpdateCoding(), no_probe)
+    assert bool(torch.isnan(coded["a"]).all())
+
+
+def no_probe() -> GradientProbe:
+    raise AssertionError("only synthetic updates need the network")
 
 
 def test_recipe_names_the_codec_and_its_rows_say_what_it_cost() -> None:
