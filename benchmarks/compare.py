@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from server.training.comparison.comparison import Training
 from server.training.comparison.cost import Reached, cost_to
 from server.training.comparison.intervals import mean_interval
 from server.training.recipe.recipe import Recipe
@@ -40,6 +41,14 @@ class Trial:
     final: Mapping[str, Any]
     exits_global: float | None
     exits_own: float | None
+
+    @classmethod
+    def of(cls, training: Training) -> Trial:
+        """A finished training of a comparison, without figures of exits."""
+        measured = [row["accuracy"] for row in training.rows if row["accuracy"] is not None]
+        accuracy = statistics.fmean(measured[-LAST_ROUNDS:])
+        final: Mapping[str, Any] = training.report["final"]
+        return cls(training.name, training.seed, training.rows, accuracy, final, None, None)
 
     def reached(self, target: float) -> Reached | None:
         """Cost up to the first round that measured at least `target`; None where none did."""

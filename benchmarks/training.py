@@ -1,6 +1,6 @@
 """The cost of training methods to the same accuracy.
 
-    python -m benchmarks.training methods        SuperSFL against its baselines
+    python -m benchmarks.training methods        all methods, on the digits
     python -m benchmarks.training availability   SuperSFL with a server that is often away
 
 Each writes a report (JSON) and a table (markdown) into benchmarks/results/.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import torch
 import typer
@@ -20,15 +20,19 @@ from benchmarks.compare import Trial, by_name, cost_table, run_trials, shown
 from benchmarks.reports import (
     RECIPES,
     RESULTS,
+    ROOT,
     Data,
     Results,
     Seeds,
+    Work,
     provenance,
     write,
 )
-from server.training.recipe.recipe import Recipe, load_recipe
+from server.training.comparison.comparison import Watcher, compare
+from server.training.recipe.recipe import METHODS, Recipe, load_recipe
 
-METHODS = ("supersfl", "splitfed-v1", "splitfed-v2", "multi-exit", "fedavg")
+# the trainings of `methods` that are done are kept here, so that the same call goes on after a stop
+WORK: Final = ROOT / "splitedge-runs" / "training"
 AVAILABILITIES = (0.0, 0.1, 0.2, 0.5, 0.7, 1.0)
 # SuperSFL, Table III: CIFAR-10, accuracy in % by availability
 PAPER = {0.0: 86.36, 0.1: 89.77, 0.2: 91.03, 0.5: 93.12, 0.7: 93.81, 1.0: 95.58}
@@ -50,18 +54,27 @@ def methods(  # noqa: PLR0917 - a command's options
         int | None,
         typer.Option(min=1, show_default="the recipes'", help="Rounds of training."),
     ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="Only this one; may be repeated.", show_default="all"),
+    ] = None,
     data: Data = None,
     results: Results = RESULTS,
+    work: Work = WORK,
 ) -> None:
-    """SuperSFL against SplitFedV1, SplitFedV2, multi-exit and FedAvg, same data and training."""
+    """All methods and baselines with their recipes of examples/recipes: same data and training."""
     targets = target or [0.9, 0.95]
-    recipes = {name: _recipe(f"{name}-{dataset}", data) for name in METHODS}
-    if rounds is not None:
-        recipes = {
-            name: replace(recipe, train=replace(recipe.train, rounds=rounds))
-            for name, recipe in recipes.items()
-        }
-    trials = run_trials(recipes, range(seeds), _tell)
+    unknown = sorted(set(names or []) - set(METHODS))
+    if unknown:
+        raise typer.BadParameter(
+            f"--method: expected some of {', '.join(METHODS)}, got {', '.join(unknown)}"
+        )
+    recipes = {
+        name: _of_length(_recipe(f"{name}-{dataset}", data), rounds) for name in names or METHODS
+    }
+    watcher = Watcher(on_training=lambda training, _before: _tell(Trial.of(training)))
+    trainings = compare(recipes, range(seeds), work / dataset, watcher=watcher)
+    trials = [Trial.of(training) for training in trainings]
     tables = [cost_table(trials, goal) for goal in targets]
     title = f"Rounds, bytes and seconds to the same accuracy: {dataset}"
     _write(results / f"training-{dataset}", title, tables, trials, {"targets": targets})
@@ -84,6 +97,13 @@ def _recipe(name: str, data: Path | None) -> Recipe:
     recipe = load_recipe(RECIPES / f"{name}.toml")
     folder = recipe.data.folder if data is None else data
     return replace(recipe, data=replace(recipe.data, folder=folder, held_out=0))
+
+
+def _of_length(recipe: Recipe, rounds: int | None) -> Recipe:
+    """The recipe with another number of rounds; its own for None."""
+    if rounds is None:
+        return recipe
+    return replace(recipe, train=replace(recipe.train, rounds=rounds))
 
 
 def _availability_table(trials: Sequence[Trial]) -> str:

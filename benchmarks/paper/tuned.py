@@ -13,7 +13,6 @@ from benchmarks.reports import RESULTS
 # Methods that came after the committed sweep, and the swept method whose rate and momentum their
 # rows have.
 NEIGHBOURS: Final[Mapping[str, str]] = {
-    "feddyn": "fedavg",
     "fedlc": "fedavg",
     "fedper": "fedavg",
     "ditto": "fedavg",

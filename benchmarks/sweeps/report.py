@@ -58,6 +58,24 @@ def _auxiliary(training: Training) -> float:
     return 100 * float(training.report["final"]["auxiliary"]["accuracy"])
 
 
+def _after(rounds: int) -> Column:
+    """Accuracy after that round."""
+
+    def column(training: Training) -> float | None:
+        found: float | None = training.rows[rounds - 1]["accuracy"]
+        return None if found is None else 100 * found
+
+    return column
+
+
+def _rounds_to(target: float) -> Column:
+    def column(training: Training) -> float | None:
+        found = training.reached(target)
+        return None if found is None else float(found.rounds)
+
+    return column
+
+
 _PLAIN: Final[Mapping[str, Column]] = {"accuracy, %": _accuracy, "clients, %": _clients}
 _COLUMNS: Final[Mapping[Kind, Mapping[str, Column]]] = {
     "plain": _PLAIN,
@@ -72,6 +90,13 @@ _COLUMNS: Final[Mapping[Kind, Mapping[str, Column]]] = {
         "kJ": _energy("joules", 1e-3),
         "CO2, g": _energy("co2_g"),
     },
+    "start": {
+        "after 1 round, %": _after(1),
+        "after 5 rounds, %": _after(5),
+        "at the end, %": _accuracy,
+        "rounds to 70 %": _rounds_to(0.7),
+        "rounds to 90 %": _rounds_to(0.9),
+    },
 }
 
 
@@ -83,8 +108,9 @@ def tables_of(sweep: Sweep, trainings: Sequence[Training]) -> list[str]:
         rows = [["setting", *columns]]
         for line in group.lines:
             own = _of(line, trainings)
+            cell = _counted if sweep.kind == "start" else _cell
             rows.append(
-                [_setting(line, sweep), *(_cell(column, own) for column in columns.values())]
+                [_setting(line, sweep), *(cell(column, own) for column in columns.values())]
             )
         found.append(f"## {group.title}\n\n{_table(rows)}")
     if sweep.kind == "cost":
@@ -113,10 +139,13 @@ def write_sweep(
             for training in trainings
         ],
     }
+    part = "held-out samples" if sweep.held_out else "the test part"
     means = (
-        f"{rounds} rounds on the digits, seeds {', '.join(map(str, seeds))}; means with 95 %"
-        " intervals of Student's t."
+        f"{rounds} rounds, seeds {', '.join(map(str, seeds))}; accuracies are of {part}; means with"
+        " 95 % intervals of Student's t."
     )
+    if sweep.kind == "start":
+        means += " Rounds are counted over the seeds that got there; `2 of 3` did."
     if "clients, %" in _COLUMNS[sweep.kind]:
         means += " `clients`: mean over the clients, each on its own classes."
     tables = tables_of(sweep, trainings)
@@ -140,6 +169,8 @@ def _of(line: Line, trainings: Sequence[Training]) -> list[Training]:
 
 def _setting(line: Line, sweep: Sweep) -> str:
     """The last value that is changed, which differs from line to line; else the recipe's name."""
+    if sweep.kind == "start":
+        return "pre-trained" if line.pretrained else "random"
     return line.recipe if sweep.kind == "cost" else str(list(line.values.values())[-1])
 
 
@@ -153,6 +184,13 @@ def _cell(column: Column, own: Sequence[Training]) -> str:
     if found.seeds == 1 or found.half_width == 0:
         return f"{found.mean:.4g}"
     return str(found)
+
+
+def _counted(column: Column, own: Sequence[Training]) -> str:
+    """The mean of the seeds that have the figure, and how many have it where some do not."""
+    known = [training for training in own if column(training) is not None]
+    text = _cell(column, known) if known else "never"
+    return text if len(known) in {0, len(own)} else f"{text} ({len(known)} of {len(own)})"
 
 
 def _table(rows: Sequence[Sequence[Any]]) -> str:

@@ -76,6 +76,7 @@ _STRENGTH: Final = ("parts.server.numbers.strength", (0.5, 0.25))
 SWEEP: Final[Mapping[str, Swept]] = {
     "fedavg": Swept({"method": "fedavg"}),
     "fedprox": Swept({"method": "fedprox"}, ("method_numbers.mu", (0.01, 0.1))),
+    "feddyn": Swept({"method": "feddyn"}, ("method_numbers.alpha", (0.01, 0.1))),
     "splitfed-v1": Swept({"method": "splitfed-v1"}),
     "splitfed-v2": Swept({"method": "splitfed-v2"}),
     "minibatch-sfl": Swept({"method": "minibatch-sfl"}),

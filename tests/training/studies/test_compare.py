@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks.compare import Trial, cost_table, run_trial, shown
+from benchmarks.training import app
 from server.training.recipe.recipe import read_recipe
 
 
@@ -55,3 +58,19 @@ def test_a_run_keeps_exits_beside_the_whole_network() -> None:
     # every client has every class: exits are tested on the whole test set both ways
     assert run.exits_global == pytest.approx(run.exits_own)
     assert run.to_dict()["rounds"][1]["supervised"]
+
+
+def test_costs_of_methods_are_told_and_trainings_that_are_done_are_kept(tmp_path: Path) -> None:
+    words = ["methods", "--method", "fedavg", "--rounds", "1", "--seeds", "1", "--target", "0.01"]
+    places = ["--results", str(tmp_path), "--work", str(tmp_path / "work")]
+    tables = []
+    for _ in range(2):
+        ran = CliRunner().invoke(app, [*words, *places])
+        assert ran.exit_code == 0, ran.output
+        tables.append((tmp_path / "training-digits.md").read_text().partition("| method")[2])
+    assert "| fedavg | 1 of 1 | 1 |" in tables[0]
+    # seconds too: nothing was trained again
+    assert tables[0] == tables[1]
+    ran = CliRunner().invoke(app, ["methods", "--method", "nosuch"])
+    assert ran.exit_code == 2
+    assert "expected some of fedavg" in " ".join(ran.output.replace("│", " ").split())

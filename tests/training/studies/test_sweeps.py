@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import orjson
 import pytest
+import torch
 import typer
 
-from benchmarks.sweeps.__main__ import main
+from benchmarks.sweeps.__main__ import main, train
 from benchmarks.sweeps.catalog import SWEEPS, Group, Line, Sweep
+from benchmarks.sweeps.pretraining import write_first_weights
 from benchmarks.sweeps.report import tables_of, write_sweep
+from edge_sdk.nets.supernet import Supernet
 from server.training.comparison.comparison import Training, compare
+from server.training.recipe.recipe import Recipe
+from server.training.run.build import build_network, load_data
+from server.training.run.first_weights import load_first_weights
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -67,6 +74,83 @@ def test_besplits_sweep_is_told_by_its_auxiliary_models() -> None:
     assert head == "| setting | BESplit-G, % | BESplit-A, % |"
     # of 50 and 70 the deviation is 14.1, t for two values 12.7: 12.7 * 14.1 / 1.41
     assert line == "| 2 | 90 | 60 ± 1.3e+02 |"
+
+
+SMALL = {"data.train_max": 300, "data.test_max": 99}
+
+
+def right(net: Supernet, recipe: Recipe) -> float:
+    """Share of the held-out samples that the whole network answers rightly."""
+    data = load_data(recipe)
+    with torch.no_grad():
+        answers = net.eval()(torch.from_numpy(data.x_held_out).float()).argmax(1)
+    return float((answers == torch.from_numpy(data.y_held_out)).float().mean())
+
+
+def test_first_weights_are_trained_on_held_out_samples_without_exit_heads(tmp_path: Path) -> None:
+    recipe = Line("supersfl", {"data.held_out": 0.1}).read(1)
+    path = tmp_path / "first.safetensors"
+    write_first_weights(recipe, path)
+    drawn = build_network(recipe, load_data(recipe))
+    net = build_network(recipe, load_data(recipe))
+    load_first_weights(net, path)
+    assert right(drawn, recipe) < 0.4
+    assert right(net, recipe) > 0.9
+    exits = [name for name in net.state_dict() if name.startswith("exits.")]
+    assert exits
+    assert all(torch.equal(net.state_dict()[n], drawn.state_dict()[n]) for n in exits)
+
+
+def test_a_pre_trained_start_is_compared_with_a_random_one(tmp_path: Path) -> None:
+    values = SMALL | {"data.held_out": 0.1}
+    lines = [Line("fedavg", values, pretrained=started) for started in (False, True)]
+    sweep = Sweep("title", "start", 5, [Group("fedavg", lines)], "about")
+    trainings = train(sweep, 5, 1, None, tmp_path)
+    random, started = [training.rows[0]["accuracy"] for training in trainings]
+    assert started > random + 0.2
+    (table,) = tables_of(sweep, trainings)
+    assert "| setting | after 1 round, % | after 5 rounds, % |" in table
+    rows = [line.split(" | ") for line in table.splitlines()[-2:]]
+    assert [row[0] for row in rows] == ["| random", "| pre-trained"]
+    assert float(rows[1][1]) == pytest.approx(100 * started, abs=0.05)
+
+
+def test_rounds_to_an_accuracy_are_of_the_seeds_that_got_there() -> None:
+    sweep = Sweep("", "start", 5, [Group("a", [Line("fedavg", {"seed": 0})])], "")
+    trainings = [
+        Training(
+            "fedavg_seed-0",
+            seed,
+            {
+                "final": {"accuracy": last, "accuracy_clients": last},
+                "rounds": [
+                    {"accuracy": a, "seconds": 1.0, "bytes_up": 0, "bytes_down": 0}
+                    for a in (0.1, 0.2, 0.75, 0.8, last)
+                ],
+            },
+        )
+        for seed, last in enumerate((0.9, 0.85))
+    ]
+    (table,) = tables_of(sweep, trainings)
+    assert table.endswith("| 3 | 5 (1 of 2) |")
+
+
+def test_a_sweep_that_chooses_is_judged_on_held_out_samples(tmp_path: Path) -> None:
+    lines = [Line("fedprox", SMALL | {"method_numbers.mu": mu}) for mu in (0.0, 0.5)]
+    # the same recipe under another name is not trained again
+    lines += [Line("fedprox", SMALL | {"method_numbers.mu": 0.0}, world="again")]
+    sweep = Sweep("", "plain", 1, [Group("g", lines)], "", first_seed=7, held_out=True)
+    trainings = train(sweep, 1, 1, None, tmp_path)
+    assert [training.seed for training in trainings] == [7, 7, 7]
+    assert trainings[0].report is trainings[2].report
+    assert len(list(tmp_path.iterdir())) == 2
+    # a share of the held-out samples, which is no share of the test samples
+    recipe = lines[0].read(1)
+    held_out, test = len(load_data(recipe).y_held_out), len(load_data(recipe).y_test)
+    right = trainings[0].accuracy * held_out
+    assert right == pytest.approx(round(right))
+    assert math.gcd(held_out, test) == 1
+    assert train(sweep, 1, 1, None, tmp_path)[1].report == trainings[1].report
 
 
 def test_a_sweep_that_is_none_is_refused(tmp_path: Path) -> None:
