@@ -26,6 +26,7 @@ from edge_sdk.nets import Supernet
 from edge_sdk.nets.folding import fold_norms
 from exporters.composition import Composition
 from exporters.errors import ExportError
+from exporters.operator_table import operators_read_once
 
 # Largest batch of the server's segments. The example batch must be larger than 1, because the
 # exporter takes an axis of size 1 for a constant.
@@ -336,7 +337,7 @@ def _export(
 ) -> onnx.ModelProto:
     batch = torch.export.Dim("batch", min=1, max=BATCH_MAX)
     shapes = ({0: batch},) if dynamic else None
-    with _quiet():
+    with _quiet(), operators_read_once():
         try:
             program = torch.onnx.export(
                 module,
