@@ -59,9 +59,12 @@ class Site:
     Args:
         work: an empty folder. devices: number of simulated devices.
         broker: as `server run --mqtt` takes it; "auto" is a Mosquitto that is installed.
+        history_s: how much history the devices have.
     """
 
-    def __init__(self, work: Path, devices: int, broker: str = "auto") -> None:
+    def __init__(
+        self, work: Path, devices: int, broker: str = "auto", history_s: float = HISTORY_S
+    ) -> None:
         self.state = work / "server"
         make_models(self.state / "models", epochs=2)
         names = [f"cam-{number:04}" for number in range(devices)]
@@ -79,7 +82,7 @@ class Site:
         with existing_registry(self.state) as registry:
             registry.catalogue.activate("digits", 1)
             self.devices = _enrol(registry, names)
-            _fill_history(registry, names)
+            _fill_history(registry, names, history_s)
         self.shape = load_dataset("digits").x_test.shape[1:]
 
     @contextlib.contextmanager
@@ -131,12 +134,12 @@ class Running:
 
     def usage(self) -> Usage:
         """Use up to now; the broker is what the server started."""
-        children = _children(self._pid)
+        below = children(self._pid)
         return Usage(
-            _processor_s(self._pid),
-            sum(map(_processor_s, children)),
-            _memory_bytes(self._pid),
-            sum(map(_memory_bytes, children)),
+            processor_s(self._pid),
+            sum(map(processor_s, below)),
+            memory_bytes(self._pid),
+            sum(map(memory_bytes, below)),
         )
 
 
@@ -155,15 +158,15 @@ def _enrol(registry: Registry, names: Sequence[str]) -> list[dict[str, str]]:
     return found
 
 
-def _fill_history(registry: Registry, names: Sequence[str]) -> None:
-    """Write an hour of heartbeats, as they would have come."""
+def _fill_history(registry: Registry, names: Sequence[str], history_s: float) -> None:
+    """Write the heartbeats of so long, as they would have come."""
     devices = [
         SimulatedDevice(name, BUNDLES[number % len(BUNDLES)], number)
         for number, name in enumerate(names)
     ]
     now = time.time()
-    for beat in range(int(HISTORY_S / BEAT_S)):
-        at = now - HISTORY_S + BEAT_S * beat
+    for beat in range(int(history_s / BEAT_S)):
+        at = now - history_s + BEAT_S * beat
         registry.telemetry.record(
             {
                 one.name: LastReading(at, Reading.from_heartbeat(one.heartbeat(BEAT_S)))
@@ -186,20 +189,20 @@ def _heartbeats(broker: str, devices: Sequence[dict[str, str]]) -> Iterator[None
         child.close()
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     """Ids of a process's children, and of theirs; each is listed by the thread that started it."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     own = [int(word) for each in lists for word in each.read_text(encoding="ascii").split()]
-    return [*own, *(one for child in own for one in _children(child))]
+    return [*own, *(one for child in own for one in children(child))]
 
 
-def _processor_s(pid: int) -> float:
+def processor_s(pid: int) -> float:
     """Seconds of the processor that a process used."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _memory_bytes(pid: int) -> int:
+def memory_bytes(pid: int) -> int:
     """Resident memory of a process."""
     fields = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
