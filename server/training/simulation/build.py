@@ -45,9 +45,9 @@ from server.training.run.build import (
     supersfl_depths,
 )
 from server.training.run.run import Simulation
-from server.training.simulation.processes.pool import PoolTransport, StartWorkers
 from server.training.simulation.shelved_client import ShelvedClient
 from server.training.simulation.transport import MemoryTrimmingTransport
+from server.training.simulation.workers.transport import PoolTransport, StartWorkers
 
 
 def build_simulation(
@@ -67,7 +67,7 @@ def build_simulation(
             (server.training.core.spool).
         memory_format: that of a resumed run's earlier rounds; None for the recipe's.
         start_workers: starts processes that train the clients, and that `Simulation.close` ends
-            (server.training.simulation.processes); None for this process. The weights are the same,
+            (server.training.simulation.workers); None for this process. The weights are the same,
             bit for bit.
         note: called with a line about the data that were read.
     Raises: ConfigurationError, InputError or ProfileError saying what does not go together.

@@ -26,9 +26,11 @@ from server.training.rounds.context import RoundContext
 from server.training.rounds.round import RoundUnderWay
 from server.training.run.run import Simulation
 from server.training.simulation.build import build_simulation
-from server.training.simulation.processes.channel import receive, send
-from server.training.simulation.processes.pool import StartWorkers, WorkerPool
-from server.training.simulation.processes.work import (
+from server.training.simulation.transport import MemoryTrimmingTransport
+from server.training.simulation.workers.channel import receive, send
+from server.training.simulation.workers.processes import ProcessPool
+from server.training.simulation.workers.transport import StartWorkers
+from server.training.simulation.workers.work import (
     Answered,
     Asked,
     Failed,
@@ -38,12 +40,11 @@ from server.training.simulation.processes.work import (
     Trained,
     Work,
 )
-from server.training.simulation.transport import MemoryTrimmingTransport
 
 
 def start_workers(count: int) -> StartWorkers | None:
     """Starter of so many workers, for a simulation that is built; None for 0."""
-    return partial(WorkerPool, work, count) if count else None
+    return partial(ProcessPool, work, count) if count else None
 
 
 def work(connection: Connection, recipe: Mapping[str, Any], memory_format: ChosenFormat) -> None:

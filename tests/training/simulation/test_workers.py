@@ -16,9 +16,9 @@ from server.errors import WorkerError
 from server.training.recipe.recipe import Recipe, read_recipe
 from server.training.run.checkpoint import latest_checkpoint
 from server.training.simulation.build import build_simulation
-from server.training.simulation.processes.pool import WorkerPool
 from server.training.simulation.run import simulate
 from server.training.simulation.worker import start_workers, work
+from server.training.simulation.workers.processes import ProcessPool
 
 # One method whose clients are trained apart, with all that a client keeps to itself, and one whose
 # clients share the server's half and have heads of their own.
@@ -73,9 +73,9 @@ def test_every_number_of_workers_gives_the_same_run_and_can_continue_another(
 
 
 def test_a_worker_that_dies_ends_the_run_with_a_reason() -> None:
-    pools: list[WorkerPool] = []
+    pools: list[ProcessPool] = []
 
-    def start(*args: object) -> WorkerPool:
+    def start(*args: object) -> ProcessPool:
         begin = start_workers(2)
         assert begin is not None
         pools.append(begin(*args))  # type: ignore[arg-type]  # as build_simulation gives them
@@ -95,7 +95,7 @@ def test_a_worker_that_dies_ends_the_run_with_a_reason() -> None:
 
 def test_a_worker_that_cannot_build_the_simulation_says_why() -> None:
     recipe = recipe_of("supersfl")
-    pool = WorkerPool(work, 1, recipe_with_missing_data(recipe), "contiguous")
+    pool = ProcessPool(work, 1, recipe_with_missing_data(recipe), "contiguous")
     try:
         with pytest.raises(WorkerError, match=r"worker 0: .*no-such-file"):
             pool.next()

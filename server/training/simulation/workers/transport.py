@@ -1,4 +1,4 @@
-"""Worker processes that share out a simulation's clients; the weights are those of one process.
+"""Workers that share out a simulation's clients; the weights are those of one process.
 
     clients that do not meet    a worker trains a client's whole round, the server's copy of the
                                 suffix included: SplitFedV1, multi-exit, SplitGP, HARMONY, SplitLPF,
@@ -8,123 +8,49 @@
 
 Every draw is keyed by client, round and step, and floats are added in client order by the parent,
 so neither the number of workers nor who trains whom changes a bit.
+
+ProcessPool (processes.py)   processes of this machine, over pipes
+RayPool (ray_pool.py)        actors of a Ray cluster, over its object store
 """
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
-from typing import Any, Final
+from typing import Protocol
 
 from edge_sdk.nets.memory_format import ChosenFormat
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import Reply, Request, StartRound
-from server.errors import WorkerError
 from server.training.core.weighted_mean import Contribution
 from server.training.recipe.recipe import Recipe
 from server.training.rounds.context import RoundContext
 from server.training.rounds.round import RoundUnderWay
 from server.training.simulation.allocator import keep_freed_memory
-from server.training.simulation.processes.channel import receive, send
-from server.training.simulation.processes.work import (
-    Answered,
-    Asked,
-    Failed,
-    Open,
-    Result,
-    Train,
-    Trained,
-    Work,
-)
-
-END_S: Final = 5.0
-
-# what a worker process runs, from a pipe to the parent, a recipe's tables and its memory format
-Job = Callable[[Connection, Mapping[str, Any], ChosenFormat], None]
+from server.training.simulation.workers.work import Answered, Asked, Open, Train, Trained, Work
 
 
-class WorkerPool:
-    """Worker processes, started at once; they read the data while the parent goes on.
-
-    Args:
-        job: what each process runs. count: processes.
-        memory_format: the simulation's.
-    """
-
-    def __init__(self, job: Job, count: int, recipe: Recipe, memory_format: ChosenFormat) -> None:
-        # spawned: a fork would copy torch's threads in whatever state they are
-        context = multiprocessing.get_context("spawn")
-        self._connections: list[Connection] = []
-        self._processes = []
-        for number in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=job,
-                args=(theirs, recipe.to_dict(), memory_format),
-                name=f"splitedge-worker-{number}",
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
-            self._connections.append(ours)
-            self._processes.append(process)
+class WorkerPool(Protocol):
+    """Workers that have the recipe's data and network, and do what they are sent, in that order."""
 
     @property
     def count(self) -> int:
         """Workers."""
-        return len(self._connections)
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers that run, in order."""
-        return [p.pid for p in self._processes if p.pid is not None and p.is_alive()]
 
     def send(self, worker: int, asked: Work) -> None:
-        """Give work to a worker that waits for some.
+        """Give work to a worker.
 
         Raises: WorkerError if it has ended.
         """
-        try:
-            send(self._connections[worker], asked)
-        except OSError as err:
-            raise self._ended(worker) from err
 
     def next(self) -> tuple[int, Trained | Answered]:
         """Wait for the next result of any worker; and which one's it is.
 
         Raises: WorkerError if one has ended or failed.
         """
-        ready = wait(self._connections)
-        worker = self._connections.index(ready[0])  # type: ignore[arg-type]  # only connections
-        try:
-            result: Result = receive(self._connections[worker])
-        except (EOFError, OSError) as err:
-            raise self._ended(worker) from err
-        if isinstance(result, Failed):
-            raise WorkerError(f"worker {worker}: {result.why}")
-        return worker, result
 
     def close(self) -> None:
         """End the workers."""
-        for connection in self._connections:
-            connection.close()
-        for process in self._processes:
-            process.join(END_S)
-            if process.is_alive():
-                process.terminate()
-                process.join()
-
-    def _ended(self, worker: int) -> WorkerError:
-        process = self._processes[worker]
-        process.join(END_S)
-        code = process.exitcode
-        how = f"by signal {-code}" if code is not None and code < 0 else f"with status {code}"
-        return WorkerError(
-            f"worker {worker} of {self.count} has ended {how}, possibly for lack of memory; go on"
-            " from the last round with --resume, and with fewer --workers"
-        )
 
 
 StartWorkers = Callable[[Recipe, ChosenFormat], WorkerPool]
