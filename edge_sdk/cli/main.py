@@ -26,7 +26,7 @@ SERVER: Final = (  # modules that the base install leaves out
 EXTRAS: Final = {
     **dict.fromkeys(SERVER, "server"), "h11": "serve",
     "ifaddr": "discovery", "zeroconf": "discovery",
-    "mlflow": "mlflow", "tensorboard": "tensorboard",
+    "mlflow": "mlflow", "ray": "ray", "tensorboard": "tensorboard",
 }  # fmt: skip
 TRAIN: Final = frozenset({"safetensors", "torch"})  # all that a device needs to train
 DEBUG: Final = "--debug"

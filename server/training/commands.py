@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,12 @@ from edge_sdk.cli.data_options import Resize
 from edge_sdk.cli.main import stop_on_sigterm
 from edge_sdk.cli.output import check_report, resumable
 from edge_sdk.cli.times import length_in, plural
+from edge_sdk.errors import ConfigurationError
 from exporters.run.next_step import export_command
 from exporters.run.record import read_run
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
+    from server.training.cluster.ray_cluster import RayCluster
     from server.training.recipe.recipe import Recipe
 
 simulate_app = typer.Typer(add_completion=False)
@@ -45,6 +47,20 @@ Data = Annotated[
         help="Labelled samples in place of the recipe's: digits, fashion-mnist=DIR, a folder of"
         " pictures, FILE.npz, csv:FILE?..., module:function (docs/data.md); or the folder with the"
         " files of the recipe's data set.",
+    ),
+]
+
+
+Engine = Annotated[
+    Literal["local", "ray"],
+    typer.Option(help="Where work is shared out: processes of this machine, or a Ray cluster."),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        show_default="a cluster that is started here, and ended again",
+        help="A Ray cluster that runs already, and of which this machine is a node.",
     ),
 ]
 
@@ -84,17 +100,21 @@ def simulate(
         ),
     ] = 1,
     workers: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
+            show_default="0; with --engine ray one for each processor",
             help="Processes that train the clients; every number gives the same weights. 0 trains"
             " them in this process.",
         ),
-    ] = 0,
+    ] = None,
+    engine: Engine = "local",
+    ray_address: RayAddress = None,
 ) -> None:
     """Train by a recipe with simulated clients: rounds, checkpoints, a report and plots.
 
-    A run that was stopped and continued with --resume ends with the same weights, bit for bit.
+    A run that was stopped and continued with --resume ends with the same weights, bit for bit;
+    so does a run with any number of workers, on either engine.
     """
     check_report(report)
     stop_on_sigterm()
@@ -109,14 +129,22 @@ def simulate(
     torch.set_num_threads(threads)
     found = changed(load_recipe(recipe), seed, data, resize)
     folder = out or Path("splitedge-runs") / f"{recipe.stem}-{found.seed}"
-    with resumable(), _progress(console, found.train.rounds) as on_round:
+    with (
+        resumable(),
+        cluster_of(engine, ray_address, workers) as cluster,
+        _progress(console, found.train.rounds) as on_round,
+    ):
+        count = workers or 0
+        if cluster is not None and not workers:
+            count = min(cluster.cpus, found.data.clients)
         result = run(
             found,
             folder,
             resume=resume,
             force=force,
             device=device,
-            workers=workers,
+            workers=count,
+            cluster=cluster,
             on_round=on_round,
             note=partial(typer.echo, err=True),
         )
@@ -237,6 +265,32 @@ def train(
     folder = settings.folder
     typer.echo(_of_devices(result))
     typer.echo(f"Next: {export_command(read_run(folder), folder, state / 'models')}")
+
+
+@contextmanager
+def cluster_of(
+    engine: Literal["local", "ray"], address: str | None, cpus: int | None
+) -> Iterator[RayCluster | None]:
+    """The Ray cluster of a command while the block runs; None for processes of this machine.
+
+    Args:
+        cpus: processors of a cluster that is started here; None or 0 for all.
+    Raises: ConfigurationError for an address without `--engine ray`, or one of no cluster.
+    """
+    if engine == "local":
+        if address is not None:
+            raise ConfigurationError(
+                f"--ray-address {address}: expected --engine ray beside it, got --engine local"
+            )
+        yield None
+        return
+    from server.training.cluster.ray_cluster import connected
+
+    console = Console(stderr=True)
+    with ExitStack() as stack:
+        with console.status("starting Ray" if address is None else f"connecting to {address}"):
+            cluster = stack.enter_context(connected(address, cpus or None))
+        yield cluster
 
 
 def changed(recipe: Recipe, seed: int | None, data: str | None, resize: str | None) -> Recipe:

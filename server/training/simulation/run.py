@@ -18,6 +18,7 @@ from edge_sdk.records import table_of
 from edge_sdk.state import StateLock
 from exporters.run.record import WEIGHTS
 from profiles.energy import EnergyMeter
+from server.training.cluster.ray_cluster import RayCluster
 from server.training.recipe.recipe import Recipe
 from server.training.report.client_scores import ClientScore
 from server.training.report.cost import energy_report
@@ -33,7 +34,7 @@ from server.training.run.checkpoint import continue_run, find_checkpoint
 from server.training.run.record import OnRound, record_rounds
 from server.training.run.run import Row, Simulation
 from server.training.simulation.build import build_simulation
-from server.training.simulation.worker import start_workers
+from server.training.simulation.worker import start_ray_workers, start_workers
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ def simulate(
     force: bool = False,
     device: str = "cpu",
     workers: int = 0,
+    cluster: RayCluster | None = None,
     on_round: OnRound | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Report:
@@ -58,6 +60,7 @@ def simulate(
         force: begin again where `out` holds a finished run; its files are replaced.
         workers: processes that train the clients; 0 for this process alone. The weights are the
             same, bit for bit.
+        cluster: has the workers as its actors; None for processes of this machine.
         on_round: called with each row of the report as it comes, those of an earlier run included.
         note: called with a line about the data that were read.
     Returns: the content of `report.json`.
@@ -71,9 +74,8 @@ def simulate(
         if resume and checkpoint is None:
             logger.warning("%s: no round to continue from; starting with round 1", out)
         before = None if checkpoint is None else checkpoint.memory_format
-        simulation = build_simulation(
-            recipe, device, out, before, start_workers=start_workers(workers), note=note
-        )
+        start = start_workers(workers) if cluster is None else start_ray_workers(workers, cluster)
+        simulation = build_simulation(recipe, device, out, before, start_workers=start, note=note)
         with closing(simulation):
             rows = continue_run(out, simulation, checkpoint)
             resumed = len(rows)

@@ -7,11 +7,14 @@ client, and the parent alone has what is saved.
 
 from __future__ import annotations
 
+import os
+import platform
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from edge_sdk.errors import SplitedgeError
 from edge_sdk.nets.memory_format import ChosenFormat
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import EndRound, Weights
+from server.training.cluster.ray_cluster import RayCluster
 from server.training.recipe.recipe import read_recipe
 from server.training.rounds.clients import train_clients
 from server.training.rounds.context import RoundContext
@@ -27,8 +31,9 @@ from server.training.rounds.round import RoundUnderWay
 from server.training.run.run import Simulation
 from server.training.simulation.build import build_simulation
 from server.training.simulation.transport import MemoryTrimmingTransport
-from server.training.simulation.workers.channel import receive, send
+from server.training.simulation.workers.channel import decode, encode, receive, send
 from server.training.simulation.workers.processes import ProcessPool
+from server.training.simulation.workers.ray_pool import Hello, RayPool, Versions
 from server.training.simulation.workers.transport import StartWorkers
 from server.training.simulation.workers.work import (
     Answered,
@@ -47,6 +52,11 @@ def start_workers(count: int) -> StartWorkers | None:
     return partial(ProcessPool, work, count) if count else None
 
 
+def start_ray_workers(count: int, cluster: RayCluster) -> StartWorkers:
+    """Starter of so many actors of a Ray cluster, for a simulation that is built."""
+    return partial(RayPool, partial(cluster.start, RayWorker, str(Path.cwd())), cluster, count)
+
+
 def work(connection: Connection, recipe: Mapping[str, Any], memory_format: ChosenFormat) -> None:
     """Do what the parent asks until it closes the pipe.
 
@@ -56,7 +66,7 @@ def work(connection: Connection, recipe: Mapping[str, Any], memory_format: Chose
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends this process
     torch.set_num_threads(1)
     try:
-        worker = _Worker(build_simulation(read_recipe(recipe), memory_format=memory_format))
+        worker = Worker(build_simulation(read_recipe(recipe), memory_format=memory_format))
         while True:
             for result in worker.results(receive(connection)):
                 send(connection, result)
@@ -66,7 +76,9 @@ def work(connection: Connection, recipe: Mapping[str, Any], memory_format: Chose
         send(connection, Failed(str(err)))
 
 
-class _Worker:
+class Worker:
+    """Clients of a simulation, trained as its parent asks."""
+
     def __init__(self, simulation: Simulation) -> None:
         self._clients = simulation.clients
         self._transport = MemoryTrimmingTransport(simulation.clients)
@@ -76,7 +88,7 @@ class _Worker:
         self._sent: Weights = {}
 
     def results(self, asked: Work) -> Iterator[Result]:
-        """The results of some work; each is there as soon as it is computed."""
+        """Results of some work; each is there as soon as it is computed."""
         match asked:
             case Open():
                 self._begin(asked)
@@ -120,3 +132,36 @@ def _taken_personal(client: TrainingClient) -> Weights:
     """Personal weights of a client; the parent alone has them from then on."""
     personal, client.personal = client.personal, {}
     return personal
+
+
+class RayWorker:
+    """A worker as an actor of a Ray cluster; what it gives is encoded.
+
+    Args:
+        folder: current folder of the parent, from which the recipe names files.
+        recipe: from `Recipe.to_dict`.
+    """
+
+    def __init__(self, folder: str, recipe: Mapping[str, Any], memory_format: ChosenFormat) -> None:
+        self._folder, self._recipe, self._format = Path(folder), recipe, memory_format
+        self._worker: Worker | None = None
+
+    def hello(self) -> bytes:
+        """Build the simulation; the encoded Hello of this worker, or why it cannot work."""
+        torch.set_num_threads(1)
+        if self._folder.is_dir():
+            os.chdir(self._folder)
+        try:
+            recipe = read_recipe(self._recipe)
+            self._worker = Worker(build_simulation(recipe, memory_format=self._format))
+        except SplitedgeError as err:
+            return encode((Failed(str(err)),))
+        return encode(Hello(Versions.here(), platform.node(), os.getpid()))
+
+    def results(self, asked: bytes) -> bytes:
+        """Results of some work; called after `hello`."""
+        assert self._worker is not None, "hello comes first"
+        try:
+            return encode(tuple(self._worker.results(decode(asked))))
+        except SplitedgeError as err:
+            return encode((Failed(str(err)),))

@@ -1,8 +1,9 @@
-"""Values between a simulation and its worker processes, over a pipe.
+"""Values between a simulation and its workers: as bytes, and over a pipe.
 
-Values are pickled, which is safe between a process and the children that it has started; nothing
-from a network comes this way. Tensors travel as bytes and are laid out anew by torch, contiguous,
-as those of a message from a device are: so the last bits do not depend on the process.
+Values are pickled, which is safe between a process and the workers that it has started: children
+over a pipe, or actors of a Ray cluster, whose own calls are pickled too and which runs any code of
+whoever may use it. Tensors travel as bytes and are laid out anew by torch, contiguous, as those of
+a message from a device are: so the last bits do not depend on the process.
 """
 
 from __future__ import annotations
@@ -18,14 +19,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
+def encode(value: object) -> bytes:
+    """A value as bytes."""
+    return _encoded(value).getvalue()
+
+
+def decode(raw: bytes) -> Any:
+    """The value that `encode` was given."""
+    return pickle.loads(raw)  # noqa: S301 - from our own worker, or the simulation that started it
+
+
 def send(connection: Connection, value: object) -> None:
     """Send a value.
 
     Raises: OSError if nobody reads.
     """
-    buffer = io.BytesIO()
-    _Pickler(buffer, protocol=5).dump(value)
-    connection.send_bytes(buffer.getbuffer())
+    connection.send_bytes(_encoded(value).getbuffer())
 
 
 def receive(connection: Connection) -> Any:
@@ -33,7 +42,7 @@ def receive(connection: Connection) -> Any:
 
     Raises: EOFError, OSError if the other side has ended.
     """
-    return pickle.loads(connection.recv_bytes())  # noqa: S301 - from our own child or parent
+    return decode(connection.recv_bytes())
 
 
 class _Pickler(pickle.Pickler):
@@ -41,6 +50,12 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, Tensor):
             return _tensor, (value.detach().contiguous().numpy(),)
         return NotImplemented
+
+
+def _encoded(value: object) -> io.BytesIO:
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(value)
+    return buffer
 
 
 def _tensor(array: NDArray[np.generic]) -> Tensor:
