@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import matplotlib as mpl
 import numpy as np
-import orjson
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
+from benchmarks.paper.curves import Curves
 from benchmarks.reports import ROOT
-from edge_sdk.durable import make_folder, write_atomic
 
 CURVES: Final = ROOT / "docs" / "pictures" / "curves"
 # the same report gives the same bytes; text stays text
 _FORM: Final[dict[Any, Any]] = {"svg.hashsalt": "splitedge", "svg.fonttype": "none", "font.size": 9}
-
-Curves = Mapping[str, NDArray[np.float64]]
-
-
-def curves_of(report: Mapping[str, Any]) -> Curves:
-    """Accuracy in %, (seed, round), by row; NaN in rounds that were not measured.
-
-    Rows that were measured after the last round alone, or with seeds of different lengths, have no
-    curve.
-    """
-    by_row: dict[str, list[Sequence[float | None]]] = {}
-    for run in report["runs"]:
-        by_row.setdefault(run["row"], []).append(run.get("curve") or [])
-    return {
-        row: np.array(seeds, np.float64)
-        for row, seeds in by_row.items()
-        if len({len(seed) for seed in seeds}) == 1
-        and min(sum(value is not None for value in seed) for seed in seeds) > 1
-    }
 
 
 def drawn(curves: Curves) -> bytes:
@@ -60,21 +37,3 @@ def drawn(curves: Curves) -> bytes:
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return out.getvalue()
-
-
-def draw(report: Path, folder: Path = CURVES) -> Path | None:
-    """Draw the curves of a report, if it has any; the picture.
-
-    Args:
-        report: its JSON.
-    Raises: StorageError.
-    """
-    curves = curves_of(orjson.loads(report.read_bytes()))
-    if not curves:
-        return None
-    make_folder(folder)
-    path = folder / report.with_suffix(".svg").name
-    picture = drawn(curves)
-    if not path.exists() or path.read_bytes() != picture:
-        write_atomic(path, picture)
-    return path

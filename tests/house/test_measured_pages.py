@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import numpy as np
-import orjson
 import pytest
 
-from benchmarks.pages.measured import PAGES, with_figures
-from benchmarks.pages.plots import CURVES, curves_of
+from benchmarks.pages.measured import PAGES, marks_of, pictures, with_figures
+from benchmarks.pages.plots import CURVES
 from benchmarks.pages.plots import drawn as picture
+from benchmarks.paper.curves import curves_of
 from benchmarks.paper.report import RESULTS
 from edge_sdk.errors import ConfigurationError
 
@@ -25,11 +25,7 @@ def test_a_page_has_the_figures_of_the_reports(page: Path) -> None:
 
 
 def test_the_pictures_are_of_the_reports() -> None:
-    drawn = {
-        report.stem: picture(curves)
-        for report in sorted(RESULTS.glob("*-cpu.json"))
-        if (curves := curves_of(orjson.loads(report.read_bytes())))
-    }
+    drawn = pictures()
     there = {path.stem: path.read_bytes() for path in CURVES.glob("*.svg")}
     assert drawn.keys() == there.keys()
     old = [name for name in drawn if not same_picture(drawn[name], there[name])]
@@ -76,8 +72,30 @@ def test_a_curve_has_the_rounds_that_were_measured_with_every_seed() -> None:
     assert b"accuracy on the test part" in drawn
 
 
-def test_five_pages_show_figures() -> None:
-    assert sum("<!-- measured: " in page.read_text() for page in PAGES.glob("*.md")) == 5
+METHOD_PAGES = sorted(
+    page for page in PAGES.glob("*.md") if page.stem not in {"index", "common", "baselines"}
+)
+
+
+@pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda page: page.stem)
+def test_every_method_s_page_has_figures_and_a_curve(page: Path) -> None:
+    text = page.read_text()
+    assert marks_of(text)
+    shown = re.findall(r"\(\.\./pictures/curves/([a-z0-9-]+)\.svg\)", text)
+    assert shown
+    assert all((CURVES / f"{name}.svg").is_file() for name in shown)
+
+
+def test_a_page_shows_some_rows_of_another_s_table_with_their_curve() -> None:
+    text = "<!-- measured: besplit: FedDyn; FedAvg -->\n<!-- end of measured -->\n"
+    page = with_figures(text)
+    report = (RESULTS / "besplit-cpu.md").read_text().splitlines()
+    rows = [line for line in page.splitlines() if line.startswith("| Fed")]
+    assert rows == [
+        line for name in ("FedDyn", "FedAvg") for line in report if f"| {name} |" in line
+    ]
+    assert "(../pictures/curves/besplit-cpu-feddyn.svg)" in page
+    assert "| SplitFed |" not in page
 
 
 def test_a_report_takes_the_place_of_what_stood_between_the_marks() -> None:
@@ -100,6 +118,7 @@ def test_a_table_without_a_report_says_how_to_make_it(tmp_path: Path) -> None:
     [
         ("<!-- measured: besplit -->\n", "put it back"),
         ("<!-- measured: a -->\n<!-- measured: b -->\n<!-- end of measured -->", "put it back"),
+        ("<!-- measured: besplit: Nobody -->\n<!-- end of measured -->", r"got \['Nobody'\]"),
         ("<!-- measured: no-such -->\n<!-- end of measured -->", "no-such: no such table"),
     ],
 )

@@ -22,7 +22,7 @@ from edge_sdk.training.protocol.weights import read_weights
 from server.training.core.round_view import RoundView
 from server.training.core.weighted_mean import equal
 from server.training.methods.compose import combine
-from server.training.methods.fedavg import fedavg, fedlc
+from server.training.methods.fedavg import fedavg, fedlc, fedprox
 from server.training.methods.feddyn import corrected, feddyn
 from server.training.methods.method import Method
 from server.training.methods.personal import ditto, fedper
@@ -85,6 +85,31 @@ def dynamic_objective(
         return loss
 
     return objective
+
+
+# FedProx
+
+
+def test_fedprox_is_its_algorithm_in_plain_torch() -> None:
+    mu, names = 0.5, "ab"
+    world = world_of(fedprox(mu), names)
+    world.run(ROUNDS)
+
+    average = network()
+    total = sum(SIZES[name] for name in names)
+    for _ in range(ROUNDS):
+        start = [p.detach().clone() for p in average.parameters()]
+        none = [torch.zeros_like(p) for p in start]
+        mean = [torch.zeros_like(p) for p in start]
+        for name in names:
+            net = deepcopy(average)
+            # cross-entropy + mu/2 * |w - w_start|^2
+            descend(net, dynamic_objective(net, data_of(world, name), none, start, mu))
+            for place, p in enumerate(net.parameters()):
+                mean[place] += p.detach() * (SIZES[name] / total)
+        for parameter, tensor in zip(average.parameters(), mean, strict=True):
+            parameter.data.copy_(tensor)
+    assert_close(average, world.state.read())
 
 
 # FedDyn
