@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 import orjson
 
@@ -24,13 +24,16 @@ FORMAT: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
 DTYPES: Final = ("float32", "float16", "uint8", "int8", "int64")
 GRAPHS: Final = ("exit", "prefix", "back")
-CODECS: Final = ("fp32", "fp16", "int8")
 FREE_FORM_LEVELS: Final = 16
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _BUNDLE = re.compile(r"[a-z0-9-]{1,63}/[0-9]{1,9}/d[0-9]{1,3}(-[a-z0-9]{1,20})?")
 
-Codec = Literal["fp32", "fp16", "int8"]
+# of features in training, and of the smashed data of a query
+FeatureCodec = Literal["fp32", "fp16", "int8"]
+Codec = Literal["fp32", "fp16", "int8", "int8-channel", "int4-channel"]
+FEATURE_CODECS: Final = get_args(FeatureCodec)
+CODECS: Final = get_args(Codec)
 GatePolicy = str  # a gate as text: edge_sdk.gate_form
 T = TypeVar("T")
 

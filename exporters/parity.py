@@ -249,7 +249,9 @@ def _chain(sessions: Sequence[Session], given: Array) -> NDArray[np.float32]:
 
 
 def _through(z: NDArray[np.float32], codec: Codec) -> NDArray[np.float32]:
-    return codecs.decode(*codecs.encode(z, codec))
+    """One sample (...) as the server gets it."""
+    sample: NDArray[np.float32] = codecs.decode(*codecs.encode(z[None], codec), z.shape)[0]
+    return sample
 
 
 def _largest_error(reference: NDArray[np.float32], logits: NDArray[np.float32]) -> float:

@@ -69,7 +69,8 @@ Delta = Annotated[
 Codec = Annotated[
     str | None,
     typer.Option(
-        help=f"Codec of data sent to the server: fp32, fp16 or int8; {FILE}, else the bundle's."
+        help="Codec of data sent to the server: fp32, fp16, int8, int8-channel, int4-channel;"
+        f" {FILE}, else the bundle's."
     ),
 ]
 Threads = Annotated[

@@ -1,54 +1,74 @@
 """Codecs: smashed data on the wire, one sample at a time.
 
-    fp32   unchanged
-    fp16   half the bytes; values beyond the half-precision range are clipped, never infinite
-    int8   a quarter of the bytes; affine UINT8 as in ONNX's QuantizeLinear:
-           value = scale * (q - zero_point); the range includes 0, so zeros stay exactly zero
+    fp32          unchanged
+    fp16          half the bytes; values beyond the half-precision range are clipped, never infinite
+    int8          a quarter of the bytes; affine UINT8 as in ONNX's QuantizeLinear:
+                  value = scale * (q - zero_point); the range includes 0, so zeros stay exactly zero
+    int8-channel  a scale for each channel, 8 bits a value (edge_sdk.wire.quantised)
+    int4-channel  a scale for each channel, 4 bits a value: an eighth of the bytes
 
-The receiver needs only the array's dtype and, for int8, the tensor parameters `scale` and
-`zero_point`: numbers, or arrays with a value a row (edge_sdk.wire.rows). Pure numpy: the device
-encodes in the path of a query.
+Of the first three the receiver needs only the array's dtype and, for int8, the tensor parameters
+`scale` and `zero_point`: numbers, or arrays with a value a row (edge_sdk.wire.rows). The others
+travel as bytes, with the parameter `codec`; the receiver knows the shape from the model. Pure
+numpy: the device encodes in the path of a query.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.errors import FrameError, InputError
+from edge_sdk.errors import FrameError, InputError, shown
 from edge_sdk.manifest import Codec
+from edge_sdk.wire.quantised import SMALLEST_SCALE, Steps, quantise, restore
 
 Array = NDArray[Any]
 
 FP16_MAX: Final = 65504.0
 # Keeps 255 * scale finite in float32, for any sender's scale. Larger values mean a broken network.
 LARGEST: Final = 1e36
-# A smaller scale is no normal float32, and 1 / scale would overflow.
-SMALLEST_SCALE: Final = 2e-38
+# Tensor parameters of an array that travels as bytes, and the tensor beside those of several rows.
+CODEC: Final = "codec"
+SIZES: Final = "sizes"
+_QUANTISED: Final[Mapping[str, Steps]] = {
+    "int8-channel": Steps(8, by_channel=True),
+    "int4-channel": Steps(4, by_channel=True),
+}
 
 
 def encode(z: NDArray[np.float32], codec: Codec) -> tuple[Array, dict[str, Any]]:
     """One sample's smashed data, as the array and the tensor parameters to send.
 
     Args:
-        z: float32 of any shape; the codec's range is that of the whole array.
-    Returns: an array of the same shape and its parameters. After `decode`, fp32 is exact; fp16
-        is off by half a unit in the last place; int8 by at most `scale / 2`, where scale is the
-        range (0 included) / 255. A constant array is exact under int8.
+        z: float32 of any shape; the range of fp16 and int8 is that of the whole array. For a codec
+            that travels as bytes, (1, ...): one sample with its batch axis.
+    Returns: an array of the same shape and its parameters; or (1, bytes) UINT8 with the parameter
+        `codec`. After `decode`, fp32 is exact; fp16 is off by half a unit in the last place; int8
+        by at most `scale / 2`, where scale is the range (0 included) / 255. A constant array is
+        exact under int8. Of the others, see `edge_sdk.wire.quantised.quantise`.
     Raises: InputError if z holds NaN, infinity or a magnitude above 1e36.
     """
     low, high = _range(z)
+    if codec in _QUANTISED:
+        return quantise(z[0], _QUANTISED[codec])[None], {CODEC: codec}
     return _ENCODERS[codec](z, low, high)
 
 
-def decode(array: Array, parameters: Mapping[str, Any]) -> NDArray[np.float32]:
-    """The float32 values of an array from `encode`, in the same shape.
+def decode(
+    array: Array, parameters: Mapping[str, Any], shape: tuple[int, ...] | None = None
+) -> NDArray[np.float32]:
+    """The float32 values of an array from `encode`: its shape, or (rows, *shape) of bytes.
 
-    Raises: FrameError for a dtype of no codec, or int8 without a valid scale and zero point.
+    Args:
+        shape: of one sample, which an array that travels as bytes does not tell.
+    Raises: FrameError for a dtype of no codec, int8 without a valid scale and zero point, or bytes
+        that are not those of the shape.
     """
+    if CODEC in parameters:
+        return _decode_bytes(array, parameters, shape)
     if array.dtype == np.uint8:
         scale, zero_point = _affine(array, parameters)
         values = array.astype(np.float32)
@@ -58,6 +78,46 @@ def decode(array: Array, parameters: Mapping[str, Any]) -> NDArray[np.float32]:
     if array.dtype in (np.float16, np.float32):
         return array.astype(np.float32, copy=False)
     raise FrameError(f"smashed data: expected float32, float16 or uint8, got {array.dtype}")
+
+
+def rows_of(array: Array, parameters: Mapping[str, Any]) -> int:
+    """The number of samples in an array, which a receiver bounds before it decodes them."""
+    sizes = parameters.get(SIZES)
+    if CODEC in parameters and isinstance(sizes, np.ndarray):
+        return len(sizes)
+    return len(array) if array.ndim else 0
+
+
+def _decode_bytes(
+    array: Array, parameters: Mapping[str, Any], shape: tuple[int, ...] | None
+) -> NDArray[np.float32]:
+    word = parameters[CODEC]
+    steps = _QUANTISED.get(word) if isinstance(word, str) else None
+    if steps is None or shape is None:
+        known = ", ".join(_QUANTISED)
+        raise FrameError(f"smashed data: codec: expected one of {known}, got {shown(word)}")
+    samples = np.empty((rows_of(array, parameters), *shape), np.float32)
+    for sample, body in zip(samples, _bodies(array, parameters), strict=True):
+        sample[...] = restore(body, steps, shape)
+    return samples
+
+
+def _bodies(array: Array, parameters: Mapping[str, Any]) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of each row."""
+    sizes = parameters.get(SIZES)
+    if array.dtype != np.uint8:
+        raise FrameError(f"smashed data: expected bytes as uint8, got {array.dtype}")
+    if not isinstance(sizes, np.ndarray):
+        if array.ndim != 2 or len(array) != 1:
+            raise FrameError(f"smashed data: expected bytes (1, n), got {shown(array.shape)}")
+        yield array[0]
+        return
+    if array.ndim != 1 or (sizes < 0).any() or sum(sizes.tolist()) != len(array):
+        raise FrameError(f"smashed data: expected the rows' sizes to add up to {array.size} bytes")
+    start = 0
+    for size in sizes.tolist():
+        yield array[start : start + size]
+        start += size
 
 
 def _range(z: NDArray[np.float32]) -> tuple[float, float]:

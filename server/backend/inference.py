@@ -9,12 +9,12 @@ import numpy as np
 
 from edge_sdk.errors import FrameError
 from edge_sdk.session import Array
-from edge_sdk.wire.codecs import decode
+from edge_sdk.wire.codecs import decode, rows_of
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Problem, Query, entry_depth
 from server.backend.batcher import Batcher
 from server.backend.jobs import Done, Job
-from server.backend.ladder import Entry
+from server.backend.ladder import Entry, LadderEngine
 from server.backend.models import ModelStore, ServedModel
 from server.backend.senders import Senders
 from server.backend.statistics import Statistics
@@ -109,11 +109,11 @@ class Inference:
     ) -> None:
         if query.tensor is None:
             raise BadRequestError("query: expected one input tensor, got none")
-        entry = Entry(entry_depth(query.tensor.name), _decoded(query.tensor))
-        model.engine.check(entry)
-        rows = len(entry.array)
-        if not 1 <= rows <= self.batch_max:
+        rows = rows_of(query.tensor.array, query.tensor.parameters)
+        if not 1 <= rows <= self.batch_max:  # before they are decoded, which may take memory
             raise BadRequestError(f"input: expected 1 to {self.batch_max} samples, got {rows}")
+        entry = _decoded(query.tensor, model.engine)
+        model.engine.check(entry)
         self.senders.read(sender, rows)
         now = time.monotonic()
         deadline = None if query.deadline_ms is None else now + query.deadline_ms / 1e3
@@ -136,10 +136,13 @@ def problem_of(error: ServerError) -> Problem:
     return _PROBLEMS.get(type(error), Problem.FAILED)
 
 
-def _decoded(tensor: Tensor) -> Array:
-    if entry_depth(tensor.name) == 0:
-        return tensor.array
+def _decoded(tensor: Tensor, engine: LadderEngine) -> Entry:
+    depth = entry_depth(tensor.name)
+    if depth == 0:
+        return Entry(0, tensor.array)
+    shape = engine.input_at(depth).shape
     try:
-        return np.ascontiguousarray(decode(tensor.array, tensor.parameters))
+        values = decode(tensor.array, tensor.parameters, shape)
     except FrameError as err:
         raise BadRequestError(str(err)) from err
+    return Entry(depth, np.ascontiguousarray(values))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_sdk.manifest import ModelManifest, SegmentSpec
+from edge_sdk.manifest import ModelManifest, SegmentSpec, TensorSpec
 from edge_sdk.session import Array, Session
 from server.errors import BadRequestError
 
@@ -47,16 +47,23 @@ class LadderEngine:
         self._rung_at = {segment.entry: at for at, segment in enumerate(manifest.segments)}
         self.output = self._rungs[-1].output
 
+    def input_at(self, depth: int) -> TensorSpec:
+        """Dtype and shape of one sample that enters at a depth, 0 for raw input.
+
+        Raises: BadRequestError naming the depths at which samples enter.
+        """
+        at = self._rung_at.get(depth)
+        if at is None:
+            known = ", ".join("x" if depth == 0 else f"z{depth}" for depth in self._rung_at)
+            raise BadRequestError(f"input z{depth}: this model takes {known}")
+        return self._rungs[at].spec.input
+
     def check(self, entry: Entry) -> None:
         """Check that `entry` can be run.
 
         Raises: BadRequestError naming expected and got.
         """
-        at = self._rung_at.get(entry.depth)
-        if at is None:
-            known = ", ".join("x" if depth == 0 else f"z{depth}" for depth in self._rung_at)
-            raise BadRequestError(f"input z{entry.depth}: this model takes {known}")
-        expected = self._rungs[at].spec.input
+        expected = self.input_at(entry.depth)
         if entry.array.shape[1:] != expected.shape or not entry.array.shape:
             shape = ", ".join(map(str, ("n", *expected.shape)))
             got = list(entry.array.shape)

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from edge_sdk.errors import FrameError, InputError, NotFiniteError
-from edge_sdk.manifest import Codec
+from edge_sdk.manifest import FeatureCodec
 from edge_sdk.wire.codecs import decode, encode
 
 # dtypes that the codecs turn float32 into
 CODED: Final = (torch.float32, torch.float16, torch.uint8)
 
 
-def encode_batch(z: Tensor, codec: Codec) -> tuple[Tensor, Tensor | None]:
+def encode_batch(z: Tensor, codec: FeatureCodec) -> tuple[Tensor, Tensor | None]:
     """A batch as it travels.
 
     Args:
@@ -44,7 +44,7 @@ def encode_batch(z: Tensor, codec: Codec) -> tuple[Tensor, Tensor | None]:
     return values, torch.tensor(ranges, dtype=torch.float32, device=z.device)
 
 
-def _diverged(z: Tensor, codec: Codec) -> tuple[Tensor, Tensor | None]:
+def _diverged(z: Tensor, codec: FeatureCodec) -> tuple[Tensor, Tensor | None]:
     """A coded batch that decodes to NaN, or is refused for ranges of NaN."""
     if codec == "fp16":
         return torch.full_like(z, math.nan, dtype=torch.float16), None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edge_sdk.checks import check_fields
-from edge_sdk.manifest import CODECS, Codec
+from edge_sdk.manifest import FEATURE_CODECS, FeatureCodec
 from edge_sdk.nets.layers import Norm
 from edge_sdk.nets.memory_format import MEMORY_FORMATS, MemoryFormat
 from edge_sdk.nets.precision import PRECISIONS, Precision
@@ -36,7 +36,7 @@ class Training:
     norm: Norm | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
-    codec: Codec = "fp32"
+    codec: FeatureCodec = "fp32"
     memory_format: MemoryFormat = field(default="auto", metadata=added())
     precision: Precision = field(default="fp32", metadata=added())
 
@@ -49,7 +49,7 @@ class Training:
             iterations=optional(whole(1)),
             momentum=number(least=0, below=1),
             weight_decay=number(least=0),
-            codec=one_of(CODECS),
+            codec=one_of(FEATURE_CODECS),
             memory_format=one_of(MEMORY_FORMATS),
             precision=one_of(PRECISIONS),
         )

@@ -80,7 +80,11 @@ Z = np.zeros((1, 4), np.float32)
         Query("q", None, None, None, 500.0),
         Query("q", "digits", "1", Tensor("x", np.zeros((1, 1, 8, 8), np.uint8))),
         Query("q", "digits", None, Tensor("z2", np.zeros((1, 4), np.float16)), 20.0),
-        Query("q", "digits", "1", stack([Tensor("z2", *encode(Z, "int8")) for _ in range(3)])),
+        Query("q", "digits", "1", Tensor("z2", *encode(Z, "int4-channel"))),
+        *(
+            Query("q", "digits", "1", stack([Tensor("z2", *encode(Z, codec)) for _ in range(3)]))
+            for codec in ("int8", "int8-channel")
+        ),
     ],
 )
 def test_queries_are_as_described(query: Query) -> None:

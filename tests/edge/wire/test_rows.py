@@ -33,8 +33,8 @@ def test_the_server_reads_of_rows_together_what_it_reads_of_each_alone(
     alone = [tensor(z, codec) for z in samples]
     read = read_query(unpack(pack_query(Query("q", "digits", "1", stack(alone))))).tensor
     assert read is not None
-    expected = np.concatenate([decode(one.array, one.parameters) for one in alone])
-    np.testing.assert_array_equal(decode(read.array, read.parameters), expected)
+    expected = np.concatenate([decode(one.array, one.parameters, (2, 3)) for one in alone])
+    np.testing.assert_array_equal(decode(read.array, read.parameters, (2, 3)), expected)
 
 
 def test_a_row_alone_is_sent_as_before() -> None:

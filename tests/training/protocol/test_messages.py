@@ -24,7 +24,7 @@ from edge_sdk.errors import (
     FrameTooLargeError,
     NotFiniteError,
 )
-from edge_sdk.manifest import Codec
+from edge_sdk.manifest import FeatureCodec
 from edge_sdk.training.formulas.evidential_loss import EvidentialLoss
 from edge_sdk.training.protocol import messages
 from edge_sdk.training.protocol.client_part import ClientPart, Distillation, Noise
@@ -260,7 +260,7 @@ def test_a_message_above_the_limit_is_not_read(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_codec_gives_what_its_error_bound_says(codec: Codec, turned: bool) -> None:
+def test_a_codec_gives_what_its_error_bound_says(codec: FeatureCodec, turned: bool) -> None:
     z = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 10
     if turned:
         z = z.permute(0, 2, 3, 1)
