@@ -31,7 +31,17 @@ _BUNDLE = re.compile(r"[a-z0-9-]{1,63}/[0-9]{1,9}/d[0-9]{1,3}(-[a-z0-9]{1,20})?"
 
 # of features in training, and of the smashed data of a query
 FeatureCodec = Literal["fp32", "fp16", "int8"]
-Codec = Literal["fp32", "fp16", "int8", "int8-channel", "int4-channel"]
+Codec = Literal[
+    "fp32",
+    "fp16",
+    "int8",
+    "int8-channel",
+    "int4-channel",
+    "int8-zstd",
+    "int6-zstd",
+    "int4-zstd",
+    "int4-channel-zstd",
+]
 FEATURE_CODECS: Final = get_args(FeatureCodec)
 CODECS: Final = get_args(Codec)
 GatePolicy = str  # a gate as text: edge_sdk.gate_form
@@ -75,11 +85,16 @@ class GraphSpec:
 class SmashedSpec:
     """The prefix's output: its name on the wire (`z{depth}`), one sample's shape, and the codec
     that keeps the answers, as measured at export.
+
+    Attributes:
+        raw_input: whether the server's answer to the raw input is its answer to z, so that a device
+            may send either. Not where device and server have stages 1..d of their own.
     """
 
     name: str
     shape: tuple[int, ...]
     codec: Codec
+    raw_input: bool = False
 
     def __post_init__(self) -> None:
         _check("codec", self.codec, one_of(CODECS))
@@ -437,7 +452,12 @@ def _gate_point(data: Mapping[str, Any]) -> GatePoint:
 
 def _smashed(data: Mapping[str, Any]) -> SmashedSpec:
     codec = cast("Codec", _text(data, "codec"))
-    return SmashedSpec(_text(data, "name"), _wholes(data, "shape"), codec)
+    return SmashedSpec(
+        _text(data, "name"),
+        _wholes(data, "shape"),
+        codec,
+        raw_input=data.get("raw_input", False) is True,  # not of 0.1.0
+    )
 
 
 def _bundle_manifest(data: dict[str, Any]) -> BundleManifest:

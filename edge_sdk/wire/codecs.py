@@ -6,6 +6,8 @@
                   value = scale * (q - zero_point); the range includes 0, so zeros stay exactly zero
     int8-channel  a scale for each channel, 8 bits a value (edge_sdk.wire.quantised)
     int4-channel  a scale for each channel, 4 bits a value: an eighth of the bytes
+    int8-zstd, int6-zstd, int4-zstd, int4-channel-zstd
+                  so many bits a value, by one scale or by channel, and then compressed without loss
 
 Of the first three the receiver needs only the array's dtype and, for int8, the tensor parameters
 `scale` and `zero_point`: numbers, or arrays with a value a row (edge_sdk.wire.rows). The others
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 
 from edge_sdk.errors import FrameError, InputError, shown
 from edge_sdk.manifest import Codec
+from edge_sdk.wire.compression import compress, decompress
 from edge_sdk.wire.quantised import SMALLEST_SCALE, Steps, quantise, restore
 
 Array = NDArray[Any]
@@ -36,7 +39,12 @@ SIZES: Final = "sizes"
 _QUANTISED: Final[Mapping[str, Steps]] = {
     "int8-channel": Steps(8, by_channel=True),
     "int4-channel": Steps(4, by_channel=True),
+    "int8-zstd": Steps(8, by_channel=False),
+    "int6-zstd": Steps(6, by_channel=False),
+    "int4-zstd": Steps(4, by_channel=False),
+    "int4-channel-zstd": Steps(4, by_channel=True),
 }
+_COMPRESSED: Final = "-zstd"
 
 
 def encode(z: NDArray[np.float32], codec: Codec) -> tuple[Array, dict[str, Any]]:
@@ -53,7 +61,8 @@ def encode(z: NDArray[np.float32], codec: Codec) -> tuple[Array, dict[str, Any]]
     """
     low, high = _range(z)
     if codec in _QUANTISED:
-        return quantise(z[0], _QUANTISED[codec])[None], {CODEC: codec}
+        body = quantise(z[0], _QUANTISED[codec])
+        return (compress(body) if is_compressed(codec) else body)[None], {CODEC: codec}
     return _ENCODERS[codec](z, low, high)
 
 
@@ -80,6 +89,11 @@ def decode(
     raise FrameError(f"smashed data: expected float32, float16 or uint8, got {array.dtype}")
 
 
+def is_compressed(codec: Codec) -> bool:
+    """Whether the codec needs the library of edge_sdk.wire.compression."""
+    return codec.endswith(_COMPRESSED)
+
+
 def rows_of(array: Array, parameters: Mapping[str, Any]) -> int:
     """The number of samples in an array, which a receiver bounds before it decodes them."""
     sizes = parameters.get(SIZES)
@@ -97,13 +111,17 @@ def _decode_bytes(
         known = ", ".join(_QUANTISED)
         raise FrameError(f"smashed data: codec: expected one of {known}, got {shown(word)}")
     samples = np.empty((rows_of(array, parameters), *shape), np.float32)
-    for sample, body in zip(samples, _bodies(array, parameters), strict=True):
-        sample[...] = restore(body, steps, shape)
+    for sample, body in zip(samples, bodies_of(array, parameters), strict=True):
+        values = decompress(body, steps.size(shape)) if is_compressed(word) else body
+        sample[...] = restore(values, steps, shape)
     return samples
 
 
-def _bodies(array: Array, parameters: Mapping[str, Any]) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of each row."""
+def bodies_of(array: Array, parameters: Mapping[str, Any]) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of each row of an array that travels as bytes.
+
+    Raises: FrameError for an array of another dtype or shape, or sizes that do not add up.
+    """
     sizes = parameters.get(SIZES)
     if array.dtype != np.uint8:
         raise FrameError(f"smashed data: expected bytes as uint8, got {array.dtype}")
