@@ -173,6 +173,9 @@ class AgentSettings:
         threshold: of the gate, in its unit; None takes the bundle's.
         controller: adapts the threshold while the agent runs, from the device's own data.
         codec: of the smashed data; None takes the bundle's.
+        raw_inputs: send the raw input, compressed without loss, in place of the smashed data where
+            that takes fewer bytes and the bundle says that the answer is the same. The server then
+            sees the input itself.
         offload: False answers every input on the device.
         late_answers: keep queries that got no reply in the outbox until the server answers them.
         threads: of one onnxruntime run.
@@ -196,6 +199,7 @@ class AgentSettings:
     threshold: float | None = None
     controller: Budget | Agreement | None = None
     codec: Codec | None = None
+    raw_inputs: bool = False
     offload: bool = True
     late_answers: bool = False
     threads: int = 1
@@ -218,6 +222,7 @@ class AgentSettings:
             deadline_s=SECONDS,
             threshold=optional(number()),
             codec=optional(one_of(CODECS)),
+            raw_inputs=flag,
             threads=whole(1, 256),
             provider=one_of(PROVIDERS),
             probe_interval_s=SECONDS,

@@ -75,6 +75,7 @@ class BundleSource:
         run: run of the training that the weights come from; empty where that is not known.
         back: the last layer of a U-shaped method, in torch.
         tolerance: largest absolute difference of a logit from the reference.
+        raw_input: whether the server gives the raw input the answer that it gives z.
         notes: what the manifest says of the measurement in addition to its parity.
     """
 
@@ -90,6 +91,7 @@ class BundleSource:
     run: str = ""
     back: nn.Module | None = None
     tolerance: float = LOGIT_TOLERANCE
+    raw_input: bool = True
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -129,6 +131,8 @@ def torch_source(
         suffix=lambda z: run_torch(suffix, z)[0],
         run=graphs.run,
         back=graphs.back,
+        # a device's own stages, or a server's, would answer z in another way than x
+        raw_input=net.server is net.device and not graphs.kept,
     )
 
 
@@ -155,7 +159,7 @@ def write_fp32(source: BundleSource, folder: Path) -> BundleManifest:
         class_names=source.class_names,
         input=source.sample,
         graphs=graphs,
-        smashed=SmashedSpec(f"z{source.depth}", z_shape, codec),
+        smashed=SmashedSpec(f"z{source.depth}", z_shape, codec, source.raw_input),
         gate=source.gate,
         golden=GOLDEN_NAME,
         parity={**report.to_dict(), **source.notes, "latency_us": round(latency, 1)},

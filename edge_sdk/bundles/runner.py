@@ -21,9 +21,11 @@ from edge_sdk.offload.pending import Target
 from edge_sdk.providers.names import AUTO, CPU
 from edge_sdk.session import Array, Session
 from edge_sdk.settings import AgentSettings
-from edge_sdk.wire.codecs import encode
+from edge_sdk.wire.codecs import encode, is_compressed
+from edge_sdk.wire.compression import load_compression
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import RAW_INPUT, Reply
+from edge_sdk.wire.raw_inputs import encode_raw
 
 
 class BundleRunner:
@@ -66,6 +68,9 @@ class BundleRunner:
         self._answer = answer_policy(manifest.gate)
         self.control = control_from(settings.controller, manifest.gate, self.gate)
         self.codec = settings.codec or manifest.smashed.codec
+        self._raw_inputs = settings.raw_inputs and manifest.smashed.raw_input
+        if self._raw_inputs or is_compressed(self.codec):
+            load_compression()
         self.target = Target(manifest.model, manifest.version)
         own = None if personal is None else personal.fitted(folder, manifest)
         sessions = {
@@ -155,13 +160,20 @@ class BundleRunner:
     def smashed(self, x: Array, z: Array | None) -> Tensor:
         """The encoded smashed data that an offload sends; computed from `x` if z is None.
 
+        If the settings and the bundle allow it, `x` itself, compressed, where that takes fewer
+        bytes.
+
         Raises: InputError if z is not finite.
         """
         if z is None:
             prefix = cast("Session", self._prefix)
             z = prefix.run(["z"], {RAW_INPUT: x[None]})[0]
         array, parameters = encode(z, self.codec)
-        return Tensor(self.manifest.smashed.name, array, parameters)
+        smashed = Tensor(self.manifest.smashed.name, array, parameters)
+        if not self._raw_inputs:
+            return smashed
+        raw = encode_raw(x)
+        return raw if raw.array.nbytes < array.nbytes else smashed
 
     def read(self, reply: Reply) -> tuple[int, Array]:
         """Label and probabilities of a reply.

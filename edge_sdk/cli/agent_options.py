@@ -69,8 +69,17 @@ Delta = Annotated[
 Codec = Annotated[
     str | None,
     typer.Option(
-        help="Codec of data sent to the server: fp32, fp16, int8, int8-channel, int4-channel;"
-        f" {FILE}, else the bundle's."
+        help="Codec of data sent to the server: fp32, fp16, int8, int8-channel, int4-channel, or "
+        "compressed: int8-zstd, int6-zstd, int4-zstd, int4-channel-zstd; "
+        f"{FILE}, else the bundle's."
+    ),
+]
+RawInputs = Annotated[
+    bool | None,
+    typer.Option(
+        "--raw-inputs/--no-raw-inputs",
+        help="Send the server the input itself, compressed without loss, where that takes fewer "
+        f"bytes than the features; {FILE}, else no.",
     ),
 ]
 Threads = Annotated[
@@ -119,6 +128,7 @@ class AgentOptions:
     limit: float | None = None
     delta: float | None = None
     codec: str | None = None
+    raw_inputs: bool | None = None
     threads: int | None = None
     late_answers: bool | None = None
     personal: str | None = None
@@ -144,7 +154,14 @@ class AgentOptions:
             raise ConfigurationError(f"expected one of {', '.join(asked)}, got {len(asked)}")
         changed: dict[str, Any] = {
             name: value
-            for name in ("deadline_s", "codec", "threads", "late_answers", "personal")
+            for name in (
+                "deadline_s",
+                "codec",
+                "raw_inputs",
+                "threads",
+                "late_answers",
+                "personal",
+            )
             if (value := getattr(self, name)) is not None
         }
         if self.local:

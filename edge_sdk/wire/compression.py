@@ -75,7 +75,7 @@ def _module() -> Any:
 
 
 def _compressors() -> dict[int, zstandard.ZstdCompressor]:
-    """This thread's compressors by level."""
+    """Compressors of this thread, by level."""
     try:
         kept: dict[int, zstandard.ZstdCompressor] = _own.by_level
     except AttributeError:

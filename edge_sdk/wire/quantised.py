@@ -33,7 +33,7 @@ _OF_CHANNEL: Final = 3  # bytes: scale and zero point
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How a sample becomes whole numbers.
+    """Step sizes of a sample: how it becomes whole numbers.
 
     Attributes:
         bits: of a value: 4, or up to 8, which take a byte each.

@@ -9,9 +9,10 @@ import numpy as np
 
 from edge_sdk.errors import FrameError
 from edge_sdk.session import Array
-from edge_sdk.wire.codecs import decode, rows_of
+from edge_sdk.wire.codecs import CODEC, decode, rows_of
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Problem, Query, entry_depth
+from edge_sdk.wire.raw_inputs import decode_raw
 from server.backend.batcher import Batcher
 from server.backend.jobs import Done, Job
 from server.backend.ladder import Entry, LadderEngine
@@ -138,11 +139,14 @@ def problem_of(error: ServerError) -> Problem:
 
 def _decoded(tensor: Tensor, engine: LadderEngine) -> Entry:
     depth = entry_depth(tensor.name)
-    if depth == 0:
+    if depth == 0 and CODEC not in tensor.parameters:
         return Entry(0, tensor.array)
-    shape = engine.input_at(depth).shape
+    expected = engine.input_at(depth)
     try:
-        values = decode(tensor.array, tensor.parameters, shape)
+        if depth == 0:
+            given = (tensor.array, tensor.parameters, expected.dtype, expected.shape)
+            return Entry(0, decode_raw(*given))
+        values = decode(tensor.array, tensor.parameters, expected.shape)
     except FrameError as err:
         raise BadRequestError(str(err)) from err
     return Entry(depth, np.ascontiguousarray(values))

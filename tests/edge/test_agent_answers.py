@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -152,6 +153,23 @@ def test_predict_many_equals_predict_with_every_codec(
     assert sum(answer.bytes_up for answer in many) < sum(one.bytes_up for one in one_by_one)
     for got, expected in zip(many, one_by_one, strict=True):
         np.testing.assert_allclose(got.probabilities, expected.probabilities, atol=TOLERANCE)
+
+
+def test_the_raw_input_is_sent_where_it_is_smaller_and_the_user_allows_it(
+    fleet: Fleet, digits: Digits
+) -> None:
+    """256 values of z in fp16 are 512 bytes; 64 pixels of 0 to 16 are fewer."""
+    device, settings = fleet.device("raw"), AgentSettings(threshold=NEVER_EXIT, deadline_s=5.0)
+    answers = {}
+    for allowed in (False, True):
+        chosen = replace(settings, codec="fp16", raw_inputs=allowed)
+        with EdgeAgent.open(device, chosen) as agent:
+            answers[allowed] = list(agent.predict_many(digits.x[:40]))
+    for smashed, raw, logits in zip(answers[False], answers[True], digits.logits[:40], strict=True):
+        assert (smashed.source, raw.source) == ("server", "server")
+        np.testing.assert_allclose(raw.probabilities, softmax(logits), atol=TOLERANCE)
+    assert sum(answer.bytes_up for answer in answers[True]) < 40 * 512
+    assert sum(answer.bytes_up for answer in answers[False]) > 40 * 512
 
 
 def test_predict_many_has_several_queries_under_way(fleet: Fleet, digits: Digits) -> None:
