@@ -311,7 +311,10 @@ def status(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
         fields["clock"] = untrusted
     running = RunningAgent.find(state)
     if running is None:
-        fields |= {"offloading": OffloadSwitch(state).on, "agent": None}
+        fields |= {
+            "offloading": OffloadSwitch(state).on,
+            "agent": None if as_json else "does not run",
+        }
     else:
         found = running.status()
         fields |= {"offloading": found["offloading"], "agent": found}
@@ -430,8 +433,21 @@ def _show(fields: dict[str, Any], as_json: bool) -> None:
 
     table = Table(show_header=False)
     for key, value in _flat(fields):
-        table.add_row(key.replace("_", " "), "none" if value is None else str(value))
+        table.add_row(key.replace("_", " "), _written(value))
     print_table(table)
+
+
+def _written(value: Any) -> str:
+    """A value as people write it."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+        case _:
+            return str(value)
 
 
 def _flat(fields: Mapping[str, Any], owner: str = "") -> Iterator[tuple[str, Any]]:

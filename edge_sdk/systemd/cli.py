@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Options = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[-- OPTIONS]",
+        metavar="-- OPTIONS",
         help="Options of `run` for the service, behind two dashes; without any, those of an "
         "earlier installation stay.",
     ),

@@ -146,7 +146,7 @@ def rotate(device: str, state: State = STATE_DEFAULT) -> None:
 
 @devices_app.command(epilog="Example: splitedge server devices remove pi-4 --state ./server")
 def remove(
-    device: Annotated[list[str], typer.Argument(metavar="DEVICE...")],
+    device: Annotated[list[str], typer.Argument(metavar="DEVICE")],
     state: State = STATE_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -171,7 +171,7 @@ def remove(
 @devices_app.command(epilog="Example: splitedge server devices tag pi-4 canary outdoors")
 def tag(
     device: str,
-    tags: Annotated[list[str], typer.Argument(metavar="TAG...", help="a-z, 0-9 and '-' each.")],
+    tags: Annotated[list[str], typer.Argument(metavar="TAG", help="a-z, 0-9 and '-' each.")],
     state: State = STATE_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -185,7 +185,7 @@ def tag(
 @devices_app.command(epilog="Example: splitedge server devices untag pi-4 canary")
 def untag(
     device: str,
-    tags: Annotated[list[str], typer.Argument(metavar="TAG...")],
+    tags: Annotated[list[str], typer.Argument(metavar="TAG")],
     state: State = STATE_DEFAULT,
     as_json: AsJson = False,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -344,6 +345,9 @@ def test_status_tells_the_server_from_its_broker(
     shutil.copytree(pi, copy, symlinks=True, ignore=shutil.ignore_patterns("*.sock"))
     well = status()
     assert (well["server_answers"], well["broker_answers"]) == (True, True)
+    table = splitedge("agent", "status", "--state", copy).out
+    rows = dict(re.findall(r"│ (\S.*?) +│ (\S.*?) +│", table))
+    assert (rows["server answers"], rows["agent"]) == ("yes", "does not run")
 
     # the API answers, and the broker does not: it is stopped for a moment
     addresses = json.loads((server[1] / "addresses.json").read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -131,6 +132,8 @@ def test_no_help_cuts_a_name_or_a_sentence_on_a_narrow_terminal() -> None:
         assert result.exit_code == 0, words
         assert "…" not in result.output
         assert "..." not in result.output.partition("Commands:")[2], words
+        usage = result.output.partition("\n")[0]
+        assert not re.search(r"\.\.\.}|\[\[", usage), usage  # as in {NAME...}...
         shown = result.output.split()
         for parameter in command.params:
             if not parameter.hidden and parameter.param_type_name == "option":

@@ -22,7 +22,7 @@ def export_report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Folders of trainings, or folders that hold such folders."
+            metavar="RUN", help="Folders of trainings, or folders that hold such folders."
         ),
     ],
     *,
