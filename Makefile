@@ -86,8 +86,9 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	@$(BIN)/mypy
 
+# hundreds of processes start: each would compile the product anew where bytecode is not kept
 unit: $(VENV)/installed-dev
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 faults: $(VENV)/installed-dev
 	@$(BIN)/python -m benchmarks.faults figures $(ARGS)
