@@ -162,6 +162,47 @@ def test_feddyn_s_correction_by_hand() -> None:
     assert corrected({"w": torch.tensor([2.0])}, 2, then, alpha=0.5)["w"].item() == 2.0
 
 
+def after_rounds(force: float, alpha: float) -> float:
+    """Distance from the minimum of w^2 / 2 after 60 rounds from 1; FedAvg for alpha 0.
+
+    The client's lines are plain numbers: w - force * (w - g), one step a round.
+    """
+    memory: dict[str, Any] = {}
+    w, g = torch.tensor([1.0], dtype=torch.float64), 0.0
+    for number in range(1, 61):
+        view = RoundView(number, plans={"a": None}, sent={"w": w}, memory=memory)  # type: ignore[dict-item]  # plans are counted
+        ended = w - force * (w - g)
+        g -= alpha * float(ended - w)
+        w = corrected({"w": ended}, 1, view, alpha=alpha)["w"] if alpha else ended
+    return abs(float(w))
+
+
+def test_feddyn_bears_two_thirds_of_the_movement_that_fedavg_bears() -> None:
+    # (w, sum of movements) goes by [[1 - 2 K, 1 - 2 Ka], [-K, 1 - Ka]]: its eigenvalues lie in the
+    # unit circle while K (3 + 2 a) < 4; FedAvg's 1 - K does while K < 2
+    alpha = 0.01
+    for force in (0.5, 1.0, 1.3, 1.36, 1.9):
+        matrix = [[1 - 2 * force, 1 - 2 * force * alpha], [-force, 1 - force * alpha]]
+        inside = bool((torch.linalg.eigvals(torch.tensor(matrix)).abs() < 1).all())
+        assert inside == (force * (3 + 2 * alpha) < 4)
+        assert (after_rounds(force, alpha) < 0.05) == inside
+        assert after_rounds(force, 0.0) < 0.05
+
+
+def test_clients_that_diverged_keep_their_terms_and_take_part_again() -> None:
+    world = World(feddyn(0.5), "ab")
+    world.run(1)
+    trained = deepcopy(world.state.net.state_dict())
+    before = {name: dict(client.personal) for name, client in world.clients.items()}
+    huge = {n: 1e25 * t if n.startswith("stages.") else t for n, t in trained.items()}
+    world.state.net.load_state_dict(huge)
+    assert not world.loop.run_round(2, 0).merged
+    for name, client in world.clients.items():
+        assert_same(dict(client.personal), before[name])
+    world.state.net.load_state_dict(trained)
+    assert world.loop.run_round(3, 0).merged
+
+
 def test_feddyn_sends_no_more_than_fedavg() -> None:
     sent: list[Update] = []
 
