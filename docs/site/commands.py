@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, Final
 
 import typer
 
-from edge_sdk.cli.main import application
+from edge_sdk.cli.main import GROUP, application
+
+ROOT: Final = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,16 @@ class Command:
 @cache
 def all_commands() -> Mapping[str, Command]:
     """Every command of `splitedge` by its name, as in `splitedge server run`."""
-    root: Any = typer.main.get_command(application([]))
+    root: Any = typer.main.get_command(application([], _entries()))
     return {command.name: command for command in _below("splitedge", root)}
+
+
+def _entries() -> list[EntryPoint]:
+    """The commands of this checkout, which an installation may be older than."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [
+        EntryPoint(name, value, GROUP) for name, value in project["entry-points"][GROUP].items()
+    ]
 
 
 def page() -> str:

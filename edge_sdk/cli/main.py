@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from types import FrameType
 from typing import Annotated, Final
@@ -86,8 +87,12 @@ def main() -> None:
         sys.exit(130)
 
 
-def application(arguments: list[str]) -> typer.Typer:
-    """The commands: only the one that the arguments call, if they call one, else all."""
+def application(arguments: list[str], entries: Iterable[EntryPoint] | None = None) -> typer.Typer:
+    """The commands: only the one that the arguments call, if they call one, else all.
+
+    Args:
+        entries: of the commands; None for those of the installed packages.
+    """
     app = typer.Typer(
         help=HELP,
         no_args_is_help=True,
@@ -96,7 +101,9 @@ def application(arguments: list[str]) -> typer.Typer:
         rich_markup_mode=None,  # its boxes cut the names of long options, and take 60 ms to import
     )
     app.callback()(_options)
-    commands = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if entries is None:
+        entries = entry_points(group=GROUP)
+    commands = {entry.name: entry for entry in entries}
     called = _called(_completed() if COMPLETING in os.environ else arguments)
     for entry in [commands[called]] if called in commands else commands.values():
         _mount(app, entry)

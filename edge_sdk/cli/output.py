@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -42,6 +42,17 @@ def print_table(table: Table) -> None:
     if not console.is_terminal:
         console = Console(width=WIDE, markup=False, emoji=False)
     console.print(table)
+
+
+def print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of cells as a table; the first row is the heading."""
+    from rich.table import Table
+
+    head, *others = rows
+    table = Table(*head)
+    for cells in others:
+        table.add_row(*cells)
+    print_table(table)
 
 
 def check_target(option: str, path: Path, *, folder: bool) -> None:

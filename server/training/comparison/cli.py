@@ -16,7 +16,7 @@ from edge_sdk.cli.output import (
     Progress,
     check_report,
     check_target,
-    print_table,
+    print_rows,
     progress,
     resumable,
 )
@@ -123,7 +123,7 @@ def compare(
             )
     comparison = Comparison(chosen, trainings, reached, trials)
     comparison.write(out, report)
-    _print(comparison.table())
+    print_rows(comparison.table())
     for note in comparison.notes():
         typer.echo(note)
     typer.echo(f"written to {out}: comparison.md, comparison.json, accuracy.png")
@@ -229,16 +229,6 @@ def _with_best(
         name: with_values(recipe, best(trials[name]).values) if name in trials else recipe
         for name, recipe in recipes.items()
     }
-
-
-def _print(table: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
-
-    head, *rows = table
-    shown = Table(*head)
-    for cells in rows:
-        shown.add_row(*cells)
-    print_table(shown)
 
 
 def _share(text: str) -> float:

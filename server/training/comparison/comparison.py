@@ -128,27 +128,31 @@ def compare(
     for seed in seeds:
         for name, recipe in recipes.items():
             seeded, folder = replace(recipe, seed=seed), out / f"{name}-{seed}"
-            report = None if force else _finished(seeded, folder)
+            report = None if force else finished(seeded, folder)
             before = report is not None
             if report is None:
                 on_round = partial(told.on_round, name, seed)
-                _train(seeded, folder, on_round, force=force, device=device, workers=workers)
+                train(seeded, folder, on_round, force=force, device=device, workers=workers)
                 report = _read(folder / REPORT)
             trainings.append(Training(name, seed, report))
             told.on_training(trainings[-1], before)
     return trainings
 
 
-def _train(
+def train(
     recipe: Recipe,
     folder: Path,
-    on_round: Callable[[Row], None],
+    on_round: Callable[[Row], None] = lambda _: None,
     *,
-    force: bool,
-    device: str,
-    workers: int,
+    force: bool = False,
+    device: str = "cpu",
+    workers: int = 0,
 ) -> None:
-    """Train, or go on with what a stop left."""
+    """Train, or go on with what a stop left.
+
+    Raises: ConfigurationError where `folder` holds a training by another recipe; DivergedError;
+        StorageError.
+    """
     if force:
         discard(folder)
     checkpoint = latest_checkpoint(folder)
@@ -163,7 +167,7 @@ def _train(
     simulate(recipe, folder, resume=resume, device=device, workers=workers, on_round=on_round)
 
 
-def _finished(recipe: Recipe, folder: Path) -> Mapping[str, Any] | None:
+def finished(recipe: Recipe, folder: Path) -> Mapping[str, Any] | None:
     """The report of a training by this very recipe; None where there is none."""
     path = folder / REPORT
     if not path.is_file():

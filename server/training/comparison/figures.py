@@ -168,24 +168,24 @@ def cells(line: Line, seeds: int, *, power: bool = False) -> list[str]:
     """
     texts = [
         line.name,
-        _shown(line.accuracy, 100),
-        "-" if line.difference is None else _shown(line.difference, 100, sign=True),
-        _shown(line.accuracy_clients, 100),
-        _shown(line.megabytes),
-        _shown(line.seconds),
+        shown(line.accuracy, 100),
+        "-" if line.difference is None else shown(line.difference, 100, sign=True),
+        shown(line.accuracy_clients, 100),
+        shown(line.megabytes),
+        shown(line.seconds),
     ]
     if power:
         own = line.power
         figures = (None,) * 3 if own is None else (own.kilojoules, own.watts_per_point, own.co2_g)
-        texts += ["-" if figure is None else _shown(figure) for figure in figures]
+        texts += ["-" if figure is None else shown(figure) for figure in figures]
     found = line.reaching
     if found is not None:
         costs = (found.rounds, found.megabytes, found.seconds)
-        texts += [f"{found.seeds} of {seeds}", *("-" if c is None else _shown(c) for c in costs)]
+        texts += [f"{found.seeds} of {seeds}", *("-" if c is None else shown(c) for c in costs)]
     return texts
 
 
-def _shown(interval: Interval, factor: float = 1.0, *, sign: bool = False) -> str:
+def shown(interval: Interval, factor: float = 1.0, *, sign: bool = False) -> str:
     """The interval with a hundredth's or, from 100 on, no decimals; the mean alone of one seed."""
     mean, half = factor * interval.mean, factor * interval.half_width
     if math.isnan(mean):

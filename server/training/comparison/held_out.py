@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,16 @@ from edge_sdk.nets.memory_format import ChosenFormat
 from edge_sdk.training.streams import Stream
 from server.training.recipe.partition import RhoTest
 from server.training.recipe.recipe import Recipe
+from server.training.report.client_scores import summary_of
+from server.training.report.evaluate import Evaluator
+from server.training.report.rows import ever_supervised
 from server.training.run.build import load_data
-from server.training.run.run import Simulation
+from server.training.run.run import Row, Simulation
 from server.training.simulation.build import build_simulation
+
+# `accuracy` is the whole network's on all held-out samples; `accuracy_clients` the mean over
+# clients, each on samples of its own classes.
+Measure = Literal["accuracy", "accuracy_clients"]
 
 
 def build_on_held_out(
@@ -30,6 +38,19 @@ def build_on_held_out(
     simulation = build_simulation(recipe, device, folder, memory_format)
     y = data.y_held_out
     return replace(simulation, x_test=data.x_held_out, y_test=y, tests=_tests(simulation, y))
+
+
+def held_out_score(simulation: Simulation, rows: list[Row], measure: Measure) -> float:
+    """The measure of a simulation that `build_on_held_out` gave, after its rounds; 0 to 1.
+
+    Args:
+        rows: of all its rounds.
+    """
+    supervised = ever_supervised(rows)
+    evaluator = Evaluator(simulation)
+    if measure == "accuracy":
+        return evaluator.accuracy(supervised=supervised)
+    return summary_of(evaluator.clients(supervised=supervised)).accuracy
 
 
 def _tests(simulation: Simulation, y: NDArray[np.int64]) -> dict[str, RhoTest]:

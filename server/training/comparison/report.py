@@ -91,9 +91,7 @@ class Comparison:
         Raises: StorageError.
         """
         raw = orjson.dumps(self.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-        head, *rows = self.table()
-        table = [f"| {' | '.join(each)} |" for each in (head, ["---"] * len(head), *rows)]
-        text = "\n\n".join(["# Comparison", "\n".join(table), *self.notes()])
+        text = "\n\n".join(["# Comparison", markdown_of(self.table()), *self.notes()])
         write_atomic(out / "comparison.md", f"{text}\n".encode())
         write_atomic(out / "comparison.json", raw)
         plot_curves(self._curves(), out / "accuracy.png")
@@ -117,3 +115,9 @@ class Comparison:
         for training in self.trainings:
             curves[training.name].append(training.rows)
         return curves
+
+
+def markdown_of(table: Sequence[Sequence[str]]) -> str:
+    """A table in markdown; its first row is the heading."""
+    head, *rows = table
+    return "\n".join(f"| {' | '.join(each)} |" for each in (head, ["---"] * len(head), *rows))

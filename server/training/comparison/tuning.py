@@ -14,28 +14,21 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import orjson
 
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.errors import ConfigurationError
-from server.training.comparison.held_out import build_on_held_out
+from server.training.comparison.held_out import Measure, build_on_held_out, held_out_score
 from server.training.comparison.values import combinations, with_values
 from server.training.recipe.recipe import Recipe
-from server.training.report.client_scores import summary_of
-from server.training.report.evaluate import Evaluator
-from server.training.report.rows import ever_supervised
 from server.training.rounds.reply_checks import Fault
 from server.training.run.run import Row
 from server.training.simulation.run import run_rounds
 
 # Comparisons have the seeds 0, 1, ...
 SEED: Final = 1_000_000
-
-# `accuracy` is the whole network's on all held-out samples; `accuracy_clients` the mean over
-# clients, each on samples of its own classes.
-Measure = Literal["accuracy", "accuracy_clients"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +100,7 @@ def _score(
             if _diverged(row):
                 return math.nan
             on_round(row)
-        supervised = ever_supervised(rows)
-        evaluator = Evaluator(simulation)
-        if measure == "accuracy":
-            return evaluator.accuracy(supervised=supervised)
-        return summary_of(evaluator.clients(supervised=supervised)).accuracy
+        return held_out_score(simulation, rows, measure)
 
 
 def _diverged(row: Row) -> bool:

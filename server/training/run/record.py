@@ -24,6 +24,11 @@ LOG: Final = "log.jsonl"
 CLIENTS_LEAST: Final = 3
 ROUNDS_LEAST: Final = 3
 
+
+class DivergedError(ConfigurationError):
+    """A round ended in weights that are past use; the text says what to change."""
+
+
 OnRound = Callable[[Row], None]
 
 
@@ -44,7 +49,7 @@ def record_rounds(
         on_round: called with each row, those of `rows` first.
         on_saved: called as soon as a round's checkpoint is written, before anything else that may
             fail: a file whose content the checkpoint now holds can go.
-    Raises: StorageError; ConfigurationError after a round that diverged, which is neither saved nor
+    Raises: StorageError; DivergedError after a round that diverged, which is neither saved nor
         logged.
     """
     log = folder / LOG
@@ -74,7 +79,7 @@ def _check_learning(row: Row, learning_rate: float, before: int) -> int:
     Args:
         before: rounds in a row before this one that merged nothing for that reason.
     Returns: the same with this one.
-    Raises: ConfigurationError saying what to change.
+    Raises: DivergedError saying what to change.
     """
     refused = [name for name, fault in row["faults"].items() if fault == Fault.NOT_FINITE]
     answered = len(row["participants"]) + len(row["refused"])
@@ -84,7 +89,7 @@ def _check_learning(row: Row, learning_rate: float, before: int) -> int:
     lost = row["loss"] is not None and not math.isfinite(row["loss"])
     if diverged or lost:
         what = f"{len(refused)} of {answered} clients" if diverged else "the loss"
-        raise ConfigurationError(
+        raise DivergedError(
             f"round {row['round']} diverged: {what} reached infinity or NaN, with [train]"
             f" learning_rate = {learning_rate:g}; try a tenth of it, and look at the scale of the"
             " data; nothing of this round was saved"

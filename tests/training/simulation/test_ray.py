@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.nets.memory_format import ChosenFormat
 from edge_sdk.training.protocol.messages import EndRound, StartRound, Step
 from server.errors import WorkerError
 from server.training.cluster.ray_cluster import RayCluster, connected
-from server.training.recipe.recipe import Recipe, read_recipe
+from server.training.comparison.values import with_values
+from server.training.recipe.recipe import Recipe, load_recipe, read_recipe
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import simulate
 from server.training.simulation.worker import start_ray_workers
@@ -103,17 +105,7 @@ def test_an_actor_that_is_killed_in_a_round_changes_no_bit(
             assert torch.equal(tensor, shared.personal()[name][key]), (name, key)
 
 
-def test_one_actor_writes_the_files_of_a_run_without(cluster: RayCluster, tmp_path: Path) -> None:
-    recipe = recipe_of("splitgp")
-    alone = simulate(recipe, tmp_path / "alone")
-    shared = simulate(recipe, tmp_path / "shared", workers=1, cluster=cluster)
-
-    names = [tmp_path / each / "weights.safetensors" for each in ("alone", "shared")]
-    assert names[0].read_bytes() == names[1].read_bytes()
-    assert shared["final"]["accuracy"] == alone["final"]["accuracy"]
-
-
-def test_the_document_gives_the_command(
+def test_one_actor_does_what_the_document_says_with_the_bits_of_one_process(
     cluster: RayCluster,  # which the command finds connected
     splitedge: Splitedge,
     tmp_path: Path,
@@ -122,11 +114,40 @@ def test_the_document_gives_the_command(
     monkeypatch.chdir(tmp_path)
     document = Document("docs/training.md")
     (tmp_path / "digits.toml").write_text(document.snippet("recipe"))
-    called = splitedge(*shlex.split(document.snippet("ray"))[1:])
+    words = shlex.split(document.snippet("ray").replace("--workers 2", "--workers 1"))
+    called = splitedge(*words[1:])
+    simulate(load_recipe(tmp_path / "digits.toml"), tmp_path / "alone")
 
     assert called.status == 0, called.err
+    assert_same_weights(tmp_path / "run-on-ray", tmp_path / "alone")
     assert "Next: splitedge export --run run-on-ray" in called.out
     assert "ray" not in called.out.replace("run-on-ray", "")  # it prints nothing of its own
+
+
+def test_a_sweep_on_the_cluster_is_that_of_processes(
+    cluster: RayCluster,  # which the command finds connected
+    splitedge: Splitedge,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits.toml").write_text(Document("docs/training.md").snippet("recipe"))
+    words = ("sweep", "digits.toml", "--engine", "ray", "--jobs", 1, "--set", "train.rounds=1,2")
+    called = splitedge(*words, "--out", "sweep")
+    simulate(
+        with_values(load_recipe(tmp_path / "digits.toml"), {"train.rounds": 2}), tmp_path / "alone"
+    )
+
+    assert called.status == 0, called.err
+    assert "2 of 2: train.rounds=2, seed 0: held-out " in called.err
+    assert_same_weights(tmp_path / "sweep" / "rounds=2-0", tmp_path / "alone")
+
+
+def assert_same_weights(run: Path, other: Path) -> None:
+    found, expected = (load_file(folder / "weights.safetensors") for folder in (run, other))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, found[name]), name
 
 
 def test_a_recipe_that_fails_on_an_actor_says_why(cluster: RayCluster) -> None:
@@ -147,8 +168,10 @@ def test_more_workers_than_the_cluster_has_processors_are_refused(cluster: RayCl
 
 def test_a_cluster_listens_on_loopback_alone_and_only_to_its_token(cluster: RayCluster) -> None:
     assert cluster.address.startswith("127.0.0.1:")
-    assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
-    assert not (Path.home() / ".ray" / "auth_token").exists()
+    token = os.environ["RAY_AUTH_TOKEN"]
+    kept = Path.home() / ".ray" / "auth_token"  # where Ray keeps one by itself
+    assert len(token) == 64
+    assert not kept.exists() or kept.read_text() != token
 
 
 @pytest.mark.parametrize(
