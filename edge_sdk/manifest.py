@@ -23,7 +23,7 @@ from profiles.checks import number, one_of
 FORMAT: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
 DTYPES: Final = ("float32", "float16", "uint8", "int8", "int64")
-GRAPHS: Final = ("exit", "prefix", "back")
+GRAPHS: Final = ("exit", "prefix", "bottleneck", "back")
 FREE_FORM_LEVELS: Final = 16
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -87,6 +87,7 @@ class SmashedSpec:
     that keeps the answers, as measured at export.
 
     Attributes:
+        codec: of z, or of the bottleneck's b where the bundle has that graph.
         raw_input: whether the server's answer to the raw input is its answer to z, so that a device
             may send either. Not where device and server have stages 1..d of their own.
     """
@@ -141,7 +142,8 @@ class BundleManifest:
         bundle: `{model}/{version}/{variant}`.
         input: input of `predict`; the graph does any preprocessing.
         graphs: always `exit` (logits, and `z` if it shares the extractor); `prefix` (z) if it does
-            not; `back` for methods with the last layer on the client.
+            not; `bottleneck` (z to b, which is sent in its place); `back` for methods with the last
+            layer on the client.
         golden: a frame file with inputs `x` and the `logits` that the `exit` graph must give.
         parity: differences from the torch model that the export measured, for people.
         run: id of the training run that the weights come from; empty if unknown.
@@ -168,6 +170,17 @@ class BundleManifest:
         _need(len(self.class_names) >= 2, "class_names", "at least 2", self.class_names)
         known = "exit" in self.graphs and set(self.graphs) <= set(GRAPHS)
         _need(known, "graphs", f"exit and perhaps others of {GRAPHS}", sorted(self.graphs))
+        narrow = self.graphs.get("bottleneck")
+        ends = narrow is None or (set(narrow.inputs), set(narrow.outputs)) == ({"z"}, {"b"})
+        _need(ends, "graphs: bottleneck", "from z to b", narrow)
+
+    @property
+    def sent(self) -> tuple[str, tuple[int, ...]]:
+        """Name on the wire and shape of what an offload sends: z, or the bottleneck's b."""
+        narrow = self.graphs.get("bottleneck")
+        if narrow is None:
+            return self.smashed.name, self.smashed.shape
+        return f"b{self.depth}", narrow.outputs["b"].shape
 
     @property
     def model(self) -> str:
@@ -226,6 +239,22 @@ class SegmentSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """The server's half of a bottleneck: `b{depth}` to `z{depth}` in one file beside the segments.
+
+    Servers of 0.1.0 know none, and refuse queries with `b{depth}`.
+    """
+
+    file: str
+    depth: int
+    input: TensorSpec
+
+    def __post_init__(self) -> None:
+        check_file_name(self.file)
+        _need(self.depth >= 1, "decoder depth", "at least 1", self.depth)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelManifest:
     """An exported model for the server, as `model.json`:
 
@@ -237,6 +266,7 @@ class ModelManifest:
         stages: L. cuts: depths at which the network may be cut, ascending.
         segments: from entry 0 to the end without a gap.
         variants: names of the bundles.
+        decoders: of the bottlenecks that bundles have, at most one for each depth.
         cost: profiles.cost.CostTable as JSON.
     """
 
@@ -250,6 +280,7 @@ class ModelManifest:
     segments: tuple[SegmentSpec, ...]
     variants: tuple[str, ...]
     cost: dict[str, Any]
+    decoders: tuple[DecoderSpec, ...] = ()
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -261,6 +292,9 @@ class ModelManifest:
         _need(len(self.class_names) >= 2, "class_names", "at least 2", self.class_names)
         ascending = list(self.cuts) == sorted({n for n in self.cuts if 1 <= n <= self.stages})
         _need(ascending, "cuts", f"ascending, from 1 to {self.stages}", self.cuts)
+        widened = [decoder.depth for decoder in self.decoders]
+        fits = len(set(widened)) == len(widened) and set(widened) <= set(self.cuts)
+        _need(fits, "decoders", f"one a depth, of {self.cuts}", widened)
         for variant in self.variants:  # all three become folder names
             check_bundle_name(f"{self.name}/{self.version}/{variant}")
 
@@ -433,6 +467,14 @@ def _segment(data: Mapping[str, Any]) -> SegmentSpec:
     )
 
 
+def _decoder(data: Mapping[str, Any]) -> DecoderSpec:
+    return DecoderSpec(
+        file=_text(data, "file"),
+        depth=_whole(data, "depth"),
+        input=_tensor(_object(data, "input")),
+    )
+
+
 def _gate(data: Mapping[str, Any]) -> GateSpec:
     return GateSpec(
         policy=_text(data, "policy"),
@@ -491,4 +533,7 @@ def _model_manifest(data: dict[str, Any]) -> ModelManifest:
         segments=tuple(_segment(segment) for segment in _objects(data, "segments")),
         variants=_texts(data, "variants"),
         cost=_free_form(data, "cost"),
+        decoders=tuple(_decoder(each) for each in _objects(data, "decoders"))
+        if "decoders" in data
+        else (),
     )

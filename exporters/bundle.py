@@ -20,12 +20,16 @@ from edge_sdk.manifest import (
     SmashedSpec,
     TensorSpec,
 )
+from edge_sdk.session import Session
 from edge_sdk.wire.frames import Tensor, pack_response
+from exporters.bottleneck import Bottleneck, write_encoder
 from exporters.composition import Composition
 from exporters.curve import measure_gate
 from exporters.graphs import DeviceGraphs, write_device_graphs
 from exporters.measure import median_latencies_us, median_latency_us
 from exporters.parity import (
+    AUTO,
+    CHANGED_AT_MOST,
     LOGIT_TOLERANCE,
     SAMPLES,
     DeviceRun,
@@ -36,6 +40,7 @@ from exporters.parity import (
     require_fp32,
     require_int8,
     run_torch,
+    through,
 )
 from exporters.quantize import quantize
 
@@ -76,6 +81,11 @@ class BundleSource:
         back: the last layer of a U-shaped method, in torch.
         tolerance: largest absolute difference of a logit from the reference.
         raw_input: whether the server gives the raw input the answer that it gives z.
+        codec: the one that is asked for, as `choose_codec` takes it.
+        bottleneck: that z passes before it is sent; None for none.
+        changed_at_most: share of the final labels that codec and bottleneck may change.
+        measure: the gate by the final logits (n, N) of offloads; None keeps `gate`, which takes the
+            whole model's.
         notes: what the manifest says of the measurement in addition to its parity.
     """
 
@@ -92,12 +102,22 @@ class BundleSource:
     back: nn.Module | None = None
     tolerance: float = LOGIT_TOLERANCE
     raw_input: bool = True
+    codec: str = AUTO
+    bottleneck: Bottleneck | None = None
+    changed_at_most: float = CHANGED_AT_MOST
+    measure: Callable[[NDArray[np.float32]], GateSpec] | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sample(self) -> TensorSpec:
         """Dtype and shape of one raw input."""
         return TensorSpec(str(self.held_out.x.dtype), self.held_out.x.shape[1:])
+
+    def answer(self, sent: Array) -> NDArray[np.float32]:
+        """The server's logits of what an offload sends: z, or b of the bottleneck."""
+        if self.bottleneck is None:
+            return self.suffix(sent)
+        return self.suffix(run_torch(self.bottleneck.decoder, sent)[0])
 
 
 def torch_source(
@@ -108,6 +128,9 @@ def torch_source(
     *,
     class_names: tuple[str, ...],
     held_out: HeldOut,
+    codec: str = AUTO,
+    bottleneck: Bottleneck | None = None,
+    changed_at_most: float = CHANGED_AT_MOST,
 ) -> BundleSource:
     """The source of a super-network's bundles.
 
@@ -115,10 +138,15 @@ def torch_source(
         net: in eval mode, on the CPU.
         graphs: the device's modules at this depth.
         held_out: with the logits of the whole network as a device of this depth uses it.
+        codec, bottleneck, changed_at_most: as in `BundleSource`.
     """
     sample = TensorSpec(str(held_out.x.dtype), held_out.x.shape[1:])
     reference = run_torch(graphs.exit, held_out.x)[0]
     suffix = net.server.suffix(depth)
+
+    def measure(offloaded: NDArray[np.float32]) -> GateSpec:
+        return measure_gate(reference, offloaded, held_out.y, policy=graphs.gate)
+
     return BundleSource(
         model=model,
         backbone=net.device.name,
@@ -126,13 +154,17 @@ def torch_source(
         class_names=class_names,
         held_out=held_out,
         exit_logits=reference,
-        gate=measure_gate(reference, held_out.logits, held_out.y, policy=graphs.gate),
+        gate=measure(held_out.logits),
         write=lambda folder: write_device_graphs(graphs, sample, folder),
         suffix=lambda z: run_torch(suffix, z)[0],
         run=graphs.run,
         back=graphs.back,
         # a device's own stages, or a server's, would answer z in another way than x
         raw_input=net.server is net.device and not graphs.kept,
+        codec=codec,
+        bottleneck=bottleneck,
+        changed_at_most=changed_at_most,
+        measure=measure,
     )
 
 
@@ -147,7 +179,13 @@ def write_fp32(source: BundleSource, folder: Path) -> BundleManifest:
     Raises: ParityError, ExportError.
     """
     graphs = source.write(folder)
+    if source.bottleneck is not None:
+        z = graphs["prefix" if "prefix" in graphs else "exit"].outputs["z"].shape
+        graphs["bottleneck"] = write_encoder(source.bottleneck, z, folder)
     report, codec, z_shape = _check(source, folder, graphs)
+    if source.measure is not None and (source.bottleneck is not None or source.codec != AUTO):
+        source = replace(source, gate=_deployed_gate(source, folder, graphs, codec))
+        report = replace(report, gate_changes=_gate_changes(source, folder, graphs))
     require_fp32(report, f"d{source.depth}", source.tolerance)
     if source.back is not None:
         require_back(folder, graphs["back"], source.back)
@@ -186,7 +224,7 @@ def write_int8(
     before, after = median_latencies_us(paths, fp32.graphs["exit"])
     if after > FASTER_THAN * before:
         return None
-    report, codec, _ = _check(source, folder, graphs)
+    report, codec, _ = _check(replace(source, gate=fp32.gate), folder, graphs)
     require_int8(report, codec, f"d{source.depth}-int8")
     latencies = {"latency_us": round(after, 1), "fp32_latency_us": round(before, 1)}
     manifest = replace(
@@ -225,9 +263,47 @@ def _check(
     some = spread_rows(len(source.held_out.x), SAMPLES)
     logits, z = DeviceRun(folder, graphs)(source.held_out.x[some])
     labels = source.held_out.logits[some].argmax(axis=1)
-    codec, changes = choose_codec(z, source.suffix, labels)
-    report = compare(source.exit_logits[some], logits, source.gate, changes)
+    codec, tried = choose_codec(
+        _sent(source, folder, graphs, z),
+        source.answer,
+        labels,
+        source.codec,
+        source.changed_at_most,
+    )
+    report = compare(
+        source.exit_logits[some],
+        logits,
+        source.gate,
+        {each.codec: each.changes for each in tried},
+        {each.codec: round(each.mean_bytes, 1) for each in tried},
+    )
     return report, codec, z.shape[1:]
+
+
+def _sent(
+    source: BundleSource, folder: Path, graphs: Mapping[str, GraphSpec], z: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Tensors that offloads of these samples send, before a codec: z, or b by the own graph."""
+    if source.bottleneck is None:
+        return z
+    session = Session(folder / graphs["bottleneck"].file)
+    return np.concatenate([session.run(["b"], {"z": z[row : row + 1]})[0] for row in range(len(z))])
+
+
+def _deployed_gate(
+    source: BundleSource, folder: Path, graphs: Mapping[str, GraphSpec], codec: Codec
+) -> GateSpec:
+    """The gate by the answers that offloads get, through bottleneck and codec."""
+    assert source.measure is not None
+    _, z = DeviceRun(folder, graphs)(source.held_out.x)
+    return source.measure(source.answer(through(_sent(source, folder, graphs, z), codec)))
+
+
+def _gate_changes(source: BundleSource, folder: Path, graphs: Mapping[str, GraphSpec]) -> int:
+    """Samples that the graph puts on another side of the gate than the reference."""
+    some = spread_rows(len(source.held_out.x), SAMPLES)
+    logits, _ = DeviceRun(folder, graphs)(source.held_out.x[some])
+    return compare(source.exit_logits[some], logits, source.gate, {}).gate_changes
 
 
 def _write_manifest(manifest: BundleManifest, source: BundleSource, folder: Path) -> None:

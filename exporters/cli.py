@@ -16,7 +16,14 @@ from edge_sdk.errors import ConfigurationError
 from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import BundleManifest, ModelManifest
 from exporters.next_step import next_step
-from exporters.options import GATE_HELP, Version
+from exporters.options import (
+    GATE_HELP,
+    Bottleneck,
+    Codec,
+    Version,
+    read_bottleneck,
+    read_codec,
+)
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help must not
     from edge_sdk.nets import Supernet
@@ -96,6 +103,8 @@ def export(
             show_default="what the exits were trained for",
         ),
     ] = None,
+    codec: Codec = "auto",
+    bottleneck: Bottleneck = "never",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Export a trained network: ONNX graphs for devices, segments for the server.
@@ -106,6 +115,7 @@ def export(
 
     data = None if data is None else with_resize(data, resize)
     gate = None if gate is None else str(read_gate(gate, "--gate"))
+    sent = {"codec": read_codec(codec), "bottleneck": read_bottleneck(bottleneck)}
     if run is not None:
         if backbone is not None or weights is not None:
             raise ConfigurationError(
@@ -122,6 +132,7 @@ def export(
             depths=depth,
             int8=int8,
             gate=gate,
+            sent=sent,
         )
     else:
         if backbone is None or weights is None or data is None or train_exits is not None:
@@ -139,6 +150,7 @@ def export(
             depths=depth,
             int8=int8,
             gate=gate,
+            sent=sent,
         )
     target = out / name / manifest.version
     bundles = [BundleManifest.load(target / "bundles" / variant) for variant in manifest.variants]
@@ -160,6 +172,7 @@ def _export_run(
     depths: list[int] | None,
     int8: Literal["auto", "never"],
     gate: str | None,
+    sent: dict[str, Any],
 ) -> tuple[ModelManifest, Scores]:
     with progress("loading torch") as say:
         from exporters.run.export import RunExport, export_run
@@ -176,6 +189,7 @@ def _export_run(
             depths=tuple(depths or ()),
             int8=int8,
             gate=gate,
+            **sent,
         )
         return export_run(wanted, say)
 
@@ -191,9 +205,11 @@ def _export(
     depths: list[int] | None,
     int8: Literal["auto", "never"],
     gate: str | None,
+    sent: dict[str, Any],
 ) -> tuple[ModelManifest, Scores]:
     with progress("loading torch") as say:
         from edge_sdk.training.data.load import described, labelled_dataset, open_data
+        from exporters.adopt.deployed import deployed_answers
         from exporters.graphs import shared_exit
         from exporters.model import export_model
         from exporters.parity import run_torch
@@ -222,13 +238,21 @@ def _export(
             depths=depths or trained,
             int8=int8,
             device=partial(shared_exit, gate=gate or origin.gate, run=origin.run),
+            unlabelled_x=dataset.x_train,
             progress=say,
+            **sent,
         )
         say.step("scoring the bundles on test samples")
         whole = run_torch(net.eval(), dataset.x_test)[0].argmax(axis=1)
-        bundles = out / name / manifest.version / "bundles"
+        target = out / name / manifest.version
         scores = {
-            variant: score_bundle(bundles / variant, whole, dataset.x_test, dataset.y_test)
+            variant: score_bundle(
+                target / "bundles" / variant,
+                whole,
+                dataset.x_test,
+                dataset.y_test,
+                offload=deployed_answers(target, manifest, variant),
+            )
             for variant in manifest.variants
         }
         return manifest, scores
@@ -272,7 +296,7 @@ def _table(target: Path, bundles: list[BundleManifest], scores: Scores) -> Table
             row["variant"],
             f"{row['bytes'] / 1e3:.0f}",
             f"{row['latency_us']:.0f}",
-            row["codec"],
+            row["codec"] + (" of b" if row["bottleneck"] else ""),
             f"{row['threshold']:.3g} {row['measure']}",
             f"{row['exit_rate']:.1%}",
             f"{row['accuracy']:.1%}",
@@ -290,6 +314,8 @@ def _row(target: Path, bundle: BundleManifest, scores: Scores) -> dict[str, Any]
         "bytes": sum((folder / file).stat().st_size for file in bundle.files),
         "latency_us": bundle.parity["latency_us"],
         "codec": bundle.smashed.codec,
+        "bottleneck": "bottleneck" in bundle.graphs,
+        "offload_bytes": bundle.parity["offload_bytes"][bundle.smashed.codec],
         "threshold": bundle.gate.threshold,
         "measure": "nats" if bundle.gate.policy == "entropy" else bundle.gate.policy,
         "exit_rate": score.exit_rate,

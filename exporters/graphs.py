@@ -201,6 +201,20 @@ def write_segments(
             entry, given = end, output
 
 
+def write_module(
+    module: nn.Module, given: tuple[str, TensorSpec], output: str, path: Path, *, dynamic: bool
+) -> None:
+    """Write a module of one input and one output.
+
+    Args:
+        given: name, dtype and shape of one sample. dynamic: take 1 to 256 samples, not one.
+    Raises: ExportError if torch or onnx refuses it.
+    """
+    name, spec = given
+    example = _zeros(spec, _EXAMPLE_BATCH if dynamic else 1)
+    save(_export(module, example, [name], [output], dynamic=dynamic), path)
+
+
 def strip(model: onnx.ModelProto) -> None:
     """Remove descriptions of the machine and source code, and operator sets that no node uses."""
     model.doc_string = ""

@@ -13,8 +13,15 @@ from numpy.typing import NDArray
 
 from edge_sdk.durable import make_folder, storage_error, sync_file, sync_folder
 from edge_sdk.errors import ManifestError
-from edge_sdk.manifest import ModelManifest, SegmentSpec, TensorSpec, check_bundle_name
+from edge_sdk.manifest import DecoderSpec, ModelManifest, SegmentSpec, TensorSpec, check_bundle_name
 from edge_sdk.nets import Supernet
+from exporters.bottleneck import (
+    LEARNT_MOST,
+    Bottleneck,
+    channel_axis,
+    find_bottleneck,
+    write_decoder,
+)
 from exporters.bundle import (
     BundleSource,
     HeldOut,
@@ -27,11 +34,19 @@ from exporters.composition import Composition
 from exporters.errors import ExportError
 from exporters.graphs import DeviceGraphs, shared_exit, write_segments
 from exporters.measure import measure_cost
-from exporters.parity import SAMPLES, require_segments, run_torch
+from exporters.parity import (
+    AUTO,
+    CHANGED_AT_MOST,
+    SAMPLES,
+    SMALLEST,
+    require_segments,
+    run_torch,
+)
 from exporters.quantize import CALIBRATION_SAMPLES
 
 Array = NDArray[Any]
 Progress = Callable[[str], None]
+Narrow = int | Literal["auto", "never"]
 
 MODEL_NAME: Final = "model.json"
 DTYPES: Final = ("uint8", "float32")
@@ -51,6 +66,9 @@ def export_model(
     int8: Literal["auto", "never"] = "auto",
     device: Callable[[Supernet, int], DeviceGraphs] = shared_exit,
     server: Supernet | None = None,
+    codec: str = AUTO,
+    bottleneck: Narrow = "never",
+    unlabelled_x: Array | None = None,
     progress: Progress = lambda _: None,
 ) -> ModelManifest:
     """Write `{out}/{name}/{version}`: server segments, one or two bundles a depth, costs.
@@ -68,6 +86,10 @@ def export_model(
         device: makes the graphs of a bundle; some methods run more than one on the device. If it
             makes a `back`, the server's segments end in front of the last layer.
         server: the network whose stages the server runs, where it is not `net` (HARMONY).
+        codec: of offloads, as `exporters.parity.choose_codec` takes it.
+        bottleneck: a number of channels, or `auto`, puts a bottleneck at each cut
+            (exporters.bottleneck); the codec is then the smallest that keeps its answers.
+        unlabelled_x: (n, *input_shape) raw samples that a bottleneck learns from.
         progress: called with one line about each finished step.
     Raises: ExportError for data or a target that does not fit; ParityError, its subclass, if a
         graph does not reproduce the network; StorageError.
@@ -89,8 +111,19 @@ def export_model(
             halves, cuts, held_out_x, work / "segments", progress, features=features
         )
         variants: list[str] = []
+        decoders: list[DecoderSpec] = []
         logits = _Logits(halves, held_out_x)
         for depth in cuts:
+            narrow = None
+            if bottleneck != "never":
+                learn_x = held_out_x if unlabelled_x is None else unlabelled_x
+                narrow = _bottleneck(
+                    halves, depth, bottleneck, (learn_x, held_out_x, logits.of(depth)), progress
+                )
+            if narrow is not None:
+                some = held_out_x[spread_rows(len(held_out_x), SAMPLES)]
+                z = run_torch(net.prefix(depth), some)[0]
+                decoders.append(write_decoder(narrow[0], depth, z, work / "segments")[0])
             source = torch_source(
                 f"{name}/{version}",
                 halves,
@@ -98,6 +131,9 @@ def export_model(
                 graphs[depth],
                 class_names=tuple(class_names),
                 held_out=HeldOut(held_out_x, held_out_y, logits.of(depth)),
+                codec=SMALLEST if narrow is not None and codec == AUTO else codec,
+                bottleneck=None if narrow is None else narrow[0],
+                changed_at_most=CHANGED_AT_MOST if narrow is None else narrow[1],
             )
             variants += write_bundles(source, work / "bundles", calibration, progress)
         progress("measuring what each stage costs")
@@ -112,6 +148,7 @@ def export_model(
             segments=segments,
             variants=tuple(variants),
             cost=measure_cost(net, held_out_x).to_dict(),
+            decoders=tuple(decoders),
         )
 
     return write_tree(out, name, version, write, progress)
@@ -154,6 +191,41 @@ def write_tree(
         shutil.rmtree(work, ignore_errors=True)  # renamed away, unless the export failed
     progress(f"{target}: published")
     return manifest
+
+
+def _bottleneck(
+    net: Composition,
+    depth: int,
+    wanted: int | Literal["auto"],
+    samples: tuple[Array, Array, NDArray[np.float32]],
+    progress: Progress,
+) -> tuple[Bottleneck, float] | None:
+    """The bottleneck of a depth, as `find_bottleneck` returns it.
+
+    Args:
+        samples: raw inputs to learn from, held-out ones, and the network's logits of these.
+    """
+    learn_x, held_out_x, logits = samples
+    prefix, suffix = net.device.prefix(depth), net.server.suffix(depth)
+    learn_x = learn_x[spread_rows(len(learn_x), LEARNT_MOST)]
+    some = spread_rows(len(held_out_x), SAMPLES)
+    z, z_held = (run_torch(prefix, x)[0] for x in (learn_x, held_out_x[some]))
+    axis = channel_axis(z.shape[1:], net.device.input_shape)
+    if wanted != "auto" and not 1 <= wanted < z.shape[axis]:
+        raise ExportError(
+            f"--bottleneck: expected 1 to {z.shape[axis] - 1} channels at depth {depth}, got"
+            f" {wanted}"
+        )
+    held_out = z_held, logits[some].argmax(axis=1)
+
+    def say(line: str) -> None:
+        progress(f"d{depth}: {line}")
+
+    say(f"learning a bottleneck from {len(z)} samples without labels")
+    found = find_bottleneck(z, axis, suffix, held_out, wanted=wanted, progress=say)
+    if found is None:
+        say("no bottleneck has fewer bytes and keeps the answers; none is used")
+    return found
 
 
 class _Logits:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
+
+from edge_sdk.errors import ConfigurationError
+from edge_sdk.manifest import CODECS
 
 GATE_HELP: Final = (
     "Uncertainty that exits are judged by: entropy, margin, vacuity-exp for a network that learnt"
@@ -19,3 +22,48 @@ Version = Annotated[
         show_default="the next free",
     ),
 ]
+Codec = Annotated[
+    str,
+    typer.Option(
+        metavar="CODEC",
+        help="Codec of what an offload sends: auto takes the first of int8, fp16 and fp32 that"
+        " keeps the server's answers; smallest takes that of all codecs with the fewest bytes that"
+        f" keeps them; or one of {', '.join(CODECS)}. Devices of 0.1.0 know fp32, fp16, int8 only.",
+    ),
+]
+Bottleneck = Annotated[
+    str,
+    typer.Option(
+        metavar="CHANNELS",
+        help="Send so few channels in place of z's, and widen them on the server: a number, or auto"
+        " for the width with the fewest bytes that keeps the server's answers. It is trained on"
+        " samples without labels. Devices of 0.1.0 refuse such bundles.",
+    ),
+]
+
+
+def read_codec(text: str) -> str:
+    """The codec that `--codec` names.
+
+    Raises: ConfigurationError naming the words that it takes.
+    """
+    if text in {"auto", "smallest", *CODECS}:
+        return text
+    known = ", ".join(("auto", "smallest", *CODECS))
+    raise ConfigurationError(f"--codec: expected one of {known}, got {text!r}")
+
+
+def read_bottleneck(text: str) -> int | Literal["auto", "never"]:
+    """The width that `--bottleneck` names.
+
+    Raises: ConfigurationError for anything but a number above 0, `auto` and `never`.
+    """
+    if text == "auto":
+        return "auto"
+    if text == "never":
+        return "never"
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise ConfigurationError(
+        f"--bottleneck: expected a number of channels, auto or never, got {text!r}"
+    )

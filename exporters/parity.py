@@ -12,10 +12,10 @@ Rules, on 1,000 held-out samples (all of them if there are fewer):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from edge_sdk.gate.gate import uncertainties
-from edge_sdk.manifest import Codec, GateSpec, GraphSpec, SegmentSpec
+from edge_sdk.manifest import CODECS, Codec, GateSpec, GraphSpec, SegmentSpec
 from edge_sdk.session import Session
 from edge_sdk.wire import codecs
 from exporters.errors import ParityError
@@ -35,6 +35,8 @@ CHANGED_AT_MOST: Final = 0.005
 SAMPLES: Final = 1000
 BACK_SAMPLES: Final = 64
 CHEAPEST_FIRST: Final[tuple[Codec, ...]] = ("int8", "fp16", "fp32")
+AUTO: Final = "auto"
+SMALLEST: Final = "smallest"
 _BATCH: Final = 128
 
 
@@ -48,6 +50,7 @@ class ParityReport:
         label_changes, gate_changes: samples with another label, or on another side of the gate.
         offload_changes: by codec tried, samples with another final label than the whole torch
             model gives, when the graph's z passes that codec and the rest of the network.
+        offload_bytes: by codec tried, the mean bytes of one sample's tensor.
     """
 
     samples: int
@@ -55,6 +58,7 @@ class ParityReport:
     label_changes: int
     gate_changes: int
     offload_changes: dict[str, int]
+    offload_bytes: dict[str, float] = field(default_factory=dict)
 
     @property
     def allowed_changes(self) -> int:
@@ -104,6 +108,7 @@ def compare(
     logits: NDArray[np.float32],
     gate: GateSpec,
     offload_changes: Mapping[str, int],
+    offload_bytes: Mapping[str, float] | None = None,
 ) -> ParityReport:
     """Compare the logits of a graph with those of the torch model.
 
@@ -118,6 +123,7 @@ def compare(
         label_changes=int((reference.argmax(axis=1) != logits.argmax(axis=1)).sum()),
         gate_changes=int((sides[0] != sides[1]).sum()),
         offload_changes=dict(offload_changes),
+        offload_bytes=dict(offload_bytes or {}),
     )
 
 
@@ -171,27 +177,83 @@ def require_int8(report: ParityReport, codec: Codec, what: str) -> None:
     _require_same_answers(report, counts, what, remedy)
 
 
+@dataclass(frozen=True, slots=True)
+class CodecTrial:
+    """A codec tried on what an offload sends.
+
+    Attributes:
+        changes: samples with another final label than the whole model gives.
+        mean_bytes: of one sample's tensor, without the frame around it.
+        kept: whether no more of the labels changed than may.
+    """
+
+    codec: Codec
+    changes: int
+    mean_bytes: float
+    kept: bool
+
+
 def choose_codec(
     z: NDArray[np.float32],
     suffix: Callable[[Array], NDArray[np.float32]],
     labels: NDArray[np.integer[Any]],
-) -> tuple[Codec, dict[str, int]]:
-    """The cheapest codec that keeps the final labels.
+    wanted: str = AUTO,
+    at_most: float = CHANGED_AT_MOST,
+) -> tuple[Codec, list[CodecTrial]]:
+    """The codec of a bundle, which keeps the final labels.
 
     Args:
         z: (n, ...) from the device's graph.
         suffix: the rest of the network, from z to logits.
         labels: (n,) of the whole torch model.
-    Returns: the first codec that changes at most 0.5 % of the labels (fp32 if none does), and the
-        number of changes by codec tried.
+        wanted: `auto` takes the first of int8, fp16 and fp32; `smallest` that of all codecs with
+            the fewest bytes on these samples; the name of a codec takes that one.
+        at_most: share of the labels that may change.
+    Returns: the first codec that changes no more of the labels (fp32 if none does), and the codecs
+        tried, in that order.
+    Raises: ParityError if the codec that was named changes more.
     """
-    changes: dict[str, int] = {}
-    for codec in CHEAPEST_FIRST:
-        logits = suffix(np.stack([_through(sample, codec) for sample in z]))
-        changes[codec] = int((logits.argmax(axis=1) != labels).sum())
-        if changes[codec] <= CHANGED_AT_MOST * len(z):
-            break
-    return codec, changes
+    tried: list[CodecTrial] = []
+    for codec, encoded in _in_order(z, wanted):
+        rows = [codecs.decode(*row, z.shape[1:]) for row in encoded]
+        changes = int((suffix(np.concatenate(rows)).argmax(axis=1) != labels).sum())
+        kept = changes <= at_most * len(z)
+        tried.append(CodecTrial(codec, changes, _mean_bytes(encoded), kept))
+        if kept:
+            return codec, tried
+    if wanted in (AUTO, SMALLEST):
+        return "fp32", tried
+    raise ParityError(
+        f"--codec {wanted}: expected at most {int(at_most * len(z))} of {len(z)} final labels to"
+        f" change, got {tried[0].changes}; take --codec smallest, which finds one that keeps them"
+    )
+
+
+Encoded = list[tuple[Array, dict[str, Any]]]
+
+
+def _in_order(z: NDArray[np.float32], wanted: str) -> Iterator[tuple[Codec, Encoded]]:
+    """The codecs to try with the samples that they encode, the cheapest first."""
+    if wanted == SMALLEST:
+        made = {codec: _encoded(z, codec) for codec in CODECS}
+        yield from sorted(made.items(), key=lambda item: _mean_bytes(item[1]))
+        return
+    for codec in CHEAPEST_FIRST if wanted == AUTO else (cast("Codec", wanted),):
+        yield codec, _encoded(z, codec)
+
+
+def _encoded(z: NDArray[np.float32], codec: Codec) -> Encoded:
+    return [codecs.encode(z[row : row + 1], codec) for row in range(len(z))]
+
+
+def _mean_bytes(encoded: Encoded) -> float:
+    return float(np.mean([array.nbytes for array, _ in encoded]))
+
+
+def through(z: NDArray[np.float32], codec: Codec) -> NDArray[np.float32]:
+    """Samples (n, ...) as the server gets them."""
+    rows = [codecs.decode(*row, z.shape[1:]) for row in _encoded(z, codec)]
+    return np.concatenate(rows)
 
 
 def require_segments(
@@ -246,12 +308,6 @@ def _chain(sessions: Sequence[Session], given: Array) -> NDArray[np.float32]:
         parts.append(batch)
         start, size = start + size, min(2 * size, _BATCH)
     return np.concatenate(parts)
-
-
-def _through(z: NDArray[np.float32], codec: Codec) -> NDArray[np.float32]:
-    """One sample (...) as the server gets it."""
-    sample: NDArray[np.float32] = codecs.decode(*codecs.encode(z[None], codec), z.shape)[0]
-    return sample
 
 
 def _largest_error(reference: NDArray[np.float32], logits: NDArray[np.float32]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,19 +36,32 @@ class BundleScore:
     exit_accuracy: float | None
 
 
-def score_bundle(folder: Path, whole_labels: Array, x: Array, y: Array) -> BundleScore:
+def score_bundle(
+    folder: Path,
+    whole_labels: Array,
+    x: Array,
+    y: Array,
+    *,
+    offload: Callable[[Array], Array] | None = None,
+) -> BundleScore:
     """Run a bundle's graphs on test samples, at most 2,000, evenly spread.
 
     Args:
         folder: of the bundle.
         whole_labels: (n,) answers of the whole network, which offloads get.
+        offload: labels of the raw inputs that are offloaded, as deployed; by default those of the
+            whole network.
         x, y: (n, ...) raw test inputs and (n,) their true classes.
     """
     manifest = BundleManifest.load(folder)
     rows = spread_rows(len(x), SCORED_MOST)
     logits, _ = DeviceRun(folder, manifest.graphs)(x[rows])
     exits = uncertainties(manifest.gate.policy, logits) < manifest.gate.threshold
-    right = np.where(exits, logits.argmax(axis=1), whole_labels[rows]) == y[rows]
+    answers = whole_labels[rows]
+    if offload is not None and not exits.all():
+        answers = answers.copy()
+        answers[~exits] = offload(x[rows][~exits])
+    right = np.where(exits, logits.argmax(axis=1), answers) == y[rows]
     return BundleScore(
         samples=len(rows),
         exit_rate=float(exits.mean()),

@@ -89,6 +89,8 @@ class BundleRunner:
         self._exit = sessions["exit"]
         self._prefix = sessions.get("prefix")
         self._back = sessions.get("back")
+        self._bottleneck = sessions.get("bottleneck")
+        self._sent = manifest.sent[0]
         self._outputs = ["logits"] if self._prefix is not None else ["logits", "z"]
         self._shape = manifest.input.shape
         self._dtype = np.dtype(manifest.input.dtype)
@@ -168,8 +170,10 @@ class BundleRunner:
         if z is None:
             prefix = cast("Session", self._prefix)
             z = prefix.run(["z"], {RAW_INPUT: x[None]})[0]
+        if self._bottleneck is not None:
+            z = self._bottleneck.run(["b"], {"z": z})[0]
         array, parameters = encode(z, self.codec)
-        smashed = Tensor(self.manifest.smashed.name, array, parameters)
+        smashed = Tensor(self._sent, array, parameters)
         if not self._raw_inputs:
             return smashed
         raw = encode_raw(x)

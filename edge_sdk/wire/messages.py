@@ -24,7 +24,7 @@ DEADLINE_MAX_MS: Final = 600_000.0
 ID_CHARACTERS_MAX: Final = 64
 RETRY_AFTER_MAX_S: Final = 60.0
 
-_SMASHED = re.compile(r"z([1-9][0-9]{0,2})")
+_SMASHED = re.compile(r"[bz]([1-9][0-9]{0,2})")
 
 
 class Problem(StrEnum):
@@ -46,9 +46,10 @@ class Query:
     Attributes:
         id: 16 random bytes as hex; the reply has the same id.
         model, version: the model to ask; None means the active one.
-        tensor: `x` (raw input, the server runs all stages) or `z{d}` (smashed data at depth d),
-            encoded, with batch axis; several rows have the parameters that edge_sdk.wire.rows
-            gives them. None makes it a probe: only whether the server answers.
+        tensor: `x` (raw input, the server runs all stages), `z{d}` (smashed data at depth d) or
+            `b{d}` (the same through a bottleneck), encoded, with batch axis; several rows have the
+            parameters that edge_sdk.wire.rows gives them. None makes it a probe: only whether the
+            server answers.
         deadline_ms: time left when it was sent, never wall time; None means no deadline.
         trace: the span of the sender that waits for the reply; None if it is not traced.
     """
@@ -83,7 +84,7 @@ def new_id() -> str:
 
 
 def entry_depth(name: str) -> int:
-    """The depth at which a tensor enters the network: `x` 0, `z3` 3.
+    """The depth at which a tensor enters the network: `x` 0, `z3` and `b3` 3.
 
     Raises: FrameError for any other name.
     """
@@ -91,7 +92,12 @@ def entry_depth(name: str) -> int:
         return 0
     if smashed := _SMASHED.fullmatch(name):
         return int(smashed[1])
-    raise FrameError(f"tensor: expected x or z1, z2, ..., got {name[:100]!r}")
+    raise FrameError(f"tensor: expected x, z1, z2, ... or b1, b2, ..., got {name[:100]!r}")
+
+
+def is_narrow(name: str) -> bool:
+    """Whether a tensor is the output of a bottleneck: `b3`."""
+    return name.startswith("b")
 
 
 def pack_query(query: Query) -> bytes:

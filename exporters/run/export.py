@@ -28,10 +28,11 @@ from edge_sdk.gate_form import EVIDENCE, check_evidence, read_gate
 from edge_sdk.manifest import BundleManifest, ModelManifest
 from edge_sdk.nets import Supernet
 from edge_sdk.training.data.dataset import Dataset
+from exporters.adopt.deployed import deployed_answers
 from exporters.errors import ExportError
 from exporters.graphs import DeviceGraphs, own_exit, shared_exit
-from exporters.model import check_place, export_model
-from exporters.parity import run_torch
+from exporters.model import Narrow, check_place, export_model
+from exporters.parity import AUTO, run_torch
 from exporters.run.heads import train_exits
 from exporters.run.network import TrainedRun, load_run
 from exporters.run.record import RunRecord, ScoreRecord
@@ -55,6 +56,7 @@ class RunExport:
         train_exits: samples to train exits on; None trains none.
         depths: to publish; empty for those that the run offers.
         gate: measure of the exits, as text; None for the one that they were trained for.
+        codec, bottleneck: as in `exporters.model.export_model`.
     """
 
     run: Path
@@ -66,6 +68,8 @@ class RunExport:
     depths: tuple[int, ...] = ()
     int8: Literal["auto", "never"] = "auto"
     gate: str | None = None
+    codec: str = AUTO
+    bottleneck: Narrow = "never"
 
     def command(self, train_exits: str) -> str:
         """The whole command that trains exits."""
@@ -78,6 +82,10 @@ class RunExport:
             words += ["--int8", self.int8]
         if self.gate is not None:
             words += ["--gate", self.gate]
+        if self.codec != AUTO:
+            words += ["--codec", self.codec]
+        if self.bottleneck != "never":
+            words += ["--bottleneck", str(self.bottleneck)]
         return shlex.join([*words, "--out", str(self.out), "--name", self.name])
 
 
@@ -114,9 +122,12 @@ def export_run(
         int8=wanted.int8,
         device=lambda net, depth: graphs_of(trained, net, depth, gate),
         server=trained.halves.server if record.own_server else None,
+        codec=wanted.codec,
+        bottleneck=wanted.bottleneck,
+        unlabelled_x=samples.x_train,
         progress=progress,
     )
-    published = wanted.out / wanted.name / manifest.version / "bundles"
+    published = wanted.out / wanted.name / manifest.version
     return manifest, _bundle_scores(trained, manifest, published, samples)
 
 
@@ -144,12 +155,18 @@ def _bundle_scores(
     labels: dict[int, Array] = {}
     scores = {}
     for variant in manifest.variants:
-        depth = BundleManifest.load(published / variant).depth
+        depth = BundleManifest.load(published / "bundles" / variant).depth
         # a network that devices and server share gives one answer, wherever it is cut
         key = depth if trained.record.own_server else 0
         if key not in labels:
             labels[key] = run_torch(trained.halves.whole(depth), x)[0].argmax(axis=1)
-        scores[variant] = score_bundle(published / variant, labels[key], x, y)
+        scores[variant] = score_bundle(
+            published / "bundles" / variant,
+            labels[key],
+            x,
+            y,
+            offload=deployed_answers(published, manifest, variant),
+        )
     return scores
 
 

@@ -14,7 +14,7 @@ import heapq
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Final
 
@@ -261,7 +261,7 @@ class FairQueue:
     def _part(self, flow: _Flow, head: Waiting, rows: int) -> Part:
         entry = head.job.entry
         if rows < len(entry.array):
-            entry = Entry(entry.depth, entry.array[head.taken : head.taken + rows])
+            entry = replace(entry, array=entry.array[head.taken : head.taken + rows])
         cost = rows * head.row_cost
         flow.start += cost
         if rows == head.left:

@@ -11,7 +11,7 @@ from edge_sdk.errors import FrameError
 from edge_sdk.session import Array
 from edge_sdk.wire.codecs import CODEC, decode, rows_of
 from edge_sdk.wire.frames import Tensor
-from edge_sdk.wire.messages import Problem, Query, entry_depth
+from edge_sdk.wire.messages import Problem, Query, entry_depth, is_narrow
 from edge_sdk.wire.raw_inputs import decode_raw
 from server.backend.batcher import Batcher
 from server.backend.jobs import Done, Job
@@ -141,7 +141,8 @@ def _decoded(tensor: Tensor, engine: LadderEngine) -> Entry:
     depth = entry_depth(tensor.name)
     if depth == 0 and CODEC not in tensor.parameters:
         return Entry(0, tensor.array)
-    expected = engine.input_at(depth)
+    narrow = is_narrow(tensor.name)
+    expected = engine.input_at(depth, narrow=narrow)
     try:
         if depth == 0:
             given = (tensor.array, tensor.parameters, expected.dtype, expected.shape)
@@ -149,4 +150,4 @@ def _decoded(tensor: Tensor, engine: LadderEngine) -> Entry:
         values = decode(tensor.array, tensor.parameters, expected.shape)
     except FrameError as err:
         raise BadRequestError(str(err)) from err
-    return Entry(depth, np.ascontiguousarray(values))
+    return Entry(depth, np.ascontiguousarray(values), narrow)

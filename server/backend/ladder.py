@@ -6,6 +6,8 @@ runs once over all queries that need it:
 
     x ──[0-2]──┬──[2-4]──┬──[4-end]── logits
          z2 ───┘   z4 ───┘
+
+Samples that passed a bottleneck (`b2`) are widened to z first, by the decoder of their depth.
 """
 
 from __future__ import annotations
@@ -16,17 +18,22 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_sdk.manifest import ModelManifest, SegmentSpec, TensorSpec
+from edge_sdk.manifest import ModelManifest, TensorSpec
 from edge_sdk.session import Array, Session
 from server.errors import BadRequestError
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One query's samples, (n, ...), at the depth where they enter: 0 for raw input."""
+    """One query's samples, (n, ...), at the depth where they enter: 0 for raw input.
+
+    Attributes:
+        narrow: whether they passed a bottleneck of that depth.
+    """
 
     depth: int
     array: Array
+    narrow: bool = False
 
 
 class LadderEngine:
@@ -41,29 +48,43 @@ class LadderEngine:
     def __init__(self, folder: Path, manifest: ModelManifest, *, threads: int = 1) -> None:
         self.manifest = manifest
         self._rungs = [
-            _Rung(segment, Session(folder / "segments" / segment.file, threads=threads))
+            _Rung(segment.input, Session(folder / "segments" / segment.file, threads=threads))
             for segment in manifest.segments
         ]
+        self._decoders = {
+            decoder.depth: _Rung(
+                decoder.input, Session(folder / "segments" / decoder.file, threads=threads)
+            )
+            for decoder in manifest.decoders
+        }
         self._rung_at = {segment.entry: at for at, segment in enumerate(manifest.segments)}
+        self._entries = list(self._rung_at)
         self.output = self._rungs[-1].output
 
-    def input_at(self, depth: int) -> TensorSpec:
+    def input_at(self, depth: int, *, narrow: bool = False) -> TensorSpec:
         """Dtype and shape of one sample that enters at a depth, 0 for raw input.
 
+        Args:
+            narrow: behind the bottleneck of that depth.
         Raises: BadRequestError naming the depths at which samples enter.
         """
+        if narrow and depth in self._decoders:
+            return self._decoders[depth].input
         at = self._rung_at.get(depth)
-        if at is None:
-            known = ", ".join("x" if depth == 0 else f"z{depth}" for depth in self._rung_at)
-            raise BadRequestError(f"input z{depth}: this model takes {known}")
-        return self._rungs[at].spec.input
+        if at is None or narrow:
+            names = ["x" if entry == 0 else f"z{entry}" for entry in self._rung_at]
+            known = ", ".join([*names, *(f"b{entry}" for entry in self._decoders)])
+            raise BadRequestError(
+                f"input {'b' if narrow else 'z'}{depth}: this model takes {known}"
+            )
+        return self._rungs[at].input
 
     def check(self, entry: Entry) -> None:
         """Check that `entry` can be run.
 
         Raises: BadRequestError naming expected and got.
         """
-        expected = self.input_at(entry.depth)
+        expected = self.input_at(entry.depth, narrow=entry.narrow)
         if entry.array.shape[1:] != expected.shape or not entry.array.shape:
             shape = ", ".join(map(str, ("n", *expected.shape)))
             got = list(entry.array.shape)
@@ -77,6 +98,7 @@ class LadderEngine:
         Args:
             entries: at least one, each of which passed `check`.
         """
+        entries = self._widened(entries)
         if len(entries) == 1:  # no joint, and nothing to part: an idle engine runs no other batch
             array = entries[0].array
             for rung in self._rungs[self._rung_at[entries[0].depth] :]:
@@ -85,21 +107,38 @@ class LadderEngine:
         order = sorted(range(len(entries)), key=lambda index: entries[index].depth)
         climbing: list[Array] = []
         waiting = 0
-        for rung in self._rungs[self._rung_at[entries[order[0]].depth] :]:
-            while waiting < len(order) and entries[order[waiting]].depth == rung.spec.entry:
+        first = self._rung_at[entries[order[0]].depth]
+        for depth, rung in zip(self._entries[first:], self._rungs[first:], strict=True):
+            while waiting < len(order) and entries[order[waiting]].depth == depth:
                 climbing.append(entries[order[waiting]].array)
                 waiting += 1
             climbing = [rung.run(climbing)]
         return _split(climbing[0], [len(entries[index].array) for index in order], order)
 
+    def _widened(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """The entries with z in place of what passed a bottleneck: one run for each depth."""
+        narrow = sorted({entry.depth for entry in entries if entry.narrow})
+        if not narrow:
+            return entries
+        made = list(entries)
+        for depth in narrow:
+            places = [
+                at for at, entry in enumerate(entries) if entry.narrow and entry.depth == depth
+            ]
+            z = self._decoders[depth].run([entries[at].array for at in places])
+            sizes = [len(entries[at].array) for at in places]
+            for at, part in zip(places, _split(z, sizes, range(len(sizes))), strict=True):
+                made[at] = Entry(depth, part)
+        return made
+
 
 class _Rung:
-    """One segment and its session."""
+    """One segment, or the decoder of a bottleneck, and its session."""
 
-    def __init__(self, spec: SegmentSpec, session: Session) -> None:
-        self.spec = spec
+    def __init__(self, given: TensorSpec, session: Session) -> None:
+        self.input = given
         self._session = session
-        self._input = next(iter(session.inputs))
+        self._name = next(iter(session.inputs))
         self.output = session.outputs[0]
 
     def run(self, parts: Sequence[Array]) -> Array:
@@ -109,7 +148,7 @@ class _Rung:
         else:
             batch = np.zeros((padded(rows), *parts[0].shape[1:]), parts[0].dtype)
             np.concatenate(parts, out=batch[:rows])
-        output: Array = self._session.run([self.output], {self._input: batch})[0]
+        output: Array = self._session.run([self.output], {self._name: batch})[0]
         return output[:rows]
 
 

@@ -178,7 +178,8 @@ class Compare(nn.Module):
 )
 def test_codec_is_the_cheapest_that_keeps_the_final_labels(apart: float, codec: str) -> None:
     z = np.array([[100.0, 50.0, 50.0 + apart]] * 4, np.float32)
-    chosen, changes = choose_codec(z, lambda z: run_torch(Compare(), z)[0], np.ones(4, int))
+    chosen, tried = choose_codec(z, lambda z: run_torch(Compare(), z)[0], np.ones(4, int))
+    changes = {each.codec: each.changes for each in tried}
     assert chosen == codec
-    assert changes[codec] == 0
-    assert all(changes[tried] == 4 for tried in changes if tried != codec)
+    assert changes[chosen] == 0
+    assert all(each.changes == 4 for each in tried if each.codec != codec)
