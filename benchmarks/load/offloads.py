@@ -28,7 +28,7 @@ from benchmarks.load.fairness import Site
 from benchmarks.reports import Results, child_environment, made_by, provenance, write
 from edge_sdk import AgentSettings, EdgeAgent
 from edge_sdk.bundles.run_update import run_update
-from edge_sdk.manifest import CODECS
+from edge_sdk.manifest import FEATURE_CODECS
 from edge_sdk.offload import packs
 from server.processes import ChildProcess
 
@@ -78,7 +78,7 @@ def main(
                 run_update(state)
             cases = [
                 _case(states[:devices], site.shape, codec, repeat)
-                for codec in CODECS
+                for codec in FEATURE_CODECS
                 for devices in (1, 3)
             ]
         finally:
