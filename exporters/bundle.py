@@ -22,11 +22,11 @@ from edge_sdk.manifest import (
 )
 from edge_sdk.session import Session
 from edge_sdk.wire.frames import Tensor, pack_response
-from exporters.bottleneck import Bottleneck, write_encoder
 from exporters.composition import Composition
 from exporters.curve import measure_gate
 from exporters.graphs import DeviceGraphs, write_device_graphs
 from exporters.measure import median_latencies_us, median_latency_us
+from exporters.offloads.bottleneck import Bottleneck, write_encoder
 from exporters.parity import (
     AUTO,
     CHANGED_AT_MOST,

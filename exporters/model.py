@@ -15,13 +15,6 @@ from edge_sdk.durable import make_folder, storage_error, sync_file, sync_folder
 from edge_sdk.errors import ManifestError
 from edge_sdk.manifest import DecoderSpec, ModelManifest, SegmentSpec, TensorSpec, check_bundle_name
 from edge_sdk.nets import Supernet
-from exporters.bottleneck import (
-    LEARNT_MOST,
-    Bottleneck,
-    channel_axis,
-    find_bottleneck,
-    write_decoder,
-)
 from exporters.bundle import (
     BundleSource,
     HeldOut,
@@ -34,6 +27,13 @@ from exporters.composition import Composition
 from exporters.errors import ExportError
 from exporters.graphs import DeviceGraphs, shared_exit, write_segments
 from exporters.measure import measure_cost
+from exporters.offloads.bottleneck import (
+    LEARNT_MOST,
+    Bottleneck,
+    channel_axis,
+    find_bottleneck,
+    write_decoder,
+)
 from exporters.parity import (
     AUTO,
     CHANGED_AT_MOST,
@@ -88,7 +88,7 @@ def export_model(
         server: the network whose stages the server runs, where it is not `net` (HARMONY).
         codec: of offloads, as `exporters.parity.choose_codec` takes it.
         bottleneck: a number of channels, or `auto`, puts a bottleneck at each cut
-            (exporters.bottleneck); the codec is then the smallest that keeps its answers.
+            (exporters.offloads.bottleneck); the codec is then the smallest that keeps its answers.
         unlabelled_x: (n, *input_shape) raw samples that a bottleneck learns from.
         progress: called with one line about each finished step.
     Raises: ExportError for data or a target that does not fit; ParityError, its subclass, if a

@@ -32,7 +32,7 @@ from edge_sdk.training.data.load import load_dataset
 from edge_sdk.wire.codecs import decode, encode
 from edge_sdk.wire.compression import compress
 from edge_sdk.wire.raw_inputs import encode_raw
-from exporters.bottleneck import Bottleneck, channel_axis, train_bottleneck
+from exporters.offloads.bottleneck import Bottleneck, channel_axis, train_bottleneck
 from exporters.parity import run_torch
 
 Floats = NDArray[np.float32]

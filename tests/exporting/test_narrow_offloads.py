@@ -18,8 +18,8 @@ from edge_sdk.settings import AgentSettings
 from edge_sdk.training.data.load import Dataset
 from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import Query, pack_query, read_query
-from exporters.bottleneck import train_bottleneck, widths_of
 from exporters.model import export_model
+from exporters.offloads.bottleneck import train_bottleneck, widths_of
 from server.backend.inference import _decoded
 from server.backend.ladder import Entry, LadderEngine
 from server.errors import BadRequestError
