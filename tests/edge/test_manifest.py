@@ -46,7 +46,12 @@ BUNDLE: dict[str, Any] = {
             "overridable": [],
         },
     },
-    "smashed": {"name": "z2", "shape": [16, 14, 14], "codec": "fp16"},
+    "smashed": {
+        "name": "z2",
+        "shape": [16, 14, 14],
+        "codec": "fp16",
+        "raw_input": False,
+    },
     "gate": {
         "policy": "entropy",
         "threshold": 0.5,
@@ -72,6 +77,7 @@ MODEL: dict[str, Any] = {
         {"file": "2-3.onnx", "entry": 2, "exit": 3, "input": Z, "output": Z},
         {"file": "3-end.onnx", "entry": 3, "exit": None, "input": Z, "output": LOGITS},
     ],
+    "decoders": [],
     "variants": ["d2", "d2-int8", "d3"],
     "cost": {"stages": []},
 }
@@ -158,7 +164,7 @@ def test_a_bundle_manifest_says_what_the_device_needs() -> None:
 
 @pytest.mark.parametrize(("source", "read"), BOTH)
 def test_every_missing_member_is_named(source: dict[str, Any], read: Read) -> None:
-    for key in source:
+    for key in source.keys() - {"decoders"}:  # which 0.1.0 did not write
         data = {name: value for name, value in source.items() if name != key}
         with pytest.raises(ManifestError, match=f"'{key}' is missing"):
             read(json.dumps(data).encode())
