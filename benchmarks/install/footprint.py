@@ -98,7 +98,7 @@ EXTRAS: Final[Mapping[str, Sequence[Case]]] = {
 # extras whose packages no process has that runs on
 WITHOUT_PROCESS: Final[Mapping[str, str]] = {
     "privacy": "a training accounts for its noise at its end",
-    "ray": "a simulation on a cluster, which benchmarks.speed measures",
+    "ray": "a simulation on a cluster, which Ray's own processes serve",
     "tensorboard": "reports are exported",
     "mlflow": "reports are exported",
     "docs": "the site is built",
