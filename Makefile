@@ -81,6 +81,7 @@ lint: $(VENV)/installed-dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/hadolint deploy/*.Dockerfile
+	@$(BIN)/kubernetes-validate --strict --quiet deploy/kubernetes/*.yaml
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/compose.yaml
 
 types: $(VENV)/installed-dev

@@ -132,6 +132,8 @@ class MqttLink:
         self._changing = threading.Lock()  # `stop` against a fall-back in the network thread
         self._up = threading.Event()
         self._subscribing: int | None = None  # id of the packet with our subscriptions
+        self._refused = False
+        self._left = threading.Event()  # the broker has ended a subscription
         self._stopped = False
         self._failures = 0
         self._last_error = "no connection attempt yet"
@@ -151,6 +153,11 @@ class MqttLink:
     def last_error(self) -> str:
         """Why the link was last down, for people."""
         return self._last_error
+
+    @property
+    def refused(self) -> bool:
+        """Whether the broker refused one of the subscriptions."""
+        return self._refused
 
     def behind_s(self, now: float) -> float:
         """Age of the oldest message that the broker has not acknowledged.
@@ -173,6 +180,19 @@ class MqttLink:
             self._attach(client, topic_filter, handler)
             if client.is_connected():
                 client.subscribe(topic_filter, qos)
+
+    def unsubscribe(self, topic_filter: str, timeout_s: float) -> None:
+        """End a subscription; returns once the broker has said so, or after `timeout_s`.
+
+        Messages that come until then still reach the handler. One thread at a time may call this.
+        """
+        with self._lock:
+            self._handlers.pop(topic_filter, None)
+            client = self._client
+        if client is not None and client.is_connected():
+            self._left.clear()
+            client.unsubscribe(topic_filter)
+            self._left.wait(timeout_s)
 
     def start(self) -> None:
         """Connect in the background and stay connected until `stop`.
@@ -290,6 +310,7 @@ class MqttLink:
         client.on_socket_open = _tune
         client.on_connect = self._connected
         client.on_subscribe = self._subscribed
+        client.on_unsubscribe = self._unsubscribed
         client.on_connect_fail = self._connect_failed
         client.on_disconnect = self._disconnected
         with self._lock:
@@ -308,7 +329,7 @@ class MqttLink:
             except Exception:  # outermost loop of the network thread: it must go on
                 logger.exception("handler of %s failed", topic_filter)
 
-        client.message_callback_add(topic_filter, receive)
+        client.message_callback_add(_topics_of(topic_filter), receive)
 
     def _properties(self, rpc: Rpc | None) -> Properties | None:
         if rpc is None or self._protocol != MQTTProtocolVersion.MQTTv5:
@@ -349,9 +370,20 @@ class MqttLink:
     ) -> None:
         refused = [str(reason) for reason in reasons if reason.is_failure]
         if refused:
+            self._refused = True
             logger.warning("%s: a subscription was refused: %s", self._client_id, refused[0])
         if number == self._subscribing:
             self._come_up()
+
+    def _unsubscribed(
+        self,
+        _client: paho.Client,
+        _userdata: object,
+        _number: int,
+        _reasons: list[ReasonCode],
+        _properties: object,
+    ) -> None:
+        self._left.set()
 
     def _come_up(self) -> None:
         """Report the link as up. Earlier, a reply could arrive before its subscription."""
@@ -437,6 +469,11 @@ class _RpcProperties:
     def pack(self) -> bytes:
         """The bytes for the packet."""
         return self._packed
+
+
+def _topics_of(topic_filter: str) -> str:
+    """The filter of the topics themselves: messages of `$share/GROUP/FILTER` come on those."""
+    return topic_filter.split("/", 2)[2] if topic_filter.startswith("$share/") else topic_filter
 
 
 def loopback(address: BrokerAddress) -> bool:

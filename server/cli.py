@@ -26,8 +26,9 @@ from server.dashboard.cli import dashboard_link
 from server.deployment.cli import app as models_app
 from server.membership.cli import devices_app, quarantine_app
 from server.membership.token_cli import app as token_app
-from server.options import STATE_DEFAULT, AsJson, PassphraseFile, State
+from server.options import STATE_DEFAULT, Artifacts, AsJson, PassphraseFile, State
 from server.registry.options import RegistryPasswordFile, RegistryUrl
+from server.roles.cli import backend
 from server.rollouts.cli import app as rollout_app
 from server.signing.cli import app as root_app
 from server.systemd.cli import mount as mount_service
@@ -59,8 +60,16 @@ app.command(
 )(dashboard_link)
 
 
+@app.command(
+    "api",
+    help="Run the server without the queries over MQTT, which backends share, until Ctrl-C.\n\n"
+    "Start it in place of `splitedge server run`, with the same options, and one or more"
+    " `splitedge server backend` beside it. Its broker is Mosquitto, or an EMQX by URL.",
+    epilog="Example: splitedge server api --mqtt mosquitto --state ./server",
+)
 @app.command(epilog="Example: splitedge server run --http 127.0.0.1:8000 --state ./server")
 def run(
+    ctx: typer.Context,
     http: Annotated[
         str | None,
         typer.Option(help="HOST:PORT of the API; default: as last time, else 127.0.0.1:8000."),
@@ -167,6 +176,7 @@ def run(
         int,
         typer.Option(help="Most points in the devices' history, of about 600 bytes each."),
     ] = 400_000,
+    artifacts: Artifacts = None,
     registry: RegistryUrl = None,
     registry_password_file: RegistryPasswordFile = None,
     root_key: Annotated[
@@ -212,15 +222,18 @@ def run(
         last_new_versions,
         serve,
     )
-    from server.settings import HTTP_DEFAULT, ServerSettings
+    from server.settings import HTTP_DEFAULT, Role, ServerSettings
     from server.signing.keys import RootKeys
     from server.state import check_not_a_device
 
     check_not_a_device(state)
     if logging.getLogger().level > logging.INFO:
         logging.getLogger("server").setLevel(logging.INFO)
+    role: Role = "api" if ctx.info_name == "api" else "all"
     last = Addresses.load(state)
     program, broker = choose_broker(mqtt, last)
+    if role == "api" and program == "auto":
+        program = "mosquitto"  # backends need one that shares queries out
     more: dict[str, Any] = {"threads": threads} if threads else {}
     settings = ServerSettings(
         state=state,
@@ -249,17 +262,22 @@ def run(
         dashboard=dashboard,
         announce=service_type if announce_ else None,
         traces=chosen_traces(traces, traces_share, None),
+        artifacts=artifacts,
+        role=role,
         **more,
     )
 
     def announce(http_url: str, mqtt_url: str, dashboard: str | None) -> None:
         typer.echo(f"splitedge server: {http_url} (API), {mqtt_url} (broker), state in {state}")
+        if role == "api":
+            typer.echo("queries over MQTT wait for backends: splitedge server backend --help")
         if dashboard is not None:
             typer.echo(f"dashboard: {dashboard}")
 
     serve(settings, stopping, announce, Notifier.take(os.environ))
 
 
+app.command(epilog="Example: splitedge server backend --state ./server --threads 2")(backend)
 mount_service(app, run)  # install-service, uninstall-service
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_sdk.errors import ConfigurationError, LinkError, SplitedgeError, StorageError
-from edge_sdk.mqtt import MqttLink, loopback
+from edge_sdk.mqtt import MqttLink, loopback, with_login
 from edge_sdk.wire.address import Address
 from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker.child import BrokerChild, ListenSettings
@@ -203,7 +203,7 @@ class FleetBroker:
         settings = self._settings
         local = BrokerAddress(reached_at(address.host), child.port, settings.tls)
         # the certificate names the host that devices know, not loopback
-        return self._link(local, BACKEND, password, pinned=settings.tls_cert)
+        return link_to(settings, with_login(local, BACKEND, password), pinned=settings.tls_cert)
 
     def _listening(self, address: Address) -> ListenSettings:
         return ListenSettings(
@@ -221,12 +221,12 @@ class FleetBroker:
                 "`splitedge server broker-config` writes a configuration that does",
                 address.url,
             )
-            return self._link(address, BACKEND, "")
+            return link_to(self._settings, address)
         if address.username == BACKEND:  # as `server broker-config` writes it
             self._admin = MosquittoAdmin(
                 address,
                 credential=address.password,
-                ca=self._ca,
+                ca=_ca(self._settings),
                 insecure=self._settings.insecure,
             )
             self._admin.start()
@@ -234,7 +234,7 @@ class FleetBroker:
             devices = self._registry.devices(profiles=False)
             self._admitted = {device.id: device for device in devices if not device.active}
             self._strangers = self._let_in_there() - {device.id for device in devices}
-        return self._link(address, address.username, address.password)
+        return link_to(self._settings, address)
 
     def _let_in_there(self) -> set[str]:
         """Devices that the broker of the operator's own lets in; none if it does not tell."""
@@ -248,27 +248,6 @@ class FleetBroker:
                 err,
             )
             return set()
-
-    def _link(
-        self, address: BrokerAddress, username: str, password: str, *, pinned: Path | None = None
-    ) -> MqttLink:
-        return MqttLink(
-            address,
-            client_id=f"{username}-{secrets.token_hex(4)}",
-            username=username,
-            password=password,
-            ca=self._ca,
-            pinned=None if pinned is None else str(pinned),
-            max_packet_bytes=self._settings.max_packet_bytes,
-            max_in_flight=1000,
-            mqtt5=False,
-            # what is our own is this machine, by whatever name; the settings judge the others
-            insecure=True,
-        )
-
-    @property
-    def _ca(self) -> str | None:
-        return None if self._settings.mqtt_ca is None else str(self._settings.mqtt_ca)
 
     def _admit(self, device: Device, credential: str | None = None) -> None:
         known = self._admitted.get(device.id)
@@ -292,6 +271,41 @@ class FleetBroker:
             self._admin.remove_device(device_id, None if known is None else known.fleet)
         self._admitted.pop(device_id, None)
         self._strangers.discard(device_id)
+
+
+def link_to(
+    settings: ServerSettings,
+    address: BrokerAddress,
+    *,
+    pinned: Path | None = None,
+    keepalive_s: int = 30,
+) -> MqttLink:
+    """The link of a process of the server to the broker there, not started.
+
+    Args:
+        address: with the login, which is `backend` without a password where it has none.
+        pinned: PEM file of the certificate that the broker must present.
+        keepalive_s: so often a silent link says that it lives.
+    """
+    username = address.username or BACKEND
+    return MqttLink(
+        address,
+        client_id=f"{username}-{secrets.token_hex(4)}",
+        username=username,
+        password=address.password or "",
+        ca=_ca(settings),
+        pinned=None if pinned is None else str(pinned),
+        keepalive_s=keepalive_s,
+        max_packet_bytes=settings.max_packet_bytes,
+        max_in_flight=1000,
+        mqtt5=False,
+        # what is our own is this machine, by whatever name; the settings judge the others
+        insecure=True,
+    )
+
+
+def _ca(settings: ServerSettings) -> str | None:
+    return None if settings.mqtt_ca is None else str(settings.mqtt_ca)
 
 
 def _principal(device: Device) -> Principal:

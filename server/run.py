@@ -18,12 +18,12 @@ from edge_sdk.errors import ConfigurationError, StorageError
 from edge_sdk.service.listening import listen
 from edge_sdk.state import StateLock
 from edge_sdk.systemd.notify import Notifier
-from edge_sdk.systemd.watchdog import Watchdog
 from edge_sdk.wire.address import Address
 from edge_sdk.wire.broker_address import BrokerAddress
 from server.app import create_app
 from server.dashboard.links import first_link, keep_page_url, page_url
 from server.discovery.announcement import announcing
+from server.every_role.answering import answer_until_stopped
 from server.http_server import HttpServer
 from server.routes.host_names import checked
 from server.services import Services
@@ -62,6 +62,7 @@ class Addresses:
         allocation: the rule; another rule would give the whole fleet other depths.
         tls_cert: path of the certificate, which `server doctor` looks at; the next start is told
             its own.
+        role: of the process that ran, `all` or `api`.
     """
 
     http: str
@@ -69,6 +70,7 @@ class Addresses:
     mqtt_public: str | None = None
     allocation: str | None = None
     tls_cert: str | None = None
+    role: str = "all"
 
     @classmethod
     def load(cls, state: Path) -> Addresses | None:
@@ -78,9 +80,10 @@ class Addresses:
             return cls(
                 str(data["http"]),
                 str(data["mqtt"]),
-                data.get("mqtt_public"),  # files of the first releases lack these three
+                data.get("mqtt_public"),  # files of the first releases lack these four
                 data.get("allocation"),
                 data.get("tls_cert"),
+                data.get("role", "all"),
             )
         return None
 
@@ -167,21 +170,13 @@ def serve(
         )
         server = HttpServer(app, listener, settings.tls_cert, settings.tls_key)
         services.listener_certificate = server.certificate_ends
-        watchdog = stack.enter_context(Watchdog(notifier))
-        watchdog.add(services.hangs)
-        watchdog.add(server.hangs)
-
-        def stop() -> None:
-            notifier.stopping()
-            server.stop()
 
         def started() -> None:
             announce(server.url, mqtt, _dashboard(services, server.url, notifier))
             notifier.ready(f"{server.url} (API), {mqtt} (broker)")
 
-        stopping.on_stop(stop)
         stack.enter_context(announcing(listener.address, settings.tls_cert, settings.announce))
-        server.run(started)
+        answer_until_stopped(server, services.hangs, stopping, notifier, started)
 
 
 def _dashboard(services: Services, api: str, notifier: Notifier) -> str | None:
@@ -219,7 +214,9 @@ def _remember(settings: ServerSettings, http: Address, mqtt: str) -> None:
     elif settings.broker.username is not None:
         return
     cert = None if settings.tls_cert is None else str(settings.tls_cert.absolute())
-    used = Addresses(str(http), mqtt, settings.mqtt_public, settings.allocation, cert)
+    used = Addresses(
+        str(http), mqtt, settings.mqtt_public, settings.allocation, cert, settings.role
+    )
     if used == Addresses.load(settings.state):
         return
     try:

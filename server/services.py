@@ -1,7 +1,8 @@
 """The server as one value: its state, its parts, and how they start and stop.
 
-The API and the backend live in this process. A housekeeping thread follows changes of other
-processes on disk: exported models, revoked devices, timestamps that expire.
+The API lives in this process; in the role "all" it takes the queries over MQTT too, in the role
+"api" backends take them (`server.roles`). A housekeeping thread follows changes of other processes
+on disk: exported models, revoked devices, timestamps that expire.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final
 import orjson
 
 from edge_sdk.durable import make_folder
-from edge_sdk.errors import ConfigurationError, SplitedgeError
+from edge_sdk.errors import ConfigurationError
 from edge_sdk.mqtt import MqttLink
 from edge_sdk.wire.topics import Kind, Topic
 from server.alerts.limits import AlertLimits
@@ -27,16 +28,14 @@ from server.alerts.watch import AlertWatch, manifest_reader
 from server.allocation import Choice, is_shallower
 from server.audit.broker_events import read_broker_event
 from server.audit.log import AuditLog
-from server.backend.batcher import Batcher
-from server.backend.inference import Inference
-from server.backend.models import ModelStore
-from server.backend.senders import Senders
 from server.backend.worker import MqttWorker
 from server.deployment.assignment import Assigner
 from server.deployment.calls import UpdateCalls
-from server.deployment.heartbeats import Heartbeats, News
-from server.deployment.publisher import ModelPublisher, refuse_used_number
-from server.errors import ArtifactError, RegistryError, gist
+from server.deployment.heartbeats import Heartbeats, News, hear_devices
+from server.deployment.publisher import ModelPublisher
+from server.errors import ArtifactError
+from server.every_role.duties import Duties
+from server.every_role.serving import Serving
 from server.fleet_broker import FleetBroker
 from server.listening.certificate import CertificateEnds
 from server.membership.calls import OrderCalls
@@ -48,12 +47,13 @@ from server.registry.operator import load_or_create_operator_secret
 from server.registry.records import Device
 from server.rollouts.runner import RolloutRunner
 from server.settings import ServerSettings
-from server.signing.artifacts import ArtifactRepository
+from server.signing.artifacts import ArtifactRepository, SignedFiles
 from server.signing.clock import Clock, utc_now
 from server.signing.keys import read_passphrase
 from server.signing.report import ExpiryWarnings, problems
+from server.store.files import StoredFiles
+from server.store.upload import StoreUpload
 from server.telemetry.recorder import TelemetryRecorder
-from server.tracing.query_traces import QueryTraces
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,6 @@ class Services:
 
     def __init__(self, settings: ServerSettings, *, clock: Clock = utc_now) -> None:
         self.settings = settings
-        self.traces = None if settings.traces is None else QueryTraces.open(settings.traces)
         make_folder(settings.state, mode=0o700)
         location = settle(settings.state, settings.registry)
         self.registry = open_registry(settings.state, location)
@@ -85,24 +84,11 @@ class Services:
             root_keys=settings.root_keys,
             clock=clock,
         )
+        self.signed = SignedFiles.of(settings.state)
         catalogue = self.registry.catalogue
-        self.models = ModelStore(
-            settings.state / "models",
-            threads=settings.threads,
-            check=partial(refuse_used_number, catalogue),
-        )
-        self.batcher = Batcher(
-            batch_max=settings.batch_max,
-            queue_max=settings.queue_max,
-            queue_bytes=settings.queue_bytes,
-        )
-        self.inference = Inference(
-            self.models,
-            self.batcher,
-            settings.batch_max,
-            Senders(settings.limits),
-            traces=self.traces,
-        )
+        serving = Serving.open(settings, catalogue)
+        self.models, self.batcher = serving.models, serving.batcher
+        self.inference, self.traces = serving.inference, serving.traces
         self.audit = AuditLog(
             self.registry.trail, rows=settings.audit_rows, age_s=86_400 * settings.audit_days
         )
@@ -110,6 +96,10 @@ class Services:
         self.publisher = ModelPublisher(
             self.models, self.artifacts, catalogue, hold=settings.new_versions == "hold"
         )
+        self._upload = None
+        if settings.artifacts is not None:
+            files = StoredFiles(settings.artifacts)
+            self._upload = StoreUpload(files, settings.state, self.publisher.folders)
         self.rollouts = RolloutRunner(self.registry, self.registry.telemetry, time.monotonic)
         self.assigner = Assigner(
             self.registry,
@@ -149,24 +139,27 @@ class Services:
         self._new_hashes: dict[tuple[str, str], str] = {}  # of devices that lack Mosquitto's
         self._next_signing = 0.0
         self._expiry = ExpiryWarnings(clock)
-        self._complaints: dict[str, str] = {}
+        self._duties = Duties()
         self._turned_at = time.monotonic()  # housekeeping
         self._stopping = threading.Event()
         self._housekeeper = threading.Thread(target=self._housekeeping, daemon=True)
 
     def start(self) -> None:
         """Open the state, publish the models on disk, start the broker and serve its queries."""
-        self._try("registry's place", partial(self._registry_location.save, self.settings.state))
-        self._try("signing", self._keep_signed, fatal=(ArtifactError, ConfigurationError))
-        secret = load_or_create_operator_secret(self.settings.state)
+        duties, state = self._duties, self.settings.state
+        duties.do("registry's place", partial(self._registry_location.save, state))
+        duties.do("signing", self._keep_signed, fatal=(ArtifactError, ConfigurationError))
+        secret = load_or_create_operator_secret(state)
         self.operator_sha256 = hashlib.sha256(secret.encode()).hexdigest()
         self.publisher.refresh()
+        self._copy_artifacts()
         link = self._link = self.broker.start()
-        self._try("devices", self.broker.sync)
-        self._try("calls to devices", self._call_devices)  # later turns see what has changed since
+        duties.do("devices", self.broker.sync)
+        duties.do("calls to devices", self._call_devices)  # later turns see what has changed since
         self.broker.warn_of_loopback()
-        beats = self._heartbeats
-        self._worker = MqttWorker(link, self.inference, seen=beats.note, heard=beats.note_message)
+        hear_devices(link, self._heartbeats.note_message)
+        if self.settings.role == "all":
+            self._worker = MqttWorker(link, self.inference, seen=self._heartbeats.note)
         link.start()
         link.wait_connected(BROKER_WAIT_S)
         self._housekeeper.start()
@@ -180,11 +173,11 @@ class Services:
         if self._link is not None:
             self._link.stop()
         self.broker.stop()
-        self._try("audit log", partial(self.audit.write, last=True))
-        self._try("uses of keys", self.registry.keys.write_uses)
+        self._duties.do("audit log", partial(self.audit.write, last=True))
+        self._duties.do("uses of keys", self.registry.keys.write_uses)
         self.telemetry.note(self._heartbeats.take().heartbeats)
-        self._try("history", partial(self.telemetry.write, last=True))
-        self._try("alerts", self.alerts.close)
+        self._duties.do("history", partial(self.telemetry.write, last=True))
+        self._duties.do("alerts", self.alerts.close)
         if self.traces is not None:
             self.traces.close()
         self.registry.checkpoint()
@@ -305,19 +298,24 @@ class Services:
             if full:
                 self._next_full_check = time.monotonic() + FULL_CHECK_S
             # revocations come first; a duty that fails does not stop the next one
-            self._try("devices", partial(self._follow_registry, full=full))
-            self._try("logins", self._keep_hashes)
-            self._try("models", partial(self.publisher.refresh, again=full))
-            self._try("calls to devices", self._call_devices)
-            self._try("roll-outs", self.rollouts.turn)
-            self._try("audit log", self.audit.write)
-            self._try("history", self.telemetry.write)
-            self._try("alerts", self.alerts.turn)
+            self._duties.do("devices", partial(self._follow_registry, full=full))
+            self._duties.do("logins", self._keep_hashes)
+            self._duties.do("models", partial(self.publisher.refresh, again=full))
+            self._copy_artifacts()  # before devices are called to run them
+            self._duties.do("calls to devices", self._call_devices)
+            self._duties.do("roll-outs", self.rollouts.turn)
+            self._duties.do("audit log", self.audit.write)
+            self._duties.do("history", self.telemetry.write)
+            self._duties.do("alerts", self.alerts.turn)
             if full:
-                self._try("bounds of the history", self.telemetry.keep_bounds)
-                self._try("bounds of the audit log", self.audit.prune)
-                self._try("uses of keys", self.registry.keys.write_uses)
-            self._try("signing", self._keep_signed)
+                self._duties.do("bounds of the history", self.telemetry.keep_bounds)
+                self._duties.do("bounds of the audit log", self.audit.prune)
+                self._duties.do("uses of keys", self.registry.keys.write_uses)
+            self._duties.do("signing", self._keep_signed)
+
+    def _copy_artifacts(self) -> None:
+        if self._upload is not None:
+            self._duties.do("artifacts", self._upload.refresh)
 
     def _follow_registry(self, *, full: bool) -> None:
         change = self.registry.last_change()
@@ -338,7 +336,7 @@ class Services:
         news = self._heartbeats.take()
         self.telemetry.note(news.heartbeats, news.gone)
         if news.seen:
-            self._try("last seen", partial(self.registry.touch, *news.seen))
+            self._duties.do("last seen", partial(self.registry.touch, *news.seen))
         heard_at = {device: at for device, (at, _) in news.heartbeats.items()}
         self.rollouts.heard(news.running, news.seen, news.gone - news.connected, at=heard_at)
         reports = self.registry.reports.all()
@@ -348,7 +346,7 @@ class Services:
             if device not in reports or reports[device].running != bundle
         }
         if new:
-            self._try("reports of devices", partial(self.registry.reports.note_running, new))
+            self._duties.do("reports of devices", partial(self.registry.reports.note_running, new))
             reports = self.registry.reports.all()
         change = self.registry.last_change()
         if change != self._devices_read:  # enrolments, revocations and assignments are changes
@@ -382,33 +380,6 @@ class Services:
             return
         self.artifacts.open_or_create()
         self._next_signing = time.monotonic() + TIMESTAMP_S
-        if "signing" in self._complaints:
+        if self._duties.fails("signing"):
             self._next_full_check = 0.0  # models that could not be signed are tried again at once
         self._expiry.log(self.artifacts)
-
-    def _try(
-        self, duty: str, work: Callable[[], None], *, fatal: tuple[type[SplitedgeError], ...] = ()
-    ) -> None:
-        """Do a duty; log its failure once, until it succeeds or fails in another way.
-
-        Args:
-            fatal: failures that are raised.
-        """
-        try:
-            work()
-        except fatal:
-            raise
-        except SplitedgeError as err:
-            if self._complaints.get(duty) != gist(err):
-                # the registry says its own troubles, once for all duties
-                level = logging.DEBUG if isinstance(err, RegistryError) else logging.WARNING
-                logger.log(level, "%s: %s; it is tried again", duty, err)
-            self._complaints[duty] = gist(err)
-        except Exception as err:  # outermost loop of this thread: it must go on
-            kind = f"{type(err).__name__}: {gist(err)}"
-            if self._complaints.get(duty) != kind:  # no traceback a second
-                logger.exception("%s: housekeeping failed; it is tried again", duty)
-            self._complaints[duty] = kind
-        else:
-            if self._complaints.pop(duty, None) is not None:
-                logger.info("%s: works again", duty)

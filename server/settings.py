@@ -22,6 +22,7 @@ from server.registry.telemetry.history import POINTS_MOST
 from server.signing.keys import RootKeys
 
 BrokerProgram = Literal["auto", "embedded", "mosquitto"]
+Role = Literal["all", "api", "backend"]
 AUTO: Final = "auto"
 ENROLMENTS: Final = ("token", "approve")
 NEW_VERSIONS: Final = ("all", "hold")
@@ -68,6 +69,10 @@ class ServerSettings:
         announce: type of service under which the API is announced on the local network; None
             announces nothing.
         traces: sends traces of queries to a collector; None makes none.
+        artifacts: URL of a store: the API copies models and signed bundles there, and backends read
+            them from there. None keeps them in `state` alone.
+        role: "all" is the whole server in one process. The "api" leaves the queries over MQTT to
+            backends, which share them; a "backend" answers queries, and nothing else.
     """
 
     state: Path
@@ -98,6 +103,8 @@ class ServerSettings:
     new_versions: str = "all"
     announce: str | None = None
     traces: Traces | None = None
+    artifacts: str | None = None
+    role: Role = "all"
 
     def __post_init__(self) -> None:
         check_fields(
@@ -114,7 +121,9 @@ class ServerSettings:
             audit_days=number(least=1),
             telemetry_points=whole(1_000),
             broker_program=one_of(get_args(BrokerProgram)),
+            role=one_of(get_args(Role)),
         )
+        self._refuse_unshared()
         if self.mqtt_public is not None:
             _check_public(self.mqtt_public)
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -131,6 +140,22 @@ class ServerSettings:
     def local(self) -> bool:
         """Whether this machine's programs alone reach the API: a proxy brings strangers."""
         return self.http.loopback and not self.host_names
+
+    def _refuse_unshared(self) -> None:
+        """Raises: ConfigurationError for a role and a broker that has no shared subscriptions."""
+        if self.role == "all" or isinstance(self.broker, BrokerAddress):
+            return
+        if self.role == "backend":
+            raise ConfigurationError(
+                f"--mqtt {self.broker_program}: a backend joins a broker that runs; give its"
+                " mqtt[s]://USER@HOST:PORT"
+            )
+        if self.broker_program != "mosquitto":
+            raise ConfigurationError(
+                f"--mqtt {self.broker_program}: the embedded broker has no shared subscriptions, by"
+                " which backends share the queries; give --mqtt mosquitto (apt install mosquitto),"
+                " or your Mosquitto's or EMQX's mqtt[s]://USER@HOST:PORT"
+            )
 
     def _refuse_clear_public(self) -> None:
         """Raises: ConfigurationError for mqtt:// at the port where our own broker speaks TLS."""

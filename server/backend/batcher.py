@@ -126,6 +126,12 @@ class Batcher:
         return len(self._queue)
 
     @property
+    def idle(self) -> bool:
+        """Whether no query waits, and no batch runs."""
+        with self._filled:
+            return not self._queue and not self._busy
+
+    @property
     def waiting_bytes(self) -> int:
         """Bytes of the tensors of these queries."""
         return self._queue.bytes

@@ -27,7 +27,6 @@ class MqttWorker:
 
     Args:
         seen: called in the network thread with the device id of each query.
-        heard: called there with each telemetry and status message: its kind, device and payload.
         shared: name of a shared subscription, which divides the queries among several workers
             (on Mosquitto and EMQX; the embedded broker has none).
     """
@@ -38,20 +37,24 @@ class MqttWorker:
         inference: Inference,
         *,
         seen: Callable[[str], None] | None = None,
-        heard: Callable[[Kind, str, bytes], None] | None = None,
         shared: str | None = None,
         limits: Limits = MQTT_LIMITS,
     ) -> None:
         self._link = link
         self._inference = inference
         self._seen = seen
-        self._heard = heard
         self._limits = limits
         self.malformed = 0
         prefix = "" if shared is None else f"$share/{shared}/"
-        link.subscribe(prefix + all_devices(Kind.QUERY), self._receive)
-        link.subscribe(all_devices(Kind.TELEMETRY), self._hear, qos=0)
-        link.subscribe(all_devices(Kind.STATUS), self._hear)
+        self._filter = prefix + all_devices(Kind.QUERY)
+        link.subscribe(self._filter, self._receive)
+
+    def leave(self, timeout_s: float) -> None:
+        """Take no more queries: the other workers of a shared subscription get them.
+
+        Returns once the broker has said so, or after `timeout_s`.
+        """
+        self._link.unsubscribe(self._filter, timeout_s)
 
     def _receive(self, message: Message) -> None:
         try:
@@ -129,11 +132,3 @@ class MqttWorker:
             return
         if not sent:
             logger.debug("reply to %s dropped: link down", topic)
-
-    def _hear(self, message: Message) -> None:
-        try:
-            topic = parse_topic(message.topic)
-        except FrameError:
-            return
-        if self._heard is not None and not message.retained:
-            self._heard(topic.kind, topic.device, message.payload)

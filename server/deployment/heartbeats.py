@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import orjson
 
-from edge_sdk.errors import ManifestError
+from edge_sdk.errors import FrameError, ManifestError
 from edge_sdk.manifest import check_bundle_name
-from edge_sdk.wire.topics import Kind
+from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.wire.topics import Kind, all_devices, parse_topic
 
 # a heartbeat has about a kilobyte; what is longer is not read
 HEARTBEAT_BYTES: Final = 65_536
@@ -78,6 +79,25 @@ class Heartbeats:
         with self._lock:
             taken, self._news = self._news, News()
         return taken
+
+
+def hear_devices(link: MqttLink, heard: Callable[[Kind, str, bytes], None]) -> None:
+    """Call `heard` in the network thread with the kind, the device and the payload of each
+    telemetry and status message of every device.
+
+    One process of a deployment does so, however many answer queries.
+    """
+
+    def hear(message: Message) -> None:
+        try:
+            topic = parse_topic(message.topic)
+        except FrameError:
+            return
+        if not message.retained:
+            heard(topic.kind, topic.device, message.payload)
+
+    link.subscribe(all_devices(Kind.TELEMETRY), hear, qos=0)
+    link.subscribe(all_devices(Kind.STATUS), hear)
 
 
 def _content(payload: bytes) -> dict[str, Any]:

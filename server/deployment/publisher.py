@@ -64,7 +64,7 @@ class ModelPublisher:
             again: also try models that failed before, with the same files.
         """
         self._models.load(again=again)
-        self._follow_active()
+        follow_active(self._models, self._catalogue)
         loaded = {_version(model): model for model in self._models.all()}
         self._published &= set(loaded)
         new = [version for version in loaded if version not in self._published]
@@ -75,6 +75,10 @@ class ModelPublisher:
             first[name] = min(times)
         for version in sorted(new, key=lambda one: (first[one[0]], *one)):
             self._publish(version, loaded[version], again=again)
+
+    def folders(self) -> list[Path]:
+        """The folders of the models whose bundles are published."""
+        return [one.folder for one in self._models.all() if _version(one) in self._published]
 
     def wanted(self, fleet: str) -> StoredModel | None:
         """The model that devices of `fleet` should run, as far as it can be fetched; else None."""
@@ -125,17 +129,18 @@ class ModelPublisher:
                 " devices, `splitedge server models activate %s/%d` to all at once",
                 *(3 * version),
             )
-        self._follow_active()
+        follow_active(self._models, self._catalogue)
 
     def _waits(self, published: ModelVersion) -> bool:
         """Whether a version is newer than the active one of its name."""
         of_name = [one for one in self._catalogue.versions() if one.name == published.name]
         return any(one.active and one.version < published.version for one in of_name)
 
-    def _follow_active(self) -> None:
-        """Make the store serve the versions that the catalogue notes as active."""
-        active = {one.name: one.version for one in self._catalogue.versions() if one.active}
-        self._models.activate({name: str(version) for name, version in active.items()})
+
+def follow_active(models: ModelStore, catalogue: ModelCatalogue) -> None:
+    """Make a store serve the versions that the catalogue notes as active."""
+    active = {one.name: one.version for one in catalogue.versions() if one.active}
+    models.activate({name: str(version) for name, version in active.items()})
 
 
 def refuse_used_number(catalogue: ModelCatalogue, folder: Path, manifest: ModelManifest) -> None:

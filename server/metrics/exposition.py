@@ -32,7 +32,7 @@ def new_registry(program: str) -> CollectorRegistry:
     """A registry with what every program tells: its release, and its memory, CPU and files.
 
     Args:
-        program: `server` or `trainer`.
+        program: `server`, `backend` or `trainer`.
     """
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)

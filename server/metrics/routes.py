@@ -6,14 +6,14 @@ from typing import Protocol
 
 from fastapi import APIRouter, Request, Response
 
-from server.metrics.server_metrics import ServerMetrics
+from server.metrics.server_metrics import BackendMetrics
 
 
 class MetricServices(Protocol):
     """The part of the server that this route needs."""
 
     @property
-    def metrics(self) -> ServerMetrics:
+    def metrics(self) -> BackendMetrics:
         """The metrics."""
 
 

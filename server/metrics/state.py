@@ -34,27 +34,16 @@ VALIDITY_S: Final = 60.0
 Gauges = Mapping[tuple[str, ...], float]
 
 
-class StateServices(Protocol):
-    """The part of the server that is looked at."""
+class QueueServices(Protocol):
+    """The part of a process that answers queries."""
 
     @property
     def settings(self) -> ServerSettings:
         """The limits of the queue."""
 
     @property
-    def registry(self) -> Registry:
-        """The devices."""
-
-    @property
     def inference(self) -> Inference:
         """The queue and the accounts of senders."""
-
-    @property
-    def artifacts(self) -> ArtifactRepository:
-        """The signed metadata."""
-
-    def certificate_ends(self) -> CertificateEnds | None:
-        """The ends of the TLS certificate; None without TLS."""
 
     @property
     def traces(self) -> QueryTraces | None:
@@ -69,38 +58,34 @@ class StateServices(Protocol):
         """Whether the link to the broker is up."""
 
 
-class StateMetrics(Collector):
-    """Collects when Prometheus asks; nothing is counted in between.
+class StateServices(QueueServices, Protocol):
+    """The part of the server that is looked at."""
 
-    Args:
-        clock: UTC seconds since 1970.
-    """
+    @property
+    def registry(self) -> Registry:
+        """The devices."""
 
-    def __init__(self, services: StateServices, *, clock: Callable[[], float] = time.time) -> None:
+    @property
+    def artifacts(self) -> ArtifactRepository:
+        """The signed metadata."""
+
+    def certificate_ends(self) -> CertificateEnds | None:
+        """The ends of the TLS certificate; None without TLS."""
+
+
+class QueueMetrics(Collector):
+    """Metrics of the queue, the link and the traces; collects when Prometheus asks."""
+
+    def __init__(self, services: QueueServices) -> None:
         self._services = services
-        self._clock = clock
-        self._validity: dict[str, float] = {}
-        self._validity_read = -VALIDITY_S
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics; those of the registry are missing while it cannot be read."""
+        """The metrics."""
         yield from self._queue()
         yield from self._traces()
         yield _gauge(
             "splitedge_broker_up", "1 if the broker takes messages.", self._services.connected
         )
-        try:
-            fleet = list(self._devices())
-        except ServerError as err:
-            logger.debug("metrics without the registry: %s", err)
-            fleet = []
-        yield _gauge("splitedge_registry_up", "1 if the registry can be read.", bool(fleet))
-        yield from fleet
-        text = "End of a certificate's or a signature's validity, as seconds since 1970."
-        family = GaugeMetricFamily("splitedge_expiry_timestamp_seconds", text, labels=("what",))
-        for what, end in self._expiries().items():
-            family.add_metric((what,), end)
-        yield family
 
     def _traces(self) -> Iterator[Metric]:
         traces = self._services.traces
@@ -140,6 +125,35 @@ class StateMetrics(Collector):
         received = CounterMetricFamily("splitedge_query_received_bytes", "Bytes of queries.")
         received.add_metric((), totals.bytes)
         yield received
+
+
+class StateMetrics(Collector):
+    """Collects when Prometheus asks; nothing is counted in between.
+
+    Args:
+        clock: UTC seconds since 1970.
+    """
+
+    def __init__(self, services: StateServices, *, clock: Callable[[], float] = time.time) -> None:
+        self._services = services
+        self._clock = clock
+        self._validity: dict[str, float] = {}
+        self._validity_read = -VALIDITY_S
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics; those of the registry are missing while it cannot be read."""
+        try:
+            fleet = list(self._devices())
+        except ServerError as err:
+            logger.debug("metrics without the registry: %s", err)
+            fleet = []
+        yield _gauge("splitedge_registry_up", "1 if the registry can be read.", bool(fleet))
+        yield from fleet
+        text = "End of a certificate's or a signature's validity, as seconds since 1970."
+        family = GaugeMetricFamily("splitedge_expiry_timestamp_seconds", text, labels=("what",))
+        for what, end in self._expiries().items():
+            family.add_metric((what,), end)
+        yield family
 
     def _devices(self) -> Iterator[Metric]:
         """Raises: ServerError if the registry cannot be read."""

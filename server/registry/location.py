@@ -20,7 +20,7 @@ from edge_sdk.errors import ConfigurationError
 from server.errors import RegistryError
 from server.registry.connect import open_engine, parse_url, sqlite_file
 from server.registry.failures import cause_of
-from server.registry.migrate import current_version
+from server.registry.migrate import current_version, newest_version
 
 LOCATION_NAME: Final = "registry.json"
 
@@ -180,6 +180,31 @@ def settle(state: Path, given: RegistryLocation | None) -> RegistryLocation:
                 " with --registry into a new state folder"
             )
     return given
+
+
+def check_made(location: RegistryLocation) -> None:
+    """Check that a registry is there, of this program's version, before one only reads it.
+
+    Raises: ConfigurationError saying what to start first; RegistryError if it cannot be asked.
+    """
+    if _is_empty(location):
+        raise ConfigurationError(
+            f"--registry {location}: no registry is there; start `splitedge server api` first,"
+            " which makes it"
+        )
+    engine = open_engine(location.address, "reads")
+    try:
+        found, wanted = current_version(engine), newest_version()
+    except SQLAlchemyError as err:
+        raise RegistryError(f"registry {location}: cannot be opened: {cause_of(err)}") from err
+    finally:
+        engine.dispose()
+    if found != wanted:
+        raise ConfigurationError(
+            f"--registry {location}: it has version {found}, this program needs {wanted}; start"
+            " `splitedge server api` of this release first, which brings it up to date, or a"
+            " backend of the API's release"
+        )
 
 
 def _is_empty(location: RegistryLocation) -> bool:

@@ -13,24 +13,21 @@ from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse
 
 from server.routes.errors import error_response
-from server.signing.artifacts import ArtifactRepository
+from server.signing.artifacts import SignedFiles
 
 
 class ArtifactFiles(Protocol):
-    """The part of the server that these routes need."""
+    """The part of a process that these routes need."""
 
     @property
-    def artifacts(self) -> ArtifactRepository:
-        """The signed bundles."""
+    def signed(self) -> SignedFiles:
+        """The folders of the signed bundles."""
 
 
 def router(files: ArtifactFiles) -> APIRouter:
     """The routes over `files`."""
     routes = APIRouter()
-    folders = {
-        "metadata": files.artifacts.metadata_folder,
-        "targets": files.artifacts.targets_folder,
-    }
+    folders = {"metadata": files.signed.metadata_folder, "targets": files.signed.targets_folder}
 
     @routes.get("/tuf/{part}/{path:path}", response_model=None)
     def signed_file(part: str, path: str) -> Response:

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
@@ -67,6 +67,19 @@ RESTORED_NAME: Final = "restored"
 SKIPPED_VERSIONS: Final = 1_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class SignedFiles:
+    """The folders of signed files in a state folder, for who only serves them."""
+
+    metadata_folder: Path
+    targets_folder: Path
+
+    @classmethod
+    def of(cls, state: Path) -> Self:
+        """Those of a state folder."""
+        return cls(state / "tuf" / "metadata", state / "tuf" / "targets")
+
+
 class ArtifactRepository:
     """The bundles of one server, signed.
 
@@ -86,8 +99,8 @@ class ArtifactRepository:
         clock: Clock = utc_now,
     ) -> None:
         self.keys_folder = folder / "keys"
-        self.metadata_folder = folder / "tuf" / "metadata"
-        self.targets_folder = folder / "tuf" / "targets"
+        signed = SignedFiles.of(folder)
+        self.metadata_folder, self.targets_folder = signed.metadata_folder, signed.targets_folder
         self.keys = KeyFolder(self.keys_folder, passphrase)
         self.roots = RootChain(self.metadata_folder)
         self._root_keys = root_keys or RootKeys()

@@ -129,3 +129,43 @@ def test_the_services_of_splitedge_are_commands_of_it_on_loopback_alone() -> Non
     ports = [port for each in services.values() for port in each.get("ports", ())]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports), ports
+
+
+def manifests() -> list[dict[str, Any]]:
+    """Every object of deploy/kubernetes."""
+    files = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+    return [one for file in files for one in YAML(typ="safe").load_all(file)]
+
+
+def test_the_pods_of_kubernetes_run_commands_of_splitedge_without_privileges() -> None:
+    workloads = [one for one in manifests() if one["kind"] in ("Deployment", "StatefulSet")]
+    pods = [one["spec"]["template"]["spec"] for one in workloads]
+    assert len(pods) == 4
+    commands = []
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"]
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            if container["image"] == "splitedge-server" and "args" in container:
+                parse(server_app, container["args"])
+                commands.append(container["args"][0])
+    assert sorted(commands) == ["api", "backend", "broker-config"]
+
+
+def test_the_objects_of_kubernetes_name_each_other() -> None:
+    """Secrets that the document makes, settings, claims, services, and what is scaled."""
+    objects = [one for one in manifests() if one["kind"] != "ConfigMap"]
+    names = {(one["kind"], one["metadata"]["name"]) for one in manifests()}
+    made = (DEPLOY.parent / "docs" / "scaling.md").read_text()
+    text = json.dumps(objects)
+    for secret in set(re.findall(r'"secret(?:Ref": {"name|Name)": "([\w-]+)"', text)):
+        assert f"create secret generic {secret} " in made, secret
+    for claim in set(re.findall(r'"claimName": "([\w-]+)"', text)):
+        assert ("PersistentVolumeClaim", claim) in names
+    for settings in set(re.findall(r'"configMapRef": {"name": "([\w-]+)"', text)):
+        assert ("ConfigMap", settings) in names
+    for host in set(re.findall(r"@([\w-]+)[:/]", json.dumps(manifests()))):
+        assert ("Service", host) in names, host
+    (scaler,) = [one for one in objects if one["kind"] == "HorizontalPodAutoscaler"]
+    scaled = scaler["spec"]["scaleTargetRef"]
+    assert (scaled["kind"], scaled["name"]) in names

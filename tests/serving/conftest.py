@@ -252,15 +252,17 @@ def registry_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 
 class ServerRun:
-    """`splitedge server run` as a process of its own.
+    """`splitedge server run` as a process of its own, or another role of the server.
 
     Attributes:
-        http: URL, once `wait_ready` returned. mqtt: the broker's address.
+        http: URL, once `wait_ready` returned. mqtt: the broker's address. told: its first line.
     """
 
-    def __init__(self, state: Path, options: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, state: Path, options: Sequence[str], log: Path, *, role: str = "run"
+    ) -> None:
         self._log = log
-        command = [sys.executable, "-P", "-m", "edge_sdk.cli", "server", "run"]
+        command = [sys.executable, "-P", "-m", "edge_sdk.cli", "server", role]
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
                 [*command, "--state", str(state), *options],
@@ -270,12 +272,14 @@ class ServerRun:
             )
         self.http = ""
         self.mqtt = BrokerAddress("", 0)
+        self.told = ""
 
     def wait_ready(self) -> ServerRun:
         """Wait for its one line that says where it listens."""
-        words = self.read_line().split()
-        assert "(API)," in words, self.stderr
-        self.http = words[words.index("(API),") - 1]
+        self.told = self.read_line()
+        words = self.told.split()
+        assert "(broker)," in words, self.stderr
+        self.http = words[words.index("(broker),") - 3]
         self.mqtt = BrokerAddress.parse(words[words.index("(broker),") - 1])
         return self
 

@@ -34,6 +34,7 @@ from server.backend.senders import SenderLimits, Senders
 from server.backend.worker import MqttWorker
 from server.broker.child import BrokerChild
 from server.broker.policy import Principal, credential_sha256
+from server.deployment.heartbeats import hear_devices
 from server.errors import OverloadedError
 from tests.waiting import wait_until
 
@@ -67,9 +68,8 @@ def serve(
     seen: list[str] = []
     link = MqttLink(address, client_id="backend", password=SECRET)
     heard: list[tuple[Kind, str, bytes]] = []
-    worker = MqttWorker(
-        link, inference, seen=seen.append, heard=lambda *message: heard.append(message)
-    )
+    worker = MqttWorker(link, inference, seen=seen.append)
+    hear_devices(link, lambda *message: heard.append(message))
     link.start()
     link.wait_connected(10)
 

@@ -1,0 +1,98 @@
+"""A backend's side of a store: its models and signed bundles, copied into a state folder.
+
+The registry has the last word on a model: `refuse_used_number` checks its files against the digest
+that was published, so whoever may write to the store alone cannot put another model in its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from edge_sdk.durable import make_folder
+from edge_sdk.errors import StorageError
+from server.store.files import StoredFiles
+from server.store.index import INDEX_NAME, StoreIndex
+
+logger = logging.getLogger(__name__)
+
+
+class StoreMirror:
+    """Keeps a state folder of its own in line with a store; for one thread."""
+
+    def __init__(self, files: StoredFiles, state: Path) -> None:
+        self._files = files
+        self._state = state
+        self._seen: bytes | None = None
+
+    def refresh(self) -> None:
+        """Copy what is new in the store, and delete what it no longer has.
+
+        A model appears in one rename, the timestamp of the signed bundles last.
+
+        Raises: StorageError; then the next call tries again, with what is there already.
+        """
+        raw = self._files.read(INDEX_NAME)
+        if raw is None:
+            raise StorageError(
+                f"{self._files.url}: no {INDEX_NAME} is there; start `splitedge server api` with"
+                " the same --artifacts, which writes it"
+            )
+        if raw == self._seen:
+            return
+        index = StoreIndex.from_json(raw)
+        models = index.models()
+        self._forget_models(models)
+        for model, files in models.items():
+            self._take_model(model, files)
+        signed = index.signed()
+        for name, digest in signed.items():
+            self._take_file(name, digest)
+        self._forget_signed(signed)
+        self._seen = raw
+
+    def _take_model(self, model: str, files: Mapping[str, str]) -> None:
+        folder = self._state / "models" / model
+        if _has(folder / "model.json", files.get("model.json", "")):  # a version never changes
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        draft = folder.with_name(f".{folder.name}-copy")
+        shutil.rmtree(draft, ignore_errors=True)
+        for file, digest in files.items():
+            make_folder((draft / file).parent)
+            self._files.download(f"models/{model}/{file}", draft / file, digest)
+        draft.rename(folder)
+        logger.info("model %s: copied from %s", model, self._files.url)
+
+    def _take_file(self, name: str, digest: str) -> None:
+        path = self._state / name
+        if _has(path, digest):
+            return
+        make_folder(path.parent)
+        draft = path.with_name(f".{path.name}.copy")
+        self._files.download(name, draft, digest)
+        draft.replace(path)
+
+    def _forget_models(self, wanted: Mapping[str, object]) -> None:
+        for manifest in (self._state / "models").glob("*/*/model.json"):
+            model = "/".join(manifest.parts[-3:-1])
+            if model not in wanted and not manifest.parent.name.startswith("."):
+                shutil.rmtree(manifest.parent)
+                logger.info("model %s: no longer in %s", model, self._files.url)
+
+    def _forget_signed(self, wanted: Mapping[str, object]) -> None:
+        for path in (self._state / "tuf").rglob("*"):
+            if path.is_file() and path.relative_to(self._state).as_posix() not in wanted:
+                path.unlink()
+
+
+def _has(path: Path, sha256: str) -> bool:
+    """Whether a file with that hash is there."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except FileNotFoundError:
+        return False
