@@ -8,6 +8,7 @@
 # make bench-peers   our server beside LitServe and plain FastAPI, which get an environment of their own
 # make bench-flower   our simulation beside Flower's, which gets an environment of its own
 # make paper-plots   the curves and tables of docs/methods, from the committed reports
+# make cost-plots   how cost grows: plots and slopes, from the committed reports
 # make pictures   the pictures of the dashboard in docs/pictures (needs Chromium)
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,7 +19,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: adopt-cuts arm64 installations demo docs test lint types unit bench bench-flower bench-peers faults paper-plots pictures clean
+.PHONY: adopt-cuts arm64 installations demo docs test lint types unit bench bench-flower bench-peers cost-plots faults paper-plots pictures clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -96,6 +97,9 @@ faults: $(VENV)/installed-dev
 
 paper-plots: $(VENV)/installed-dev
 	@$(BIN)/python -m benchmarks.pages
+
+cost-plots: $(VENV)/installed-dev
+	@$(BIN)/python -m benchmarks.cost
 
 pictures: $(VENV)/installed-dev
 	@$(BIN)/python -m benchmarks.dashboard.pictures $(ARGS)

@@ -14,6 +14,7 @@ from benchmarks.pages.plots import drawn as picture
 from benchmarks.paper.curves import curves_of
 from benchmarks.paper.report import RESULTS
 from edge_sdk.errors import ConfigurationError
+from tests.house.pictures import same_picture
 
 MARKED = "# A method\n\n<!-- measured: besplit -->\nold\n<!-- end of measured -->\n\nThe end.\n"
 
@@ -30,20 +31,6 @@ def test_the_pictures_are_of_the_reports() -> None:
     assert drawn.keys() == there.keys()
     old = [name for name in drawn if not same_picture(drawn[name], there[name])]
     assert old == [], "run make paper-plots"
-
-
-def same_picture(one: bytes, other: bytes) -> bool:
-    """Whether two pictures show the same, but for the last digits of another processor."""
-    texts, numbers = zip(*map(parted, (one, other)), strict=True)
-    same = texts[0] == texts[1] and len(numbers[0]) == len(numbers[1])
-    return same and np.allclose(numbers[0], numbers[1], atol=0.01)
-
-
-def parted(picture: bytes) -> tuple[list[str], list[float]]:
-    """The words and the numbers of a picture, without ids, which are made of the numbers."""
-    text = re.sub(r"\b[a-z][0-9a-f]{10}\b", "id", picture.decode())
-    parts = re.split(r"(-?\d+\.?\d*(?:e-?\d+)?)", text)
-    return parts[::2], [float(number) for number in parts[1::2]]
 
 
 def test_a_picture_with_another_curve_is_not_the_same() -> None:
