@@ -27,6 +27,7 @@ from server.deployment.cli import app as models_app
 from server.membership.cli import devices_app, quarantine_app
 from server.membership.token_cli import app as token_app
 from server.options import STATE_DEFAULT, Artifacts, AsJson, PassphraseFile, State
+from server.planning.cli import plan
 from server.registry.options import RegistryPasswordFile, RegistryUrl
 from server.roles.cli import backend
 from server.rollouts.cli import app as rollout_app
@@ -55,6 +56,7 @@ app.add_typer(devices_app, name="devices")
 app.add_typer(quarantine_app, name="quarantine")
 app.command(epilog="Example: splitedge server audit --since 1h --state ./server")(audit)
 app.add_typer(root_app, name="root")
+app.command(epilog="Example: splitedge server plan --devices 10000 --offload 20%")(plan)
 app.command(
     "dashboard-link", epilog="Example: splitedge server dashboard-link --state ./server --name anna"
 )(dashboard_link)

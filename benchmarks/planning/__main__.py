@@ -4,8 +4,11 @@
     python -m benchmarks.planning service       the engine by batch; server and broker a query
     python -m benchmarks.planning heartbeats    server, broker and database a heartbeat
     python -m benchmarks.planning depths        memory of an agent against its depth
+    python -m benchmarks.planning arrivals      the plan of 10,000 devices, simulated
+    python -m benchmarks.planning figures       figures.json of `splitedge server plan`
+    python -m benchmarks.planning page          the plans in docs/planning.md
 
-Each writes a report (JSON) and a table (markdown) into benchmarks/results/.
+All but the last two write a report (JSON) and a table (markdown) into benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -14,8 +17,11 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.planning import arrivals as simulated
+from benchmarks.planning import collect
 from benchmarks.planning import depths as agent_depths
 from benchmarks.planning import heartbeats as beats
+from benchmarks.planning import page as planned
 from benchmarks.planning import service as queries
 from benchmarks.planning import sizes as message_sizes
 from benchmarks.reports import RESULTS, Results
@@ -51,6 +57,24 @@ def heartbeats(
 def depths(results: Results = RESULTS) -> None:
     """Measure the memory of agents at every depth of two networks."""
     typer.echo("\n\n".join(agent_depths.measure(results)))
+
+
+@app.command(epilog="Example: python -m benchmarks.planning arrivals")
+def arrivals(results: Results = RESULTS) -> None:
+    """Simulate the arrivals at the plan of 10,000 devices."""
+    typer.echo("\n\n".join(simulated.measure(results)))
+
+
+@app.command(epilog="Example: python -m benchmarks.planning figures")
+def figures(results: Results = RESULTS) -> None:
+    """Write the figures that `splitedge server plan` ships with, from the reports."""
+    typer.echo("written" if collect.rewrite(results) else "nothing has changed")
+
+
+@app.command(epilog="Example: python -m benchmarks.planning page")
+def page() -> None:
+    """Write the plans into docs/planning.md."""
+    typer.echo("written" if planned.rewrite() else "nothing has changed")
 
 
 if __name__ == "__main__":
