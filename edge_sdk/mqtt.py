@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
@@ -45,6 +45,10 @@ RECONNECT_LAST_S: Final = 2.0
 # Longest time that sent bytes may stay unacknowledged by the peer's TCP.
 SILENCE_S: Final = 10.0
 CUT_AFTER_S: Final = 1.0
+# messages that may wait here, over those that may wait for the broker's acknowledgement
+QUEUED_TIMES: Final = 4
+# most bytes of messages of QoS 0 that are not written to the socket yet
+UNWRITTEN_BYTES: Final = 32_000_000
 # names of reasons that do not say why a connection ended
 SAYS_NOTHING: Final = ("Normal disconnection", "Success", "Unspecified error")
 UNSUPPORTED_PROTOCOL: Final = "Unsupported protocol version"
@@ -52,11 +56,16 @@ UNSUPPORTED_PROTOCOL: Final = "Unsupported protocol version"
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message that arrived on a topic."""
+    """A message that arrived on a topic.
+
+    Attributes:
+        qos: of its delivery, which is the lower one of its publication and our subscription.
+    """
 
     topic: str
     payload: bytes
     retained: bool = False
+    qos: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +147,14 @@ class MqttLink:
         self._failures = 0
         self._last_error = "no connection attempt yet"
         self._protocol = MQTTProtocolVersion.MQTTv5 if mqtt5 else MQTTProtocolVersion.MQTTv311
-        self._client: paho.Client | None = None
+        self._client: _Client | None = None
         self._newest: paho.MQTTMessageInfo | None = None
         # messages of QoS 1 that the broker has not acknowledged, and when they were published
         self._under_way: deque[tuple[paho.MQTTMessageInfo, float]] = deque()
+        # messages of QoS 0 that are not written to the socket, and their sizes; paho bounds only
+        # those of QoS 1
+        self._unwritten: deque[tuple[paho.MQTTMessageInfo, int]] = deque()
+        self._unwritten_bytes = 0
         self._counting = threading.Lock()
 
     @property
@@ -160,9 +173,10 @@ class MqttLink:
         return self._refused
 
     def behind_s(self, now: float) -> float:
-        """Age of the oldest message that the broker has not acknowledged.
+        """Age of the oldest message of QoS 1 that the broker has not acknowledged.
 
-        It is 0 if there is none. A message that is published now waits about as long.
+        It is 0 if there is none. A message that is published now waits about as long, whatever its
+        QoS is: one connection keeps the order.
 
         Args:
             now: the monotonic clock.
@@ -226,7 +240,10 @@ class MqttLink:
         retain: bool = False,
         rpc: Rpc | None = None,
     ) -> bool:
-        """Queue `payload` for the network thread.
+        """Write `payload` to the socket, or queue it for the network thread.
+
+        At QoS 0 it may be lost without notice: with the connection, or where a broker holds too
+        much for a receiver.
 
         Returns: False if the link is down or its queue is full; then nothing is queued.
         Raises: FrameTooLargeError above `max_packet_bytes`.
@@ -236,17 +253,18 @@ class MqttLink:
                 f"{topic}: at most {self._max_packet_bytes} bytes over MQTT, got {len(payload)}"
             )
         client = self._client
-        if client is None or not self.connected:
+        if client is None or not self.connected or (not qos and self._is_full(len(payload))):
             return False
         properties = self._properties(rpc)
         sent = client.publish(topic, payload, qos=qos, retain=retain, properties=properties)
         self._newest = sent
         if sent.rc != paho.MQTT_ERR_SUCCESS:
             return False
-        if qos:
-            with self._counting:
-                self._forget_acknowledged()
-                self._under_way.append((sent, time.monotonic()))
+        if not self.address.tls:
+            # A change of threads would take 50 to 100 us of an offload. Not with TLS: a connection
+            # must not be read and written at once there (Python before 3.13.1 has no lock).
+            client.write_now()
+        self._count(sent, qos, len(payload))
         return True
 
     def flush(self, timeout_s: float) -> bool:
@@ -276,6 +294,7 @@ class MqttLink:
                 info.wait_for_publish(timeout_s)
             except (RuntimeError, ValueError):
                 logger.debug("%s: broker gone before the last words", self._client_id)
+        client.end_soon()
         client.disconnect()
         # paho's thread ends once all is written, which never happens if the peer does not read
         cut = threading.Timer(CUT_AFTER_S, _cut, (client,))
@@ -285,6 +304,31 @@ class MqttLink:
         cut.join()
         self._up.clear()
 
+    def _count(self, sent: paho.MQTTMessageInfo, qos: int, size_bytes: int) -> None:
+        with self._counting:
+            if qos:
+                self._forget_acknowledged()
+                self._under_way.append((sent, time.monotonic()))
+            elif not sent.is_published():
+                self._unwritten.append((sent, size_bytes))
+                self._unwritten_bytes += size_bytes
+
+    def _is_full(self, size_bytes: int) -> bool:
+        """Whether so many messages of QoS 0 wait for the socket that this one is too much."""
+        if not self._unwritten:
+            return False
+        with self._counting:
+            while self._unwritten and self._unwritten[0][0].is_published():
+                self._unwritten_bytes -= self._unwritten.popleft()[1]
+            full = len(self._unwritten) >= QUEUED_TIMES * self._max_in_flight
+            return full or self._unwritten_bytes + size_bytes > UNWRITTEN_BYTES
+
+    def _forget_unwritten(self) -> None:
+        """Forget messages of QoS 0 that went down with their connection."""
+        with self._counting:
+            self._unwritten.clear()
+            self._unwritten_bytes = 0
+
     def _forget_acknowledged(self) -> None:
         """Forget the oldest messages that the broker has; brokers acknowledge in order."""
         while self._under_way and self._under_way[0][0].is_published():
@@ -293,7 +337,7 @@ class MqttLink:
     def _start_client(self) -> None:
         with self._counting:
             self._under_way.clear()
-        client = paho.Client(
+        client = _Client(
             CallbackAPIVersion.VERSION2,
             client_id=self._client_id,
             protocol=self._protocol,
@@ -305,7 +349,7 @@ class MqttLink:
         if self.address.tls:
             self._secure(client)
             client.tls_insecure_set(self._pinned is not None)  # checks all but the name
-        client.max_queued_messages_set(4 * self._max_in_flight)
+        client.max_queued_messages_set(QUEUED_TIMES * self._max_in_flight)
         client.max_inflight_messages_set(self._max_in_flight)
         client.on_socket_open = _tune
         client.on_connect = self._connected
@@ -323,7 +367,8 @@ class MqttLink:
 
     def _attach(self, client: paho.Client, topic_filter: str, handler: Handler) -> None:
         def receive(_client: paho.Client, _userdata: object, received: paho.MQTTMessage) -> None:
-            message = Message(received.topic, bytes(received.payload), received.retain)
+            payload = bytes(received.payload)
+            message = Message(received.topic, payload, received.retain, received.qos)
             try:
                 handler(message)
             except Exception:  # outermost loop of the network thread: it must go on
@@ -347,7 +392,7 @@ class MqttLink:
         if reason.is_failure:
             self._last_error = f"the broker refused the connection: {reason}"
             if str(reason) == UNSUPPORTED_PROTOCOL and self._protocol == MQTTProtocolVersion.MQTTv5:
-                self._fall_back(client)
+                self._fall_back(cast("_Client", client))
             elif self._failures == 0:
                 logger.warning("%s: %s", self._client_id, self._last_error)
             return
@@ -387,15 +432,17 @@ class MqttLink:
 
     def _come_up(self) -> None:
         """Report the link as up. Earlier, a reply could arrive before its subscription."""
+        self._forget_unwritten()  # also one that was queued while the connection broke
         self._up.set()
         logger.debug("%s: connected to %s", self._client_id, self.address.url)
         if self._on_state is not None:
             self._on_state(True)
 
-    def _fall_back(self, client: paho.Client) -> None:
+    def _fall_back(self, client: _Client) -> None:
         logger.debug("%s: %s speaks MQTT 3.1.1", self._client_id, self.address.url)
         self._protocol = MQTTProtocolVersion.MQTTv311
         client.on_disconnect = None
+        client.end_soon()
         client.disconnect()  # its thread ends by itself once this callback returns
         with self._changing:
             if not self._stopped:
@@ -417,6 +464,7 @@ class MqttLink:
     ) -> None:
         was_up = self._up.is_set()
         self._up.clear()
+        self._forget_unwritten()
         self._failures += 1
         self._set_delay(client)
         if was_up:
@@ -447,6 +495,39 @@ class MqttLink:
         bound = min(RECONNECT_FIRST_S * 2 ** min(self._failures, 10), RECONNECT_LAST_S)
         delay_s = random.uniform(bound / 2, bound)  # noqa: S311 - jitter, not a secret
         client.reconnect_delay_set(delay_s, delay_s)  # type: ignore[arg-type]  # paho means seconds
+
+
+class _Client(paho.Client):
+    """paho's client, whose socket several threads may write to.
+
+    paho takes a packet out of its queue, and puts back what the socket did not take: between the
+    two, another thread would write into the middle of that packet.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._one_writes = threading.Lock()
+        self._ending = False
+        super().__init__(*args, **options)
+
+    def loop_write(self) -> MQTTErrorCode:
+        """Write what waits, and end a lost connection: for the network thread."""
+        with self._one_writes:
+            return super().loop_write()
+
+    def write_now(self) -> None:
+        """Write what waits, in any thread, handlers included.
+
+        What is not written, and a connection that is lost, are left to the network thread: paho
+        ends a connection only while no handler runs, so a handler would wait for itself.
+        """
+        with self._one_writes:
+            if not self._ending:
+                self._packet_write()
+
+    def end_soon(self) -> None:
+        """Leave all that is written from now on, a DISCONNECT say, to the network thread."""
+        with self._one_writes:
+            self._ending = True
 
 
 class _RpcProperties:

@@ -10,18 +10,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from edge_sdk.errors import ConfigurationError, FrameTooLargeError, LinkError
-from edge_sdk.mqtt import Message, MqttLink, Rpc, Will, loopback, with_login
+from edge_sdk.mqtt import QUEUED_TIMES, Message, MqttLink, Rpc, Will, loopback, with_login
 from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker.child import BrokerChild
 from server.broker.policy import Principal, credential_sha256
 from server.settings import parse_broker
 from tests.edge.brokers import Inbox, Mosquitto
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.edge.fault_proxy import FaultProxy
 
 SECRET = secrets.token_hex(32)
 REPLY = "splitedge/v1/default/pi-1/reply"
@@ -137,6 +140,86 @@ def test_after_a_restart_it_is_back_and_hears_what_it_did(
     assert before.wait(1)[0].payload == b"r"
     assert after.wait(1)[0].payload == b"c"
     assert states == [True, False, True]
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("qos", [0, 1])
+def test_threads_that_publish_at_once_write_whole_messages(
+    mosquitto: Mosquitto, link_to: Callable[..., MqttLink], qos: int
+) -> None:
+    """Messages of 300 kB, so that the socket takes parts of them."""
+    inbox = Inbox()
+    link_to(mosquitto.address, "server", {QUERY: inbox})
+    device = link_to(mosquitto.address, "pi-1")
+
+    def send(number: int) -> None:
+        payload = bytes([number]) * 300_000
+        for _ in range(5):
+            wait_until(lambda: device.publish(QUERY, payload, qos=qos), "room in the queue")
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    messages = inbox.wait(20)
+    assert {message.qos for message in messages} == {qos}
+    whole = [
+        len(message.payload) == 300_000 == message.payload.count(message.payload[:1])
+        for message in messages
+    ]
+    assert all(whole)
+    assert sorted(message.payload[0] for message in messages) == [
+        n for n in range(4) for _ in range(5)
+    ]
+
+
+@pytest.mark.deadline
+@pytest.mark.broker
+def test_a_handler_that_publishes_while_the_connection_breaks_does_not_wait_for_itself(
+    mosquitto: Mosquitto,
+    link_to: Callable[..., MqttLink],
+    make_proxy: Callable[[int], FaultProxy],
+) -> None:
+    proxy = make_proxy(mosquitto.address.port)
+    handled = Inbox()
+    states: list[bool] = []
+
+    def answer(message: Message) -> None:
+        proxy.reset()
+        for _ in range(100):
+            device.publish(QUERY, bytes(10_000), qos=0)
+        handled(message)
+
+    address = BrokerAddress("127.0.0.1", proxy.port)
+    device = link_to(address, "pi-1", {REPLY: answer}, on_state=states.append)
+    server = link_to(mosquitto.address, "server")
+    assert server.publish(REPLY, b"r")
+    handled.wait(1)
+    wait_until(lambda: states == [True, False, True], "the link is back")
+    assert device.publish(QUERY, b"q", qos=0)
+
+
+@pytest.mark.deadline
+@pytest.mark.broker
+def test_messages_of_quality_0_that_the_socket_does_not_take_are_bounded(
+    mosquitto: Mosquitto,
+    link_to: Callable[..., MqttLink],
+    make_proxy: Callable[[int], FaultProxy],
+) -> None:
+    proxy = make_proxy(mosquitto.address.port)
+    inbox = Inbox()
+    link_to(mosquitto.address, "server", {QUERY: inbox})
+    device = link_to(BrokerAddress("127.0.0.1", proxy.port), "pi-1", max_in_flight=1)
+    proxy.hole()
+    taken = 0
+    while device.publish(QUERY, bytes(1_000_000), qos=0):
+        taken += 1
+        assert taken < 100
+    assert taken > QUEUED_TIMES
+    proxy.lift()
+    assert len(inbox.wait(taken)) == taken
+    assert device.publish(QUERY, b"room again", qos=0)
 
 
 class Refuser:
