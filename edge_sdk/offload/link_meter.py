@@ -60,6 +60,11 @@ class LinkMeter:
             if len(self._under_way) > UNDER_WAY_MOST:
                 self._under_way.popitem(last=False)
 
+    def forget(self, identifier: str) -> None:
+        """Do not time a message: it was sent twice."""
+        with self._lock:
+            self._under_way.pop(identifier, None)
+
     def answered(self, identifier: str, size_bytes: int) -> None:
         """Note that the answer to a message is there now."""
         with self._lock:

@@ -2,6 +2,12 @@
 
 `availability` decides whether a query may be sent. While the server is away `begin` refuses at
 once, and a background thread sends a probe every `probe_interval_s` until one is answered.
+
+A live query goes at QoS 0, which takes two packets in place of four. If half of its time is gone
+without a reply, it is sent once more with the same id: the server computes it once, and the first
+reply counts. While more than AT_ONCE queries wait for replies, further ones go at QoS 1: brokers
+hold back a sender of those whose receiver is slow, and their acknowledgements tell that the link is
+behind. A query out of the outbox goes at QoS 1 too.
 """
 
 from __future__ import annotations
@@ -24,7 +30,15 @@ from edge_sdk.offload.availability import TIMED_OUT, Availability, Presence
 from edge_sdk.offload.http_queries import HttpQueries
 from edge_sdk.offload.link_meter import LinkMeter
 from edge_sdk.offload.packs import Packs, Row
-from edge_sdk.offload.pending import CLOSED, NoReply, OpenQueries, Outcome, Pending, Target
+from edge_sdk.offload.pending import (
+    CLOSED,
+    Again,
+    NoReply,
+    OpenQueries,
+    Outcome,
+    Pending,
+    Target,
+)
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.frames import Tensor, unpack
 from edge_sdk.wire.messages import (
@@ -49,6 +63,10 @@ PROBE_DEADLINE_MS: Final = 2_000.0
 # time: the server's queue and the way back need the rest.
 LINK_SHARE: Final = 0.25
 BEHIND: Final = "not sent: the link is behind, and the reply would come too late"
+# live queries under way at QoS 0
+AT_ONCE: Final = 4
+# a lost query is noticed when this share of its time is gone
+AGAIN_SHARE: Final = 0.5
 # What brokers say to a login that they do not know, and to a client that they cut.
 NOT_AUTHORISED: Final = ("Not authorized", "Administrative action")
 NOT_LET_IN: Final = (
@@ -66,6 +84,7 @@ class Offloader:
         telemetry: makes the content of a heartbeat.
     Attributes:
         meter: times the link by the queries and probes that cross it.
+        sent_again: queries that were sent a second time.
     """
 
     def __init__(
@@ -96,9 +115,10 @@ class Offloader:
         self._wake = threading.Condition()
         self._relinking = threading.Lock()
         self._http = HttpQueries(identity, self._complete, self._count)
-        self._packs = Packs(self._ask, self._open.forget, max_packet_bytes)
+        self._packs = Packs(self._ask, self._open.forget, self._send_again, max_packet_bytes)
         self.meter = LinkMeter()
         self.refused_replies = 0
+        self.sent_again = 0
         self.bytes_up = 0
         self.bytes_down = 0
         topics = {kind: str(Topic(identity.fleet, identity.device, kind)) for kind in Kind}
@@ -136,7 +156,8 @@ class Offloader:
 
         Args:
             tensor: makes the tensor to send; not called if nothing is sent.
-            identifier: id of a query that was sent before; None takes a new one.
+            identifier: id of a query that was sent before, and that is kept until it has an
+                answer; None makes a live query with a new id.
             trace: the span that the server continues; None for a query that is not traced.
             together: may cross the wire in one message with others that begin at this time.
         """
@@ -153,7 +174,7 @@ class Offloader:
         if together and trace is None and self._packs.takes(ready):
             self._packs.add(Row(pending, target, ready))
         else:
-            self._ask(pending, target, ready, trace)
+            self._ask(pending, target, ready, trace, live=identifier is None)
         return pending
 
     def send_gathered(self) -> None:
@@ -162,6 +183,9 @@ class Offloader:
 
     def finish(self, pending: Pending) -> Outcome:
         """Wait for the outcome of a begun query, at most until its deadline."""
+        again = pending.again
+        if again is not None and pending.wait(again.at) is None:
+            self._send_again(pending)
         in_time = pending.wait() is not None
         self.forget(pending)
         outcome = pending.give_up(TIMED_OUT)
@@ -222,19 +246,36 @@ class Offloader:
         target: Target,
         tensor: Tensor,
         trace: TraceContext | None = None,
+        *,
+        live: bool = True,
     ) -> None:
         now = time.monotonic()
         # of when the server gets it, as far as is known here
         left_ms = max((pending.deadline - self._link.behind_s(now) - now) * 1e3, 1.0)
         query = Query(pending.id, target.model, target.version, tensor, left_ms, trace)
-        self._open.add(pending)
-        self._send(query, pending)
-
-    def _send(self, query: Query, pending: Pending) -> None:
         payload = pack_query(query)
+        self._open.add(pending)
         if len(payload) > self._max_packet_bytes:
             self._http.send(query, pending)
             return
+        if live:
+            pending.again = Again(query, now + AGAIN_SHARE * (pending.deadline - now))
+        qos = 0 if live and len(self._open) <= AT_ONCE else 1
+        if not self._send(query, payload, pending, qos):
+            down = not self._link.connected
+            reason = f"not sent: {self._link.last_error if down else 'the send queue is full'}"
+            pending.complete(NoReply(reason))
+            self._note(partial(self._availability.link_lost, reason))
+
+    def _send_again(self, pending: Pending) -> None:
+        """Send a live query once more, unless its outcome is there or its time is over."""
+        query = pending.take_again(time.monotonic())
+        if query is not None and self._send(query, pack_query(query), pending, qos=0):
+            self.sent_again += 1
+            # of its two messages, the reply does not say which it answers
+            self.meter.forget(query.id)
+
+    def _send(self, query: Query, payload: bytes, pending: Pending, qos: int) -> bool:
         rpc = Rpc(
             response_topic=self._topics[Kind.REPLY],
             correlation=bytes.fromhex(query.id),
@@ -242,14 +283,12 @@ class Offloader:
         )
         pending.count_sent(len(payload))
         self.meter.sent(query.id, len(payload))
-        if self._link.publish(self._topics[Kind.QUERY], payload, rpc=rpc):
+        sent = self._link.publish(self._topics[Kind.QUERY], payload, qos=qos, rpc=rpc)
+        if sent:
             self.bytes_up += len(payload)
         else:
-            pending.count_unsent()
-            down = not self._link.connected
-            reason = f"not sent: {self._link.last_error if down else 'the send queue is full'}"
-            pending.complete(NoReply(reason))
-            self._note(partial(self._availability.link_lost, reason))
+            pending.count_unsent(len(payload))
+        return sent
 
     def _receive(self, message: Message) -> None:
         try:
@@ -387,7 +426,7 @@ class Offloader:
         self._probes.append(probe.id)
         payload = pack_query(probe)
         self.meter.sent(probe.id, len(payload), probe=True)
-        self._link.publish(self._topics[Kind.QUERY], payload)
+        self._link.publish(self._topics[Kind.QUERY], payload, qos=0)
 
     def _send_heartbeat(self) -> None:
         telemetry = {} if self._telemetry is None else self._telemetry()

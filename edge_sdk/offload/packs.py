@@ -4,6 +4,8 @@ A message costs the device, the broker and the server much more than a row in it
 once while no pack waits for its reply. Otherwise rows gather. They leave together when the reply
 comes, when a pack is full, or after HOLD_S.
 
+A pack without a reply is sent once more when half of its time is gone.
+
 Every row has its own deadline and its own outcome. If the server refuses a pack because of what is
 in it, or fails at it, each row is sent alone: one bad row fails alone, and a server of before packs
 answers all the same.
@@ -11,6 +13,7 @@ answers all the same.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -89,10 +92,10 @@ class Pack(Pending):
         for row, share in zip(self.rows, _shares(size_bytes, len(self.rows)), strict=True):
             row.pending.count_sent(share)
 
-    def count_unsent(self) -> None:
-        """Count nothing as sent: the link took nothing."""
-        for row in self.rows:
-            row.pending.count_unsent()
+    def count_unsent(self, size_bytes: int) -> None:
+        """Take back the count of a message: the link did not take it."""
+        for row, share in zip(self.rows, _shares(size_bytes, len(self.rows)), strict=True):
+            row.pending.count_unsent(share)
 
     def count_received(self, size_bytes: int) -> None:
         """Count a share of the bytes for each row."""
@@ -117,6 +120,7 @@ class Packs:
     Args:
         send: sends a tensor and waits for no reply; it completes a query that it cannot send.
         dropped: told of a pack of which no row waits any more.
+        send_again: sends a pack once more, if it still has no reply and may be.
         message_bytes: most bytes of a message.
     """
 
@@ -124,15 +128,18 @@ class Packs:
         self,
         send: Callable[[Pending, Target, Tensor], None],
         dropped: Callable[[Pack], None],
+        send_again: Callable[[Pack], None],
         message_bytes: int,
     ) -> None:
         self._send = send
         self._dropped = dropped
+        self._send_again = send_again
         self.room_bytes = min(PACK_BYTES, message_bytes - HEADER_BYTES)
         self._state = threading.Condition()
         self._rows: list[Row] = []
         self._bytes = 0
-        self._due = 0.0
+        self._due = math.inf  # time at which the rows that gather leave
+        self._wakes_at = math.inf  # of the thread
         # by each row that waits, not by its id: a late answer is asked for by the same id
         self._packs: dict[Pending, Pack] = {}
         self._under_way: set[Pack] = set()
@@ -198,7 +205,7 @@ class Packs:
     def _take(self) -> Pack:
         """The rows that gathered, as a pack that is under way from now on."""
         pack = Pack(self._rows, self._ended)
-        self._rows, self._bytes = [], 0
+        self._rows, self._bytes, self._due = [], 0, math.inf
         self._under_way.add(pack)
         self._packs.update((row.pending, pack) for row in pack.rows)
         return pack
@@ -209,6 +216,10 @@ class Packs:
             self._send(pack, pack.rows[0].target, stack([row.tensor for row in pack.rows]))
             if not pack.waiting:  # given up just now, before it counted as sent
                 self._dropped(pack)
+            again = pack.again
+            if again is not None:
+                with self._state:
+                    self._wake_at(again.at)
 
     def _ended(self, pack: Pack, outcome: Outcome) -> None:
         if isinstance(outcome, NoReply):
@@ -236,25 +247,41 @@ class Packs:
     def _hold(self) -> None:
         """Rows that gather are sent after HOLD_S at the latest."""
         self._due = time.monotonic() + HOLD_S
+        self._wake_at(self._due)
+
+    def _wake_at(self, at: float) -> None:
+        """Let the thread look at that time; the lock is held."""
+        if self._closed or at >= self._wakes_at:
+            return
+        self._wakes_at = at
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="splitedge-packs", daemon=True)
             self._thread.start()
         self._state.notify_all()
 
+    def _look(self, now: float) -> tuple[list[Pack], list[Pack]]:
+        """The packs that leave now, and those to send once more; sets when to look again."""
+        leaving = [self._take()] if self._rows and self._due <= now else []
+        if not self._rows:
+            self._due = math.inf
+        # read once: a reply sets it to None
+        found = [(pack, pack.again) for pack in self._under_way]
+        times = {pack: again.at for pack, again in found if again is not None}
+        lost = [pack for pack, at in times.items() if at <= now]
+        self._wakes_at = min([self._due, *(at for at in times.values() if at > now)])
+        return leaving, lost
+
     def _work(self) -> None:
         while True:
             with self._state:
+                while not self._closed and (left_s := self._wakes_at - time.monotonic()) > 0:
+                    self._state.wait(None if left_s == math.inf else left_s)
                 if self._closed:
                     return
-                if not self._rows:
-                    self._state.wait()
-                    continue
-                left_s = self._due - time.monotonic()
-                if left_s > 0:
-                    self._state.wait(left_s)
-                    continue
-                leaving = [self._take()]
+                leaving, lost = self._look(time.monotonic())
             self._leave(leaving)
+            for pack in lost:
+                self._send_again(pack)
 
 
 def _shares(size_bytes: int, many: int) -> list[int]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from edge_sdk.wire.messages import Reply, new_id
+from edge_sdk.wire.messages import Query, Reply, new_id
 
 CLOSED: Final = "the agent is closed"
 
@@ -22,17 +22,27 @@ class NoReply:
 Outcome = Reply | NoReply
 
 
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A query that is sent once more, at a time of the monotonic clock, unless its reply came."""
+
+    query: Query
+    at: float
+
+
 class Pending:
     """One query under way. The first outcome counts.
 
     Attributes:
+        again: what to send once more, and when; None for nothing.
         sent_at: by the monotonic clock; None if nothing was sent.
-        bytes_up, bytes_down: payloads of the query that was sent and of the reply that came.
+        bytes_up, bytes_down: payloads of what was sent and of the reply that came.
     """
 
     __slots__ = (
         "_claim",
         "_done",
+        "again",
         "bytes_down",
         "bytes_up",
         "deadline",
@@ -45,6 +55,7 @@ class Pending:
         self.id = identifier
         self.deadline = deadline
         self.outcome: Outcome | None = None
+        self.again: Again | None = None
         self.sent_at: float | None = None
         self.bytes_up = 0
         self.bytes_down = 0
@@ -73,17 +84,21 @@ class Pending:
         first = self._claim.acquire(blocking=False)
         if first:
             self.outcome = outcome
+            self.again = None  # it holds the tensor
             self._done.release()
         return first
 
     def count_sent(self, size_bytes: int) -> None:
         """Count a message that is sent now, before its reply can come."""
-        self.sent_at = time.monotonic()
+        if self.sent_at is None:
+            self.sent_at = time.monotonic()
         self.bytes_up += size_bytes
 
-    def count_unsent(self) -> None:
-        """Count nothing as sent: the link took nothing."""
-        self.sent_at, self.bytes_up = None, 0
+    def count_unsent(self, size_bytes: int) -> None:
+        """Take back the count of a message: the link did not take it."""
+        self.bytes_up -= size_bytes
+        if not self.bytes_up:
+            self.sent_at = None
 
     def count_received(self, size_bytes: int) -> None:
         """Count the message of a reply."""
@@ -96,13 +111,21 @@ class Pending:
             time.sleep(0)
         return self.outcome
 
-    def wait(self) -> Outcome | None:
-        """Wait for the outcome; None if the deadline passes first."""
+    def wait(self, until: float | None = None) -> Outcome | None:
+        """Wait for the outcome; None if the deadline passes first, or the time `until`."""
         if self.outcome is None:
-            left_s = self.deadline - time.monotonic()
-            if left_s > 0:
-                self._done.acquire(timeout=left_s)
+            left_s = (self.deadline if until is None else until) - time.monotonic()
+            if left_s > 0 and self._done.acquire(timeout=left_s):
+                self._done.release()  # another wait must not wait
         return self.outcome
+
+    def take_again(self, now: float) -> Query | None:
+        """The query to send once more now, with the time that is left; None for nothing."""
+        again, self.again = self.again, None
+        left_s = self.deadline - now
+        if again is None or self.done or left_s <= 0:
+            return None
+        return replace(again.query, deadline_ms=1e3 * left_s)
 
 
 class OpenQueries:

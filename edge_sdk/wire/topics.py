@@ -25,8 +25,8 @@ class Kind(StrEnum):
 
     STATUS = "status"  # device -> server: retained birth, last will offline
     TELEMETRY = "telemetry"  # device -> server: QoS 0
-    QUERY = "query"  # device -> server: one offload
-    REPLY = "reply"  # server -> device: its answer
+    QUERY = "query"  # device -> server: one offload, at QoS 0 while few are under way
+    REPLY = "reply"  # server -> device: its answer, at the QoS of the query
     COMMAND = "command"  # server -> device: look for a bundle, join a round
 
 

@@ -1,4 +1,4 @@
-"""A bare paho client that sends every payload back: the reference for a round trip.
+"""A bare paho client that sends every payload back at its QoS: the reference for a round trip.
 
 It runs as a process: `python -m server.bench.echo PORT USER PASSWORD FROM TO`.
 """
@@ -46,7 +46,7 @@ def main() -> None:
     client = connect(int(port), user, password, source)
 
     def back(_client: Client, _userdata: object, message: MQTTMessage) -> None:
-        client.publish(target, message.payload, qos=1)
+        client.publish(target, message.payload, qos=message.qos)
 
     client.on_message = back
     sys.stdout.write("ready\n")

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,37 +37,45 @@ from server.tokens import create_token
 
 NEVER = -1.0  # below every uncertainty: nothing exits
 GOAL = 1.5
+GOAL_MS = 1.0
 PACE_S = 1e-3
 
 
 def run(work: Path, *, quick: bool) -> list[Row]:
-    """Median round trip less the model's own time, as a ratio to the echo's median; goal 1.5."""
+    """Median round trip; less the model's own time, also as a ratio to the echo's; goals 1.0, 1.5.
+
+    The query of a caller that waits alone goes at QoS 0, and so does the echo.
+    """
     rows = []
     with embedded() as broker:
-        rows.append(_measure(work / "embedded", broker, "embedded:127.0.0.1:0", quick))
+        rows += _measure(work / "embedded", broker, "embedded:127.0.0.1:0", quick)
     if find_mosquitto() is None:
         rows.append(not_measured("offload round trip, p50, Mosquitto", "x", GOAL, NO_MOSQUITTO))
     else:
         (work / "mosquitto").mkdir()
         with mosquitto(work) as broker:
             url = f"mqtt://127.0.0.1:{broker.port}"
-            rows.append(_measure(work / "mosquitto", broker, url, quick))
+            rows += _measure(work / "mosquitto", broker, url, quick)
     return rows
 
 
-def _measure(work: Path, broker: Broker, mqtt: str, quick: bool) -> Row:
+def _measure(work: Path, broker: Broker, mqtt: str, quick: bool) -> list[Row]:
     state = work / "server"
     folder, manifest = export_random("cnn6", (1, 28, 28), (2,), state / "models")
     x = np.random.default_rng(1).normal(size=(1, 28, 28)).astype(np.float32)
     with open_agent(work, state, mqtt) as agent:
-        model_s = _model_time(folder, manifest, agent.device_folder, x)
+        model_s = model_time(folder, manifest, agent.device_folder, x)
         agent.predict(x)
         payload_bytes = agent.bytes_of_one(x)
-        with _echo(broker, payload_bytes) as ping:
-            ours_s, echo_s = _interleaved(lambda: agent.offload(x), ping, 5 if quick else 15)
+        with echo(broker, payload_bytes) as ping:
+            turns = [lambda: agent.offload(x), lambda: ping(0)]
+            ours_s, echo_s = interleaved(turns, 5 if quick else 15)
     name = f"offload round trip, p50, {broker.name}, {payload_bytes} bytes"
     ratio = (ours_s - model_s) / echo_s
-    return at_most(f"{name}: ratio to paho echo", ratio, "x", GOAL, echo_s * 1e3)
+    return [
+        at_most(f"{name}: ratio to paho echo at QoS 0", ratio, "x", GOAL, echo_s * 1e3),
+        at_most(f"{name}: with the model", ours_s * 1e3, "ms", GOAL_MS, echo_s * 1e3),
+    ]
 
 
 class BenchAgent:
@@ -107,7 +115,7 @@ def open_agent(
         server.stop()
 
 
-def _model_time(folder: Path, manifest: ModelManifest, device_folder: Path, x: Array) -> float:
+def model_time(folder: Path, manifest: ModelManifest, device_folder: Path, x: Array) -> float:
     """Seconds of the device's and the server's graphs alone, at the pace of an offload."""
     engine = LadderEngine(folder, manifest, threads=1)
     shapes = {segment.entry: segment.input.shape for segment in manifest.segments}
@@ -123,8 +131,8 @@ def _model_time(folder: Path, manifest: ModelManifest, device_folder: Path, x: A
 
 
 @contextlib.contextmanager
-def _echo(broker: Broker, size_bytes: int) -> Iterator[Callable[[], None]]:
-    """Function that sends `size_bytes` to a bare paho process and waits for them to come back."""
+def echo(broker: Broker, size_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Function that sends `size_bytes` at a QoS to a bare paho process, and waits for them."""
     command = [sys.executable, "-P", "-m", "server.bench.echo", str(broker.port)]
     command += [ECHO_USER, "echo", QUERY, REPLY]
     other = ChildProcess("the echo", command)
@@ -134,9 +142,9 @@ def _echo(broker: Broker, size_bytes: int) -> Iterator[Callable[[], None]]:
     client.on_message = lambda *_: came.set()
     payload = bytes(size_bytes)
 
-    def ping() -> None:
+    def ping(qos: int) -> None:
         came.clear()
-        client.publish(QUERY, payload, qos=1)
+        client.publish(QUERY, payload, qos=qos)
         if not came.wait(5):
             raise RuntimeError(f"{broker.name}: no echo within 5 s")
 
@@ -148,12 +156,10 @@ def _echo(broker: Broker, size_bytes: int) -> Iterator[Callable[[], None]]:
         other.close()
 
 
-def _interleaved(
-    ours: Callable[[], None], theirs: Callable[[], None], rounds: int
-) -> tuple[float, float]:
-    for warm in (ours, theirs):
+def interleaved(candidates: Sequence[Callable[[], None]], rounds: int) -> list[float]:
+    """Median seconds of one call of each candidate, which take turns."""
+    for warm in candidates:
         for _ in range(30):
             warm()
             time.sleep(0.001)
-    ours_s, theirs_s = take_turns([ours, theirs], rounds=rounds, calls=60)
-    return ours_s, theirs_s
+    return take_turns(candidates, rounds=rounds, calls=60)

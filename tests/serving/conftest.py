@@ -157,6 +157,7 @@ class Device:
         self._arrived = threading.Condition()
         self._name = name
         self.replies: list[Reply] = []
+        self.qualities: list[int] = []  # QoS of the replies
         self.commands: list[dict[str, Any]] = []
         self.link = MqttLink(address, client_id=name, password=credential)
         self.link.subscribe(self.topic(Kind.REPLY), self._reply)
@@ -188,6 +189,7 @@ class Device:
 
     def _reply(self, message: Message) -> None:
         with self._arrived:
+            self.qualities.append(message.qos)
             self.replies.append(read_reply(unpack(message.payload)))
             self._arrived.notify_all()
 

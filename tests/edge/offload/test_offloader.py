@@ -17,7 +17,7 @@ import pytest
 from edge_sdk.identity import Identity
 from edge_sdk.mqtt import Message, MqttLink
 from edge_sdk.offload.availability import Presence
-from edge_sdk.offload.offloader import BEHIND, LINK_SHARE, Offloader
+from edge_sdk.offload.offloader import AGAIN_SHARE, AT_ONCE, BEHIND, LINK_SHARE, Offloader
 from edge_sdk.offload.pending import NoReply, Outcome, Pending, Target
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.codecs import decode, encode
@@ -47,6 +47,7 @@ class Scripted:
         self.on_query: Callable[[Query], None] = lambda query: self.send(answer(query))
         self.queries: list[Query] = []
         self.query_bytes: list[int] = []
+        self.qualities: list[int] = []  # QoS of the queries
         self.reply_bytes: list[int] = []
         self.probes: list[Query] = []
         self.statuses: list[Any] = []
@@ -89,6 +90,7 @@ class Scripted:
         else:
             self.queries.append(query)
             self.query_bytes.append(len(message.payload))
+            self.qualities.append(message.qos)
             self.on_query(query)
 
 
@@ -177,7 +179,7 @@ def test_a_query_knows_its_bytes_as_the_broker_passed_them_on(
     server.on_query = lambda query: None  # no reply: nothing came down
     late = device.begin(lambda: TENSOR, TARGET, 0.1)
     assert isinstance(device.finish(late), NoReply)
-    assert (late.bytes_up, late.bytes_down) == (server.query_bytes[1], 0)
+    assert (late.bytes_up, late.bytes_down) == (sum(server.query_bytes[1:]), 0)  # sent twice
     server.on_query = lambda query: server.send(answer(query))
 
 
@@ -238,6 +240,59 @@ def test_of_two_replies_the_first_counts(server: Scripted, offloader: Open) -> N
         assert isinstance(outcome, Reply)
         assert outcome.tensors["logits"][0, 0] == 1.0
         wait_until(partial(lambda n: device.late_replies == n, number), "the second reply")
+
+
+@pytest.mark.parametrize("lost", ["query", "reply"])
+def test_a_lost_query_or_reply_is_asked_for_once_more_when_half_of_its_time_is_gone(
+    server: Scripted, offloader: Open, lost: str
+) -> None:
+    def second(query: Query) -> None:
+        if len(server.queries) == 2:
+            server.send(answer(query, 4.0))
+
+    server.on_query = second
+    device = offloader()
+    begun_at = time.monotonic()
+    outcome = ask(device, 1.0)
+    assert time.monotonic() - begun_at >= AGAIN_SHARE * 1.0
+    assert isinstance(outcome, Reply)
+    assert outcome.tensors["logits"][0, 0] == 4.0
+    first, again = server.queries
+    assert again.id == first.id
+    assert again.deadline_ms is not None
+    assert 0 < again.deadline_ms <= 1e3 * (1 - AGAIN_SHARE)
+    assert server.qualities == [0, 0]
+    assert (device.sent_again, device.late_replies) == (1, 0)
+    if lost == "reply":  # the first reply comes after all
+        server.send(answer(first, 5.0))
+        wait_until(lambda: device.late_replies == 1, "the first reply")
+
+
+def test_a_pack_without_a_reply_is_sent_once_more(server: Scripted, offloader: Open) -> None:
+    server.on_query = lambda query: server.send(answer(query)) if len(server.queries) > 1 else None
+    device = offloader()
+    begun = device.begin(lambda: TENSOR, TARGET, 1.0, together=True)
+    wait_until(lambda: begun.done, "the reply to the second message")  # nobody waits for it yet
+    assert isinstance(device.finish(begun), Reply)
+    assert [query.id for query in server.queries] == [begun.id] * 2
+
+
+def test_few_queries_at_once_go_at_quality_of_service_0_and_a_kept_one_never(
+    server: Scripted, offloader: Open
+) -> None:
+    """A query out of the outbox is not sent again by itself: its time is long, and it is kept."""
+    server.on_query = lambda query: None
+    device = offloader()
+    begun = [device.begin(lambda: TENSOR, TARGET, 60.0) for _ in range(AT_ONCE + 2)]
+    wait_until(lambda: len(server.queries) == AT_ONCE + 2, "the queries")
+    assert server.qualities == [0] * AT_ONCE + [1] * 2
+    for pending in begun:
+        device.forget(pending)
+    kept = device.begin(lambda: TENSOR, TARGET, 60.0, "ab" * 16)
+    wait_until(lambda: len(server.queries) == AT_ONCE + 3, "the kept query")
+    assert server.qualities[-1] == 1
+    assert kept.again is None
+    assert begun[0].again is not None
 
 
 def test_replies_that_are_no_frames_are_counted_and_the_right_one_still_counts(
@@ -339,7 +394,7 @@ def test_a_silent_server_costs_one_deadline_and_then_none(
         assert outcome == NoReply("server away: no reply within the deadline")
         assert time.monotonic() - start < 0.05
     assert made == []  # nothing is encoded in vain
-    assert len(server.queries) == 1
+    assert len({query.id for query in server.queries}) == 1
 
 
 def test_a_server_that_answers_probes_but_no_query_goes_on_longer_probation(

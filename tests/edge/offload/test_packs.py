@@ -30,9 +30,11 @@ class World:
         self.began = time.monotonic()
         self.sent: list[tuple[Pending, Tensor]] = []
         self.dropped: list[Pack] = []
+        self.sent_again: list[Pack] = []
         self.packs = Packs(
             lambda pending, _, tensor: self.sent.append((pending, tensor)),
             self.dropped.append,
+            self.sent_again.append,
             2_000_000,
         )
 
@@ -169,7 +171,7 @@ def test_bytes_of_a_message_are_shared_among_its_rows(world: World) -> None:
     pack.count_received(50)
     assert [row.bytes_up for row in rows] == [34, 33, 33]
     assert [row.bytes_down for row in rows] == [17, 17, 16]
-    pack.count_unsent()
+    pack.count_unsent(100)
     assert [(row.bytes_up, row.sent_at) for row in rows] == [(0, None)] * 3
 
 

@@ -63,7 +63,7 @@ def test_channels_are_the_topics_and_directions_the_policy() -> None:
         kind = operation["channel"]["$ref"].rpartition("/")[2]
         said[operation["action"]].add(kind)
         assert operation["bindings"]["mqtt"] == {
-            "qos": 0 if kind == Kind.TELEMETRY else 1,
+            "qos": 0 if kind in (Kind.TELEMETRY, Kind.QUERY) else 1,
             "retain": kind == Kind.STATUS,
         }
     assert said == {"send": set(FROM_DEVICE), "receive": set(TO_DEVICE)}

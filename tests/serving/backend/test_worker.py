@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edge_sdk.mqtt import MqttLink
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.frames import Tensor, pack_request, unpack
-from edge_sdk.wire.messages import Problem, Query, pack_query
+from edge_sdk.wire.messages import Problem, Query, new_id, pack_query
 from edge_sdk.wire.topics import Kind
 from server.backend.batcher import Batcher
 from server.backend.inference import Inference
@@ -294,6 +294,57 @@ def test_a_full_queue_is_told_with_when_to_come_back(
     pi.wait(lambda: pi.replies if len(pi.replies) == QUEUE + 4 else [])
     answered = [reply for reply in pi.replies if reply.problem is None]
     assert {reply.id for reply in answered} == {str(i) for i in range(QUEUE)}
+
+
+def test_a_query_that_comes_twice_is_computed_once_and_answered_again(
+    pi: Device, backend: Backend, exported: Exported, busy: threading.Event
+) -> None:
+    query = pack_query(exported.query(0, exported.x[:1], id=new_id(), deadline_ms=60_000.0))
+    seen, answered = len(backend.seen), backend.inference.senders.totals().answered
+    pi.send(query)
+    pi.send(query)  # while the first is under way
+    wait_until(lambda: len(backend.seen) - seen == 2, "the queries did not arrive")
+    assert pi.replies == []
+    busy.set()
+    pi.wait(lambda: pi.replies)
+    pi.send(query)  # its reply was lost, say
+    pi.wait(lambda: pi.replies if len(pi.replies) == 2 else [])
+    first, second = pi.replies
+    assert first.id == second.id
+    np.testing.assert_array_equal(first.tensors["logits"], second.tensors["logits"])
+    assert backend.inference.senders.totals().answered == answered + 1
+
+
+def test_a_second_message_above_the_limits_does_not_refuse_what_the_first_asked(
+    embedded: BrokerAddress, models: ModelStore, device: Callable[..., Device], exported: Exported
+) -> None:
+    backend, stop = serve(embedded, models)
+    try:
+        pi = device(embedded, "pi-1", SECRET)
+        query = exported.query(0, exported.x[:1], id=new_id())
+        assert pi.ask(query).problem is None
+        full = OverloadedError("full", retry_after_s=60.0)
+        backend.inference.senders.settled("pi-1", full)
+        pi.send(pack_query(query))
+        replies = pi.wait(lambda: pi.replies if len(pi.replies) == 2 else [])
+        assert [reply.problem for reply in replies] == [None, None]
+        assert pi.ask(exported.query(0, exported.x[:1], id="other")).problem is Problem.OVERLOADED
+    finally:
+        stop()
+
+
+def test_a_reply_has_the_quality_of_service_of_its_query(pi: Device, exported: Exported) -> None:
+    queries = [
+        Query("probe", None, None, None),
+        exported.query(0, exported.x[:1], id="sound"),
+        exported.query(0, exported.x[:1], id="unknown", model="none"),
+    ]
+    for qos in (0, 1):
+        before = len(pi.qualities)
+        for query in queries:
+            pi.link.publish(pi.topic(Kind.QUERY), pack_query(query), qos=qos)
+        pi.wait(lambda n=before + 3: pi.replies if len(pi.qualities) == n else [])  # type: ignore[misc]  # mypy has no type for a lambda's default
+        assert pi.qualities[before:] == [qos] * 3
 
 
 @pytest.mark.deadline
