@@ -1,6 +1,7 @@
 """The agent on arm64: a Debian bookworm of that processor, emulated, against a server on this one.
 
     make arm64
+    make arm64 ARGS=--extras      # memory and start alone (emulated_footprint.py)
 
 The agent's wheel is installed with pip into the emulated system. There it is enrolled, fetches its
 bundle, predicts, offloads, loses the server and finds it again, and answers v2 over HTTP. The same
@@ -30,6 +31,7 @@ import typer
 from numpy.typing import NDArray
 
 from benchmarks.install.digits import SAMPLES, export_digits, threshold_of_a_quarter
+from benchmarks.install.emulated_footprint import install_extras, report_extras
 from benchmarks.reports import RESULTS, ROOT, Results, made_by, provenance, write
 from server.processes import ChildProcess, ServerProcess
 from server.tokens import create_token
@@ -90,11 +92,19 @@ def main(
         Path, typer.Option(metavar="DIR", help="The emulated system; it is built if missing.")
     ] = TREE,
     results: Results = RESULTS,
+    extras: Annotated[
+        bool,
+        typer.Option(help="Only measure memory and start there, with and without each extra."),
+    ] = False,
 ) -> None:
     """Install the agent into an emulated arm64 system, and compare it with this machine's."""
     if os.geteuid() != 0:
         raise SystemExit("make arm64 mounts and changes root: run it as root, or in a container")
     figures: dict[str, Any] = {"installation": _install(root)}
+    if extras:
+        install_extras(root, _wheel(root))
+        typer.echo("\n\n".join(report_extras(root, results)))
+        return
     with tempfile.TemporaryDirectory(prefix="splitedge-arm64-") as text:
         folder = Path(text)
         inputs = export_digits(folder / "server" / "models")
@@ -119,27 +129,34 @@ def _install(root: Path) -> dict[str, float]:
     build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(root / "opt" / "dist")]
     subprocess.run([*build, str(ROOT)], check=True, stdout=subprocess.DEVNULL)
     shutil.copy(ROOT / "constraints.txt", root / "opt" / "dist")
-    (wheel,) = (root / "opt" / "dist").glob("*.whl")
-    inside = f"/opt/dist/{wheel.name}"
+    inside = _wheel(root)
     if not (root / PROGRAM[1:] / "pip").exists():
         _in(root, "python3", "-m", "venv", "/opt/splitedge")
     pip = (f"{PROGRAM}/pip", "install", "--quiet", "--constraint", "/opt/dist/constraints.txt")
-    first_s = root / "opt" / "first-installation-s"
-    if not first_s.exists():
+    first = root / "opt" / "first-installation.json"
+    if not first.exists():
         start = time.perf_counter()
         _in(root, *pip, f"{inside}[serve]")
-        first_s.write_text(str(time.perf_counter() - start))
+        pip_s = time.perf_counter() - start
+        first.write_text(json.dumps({"pip_s": pip_s, "disk_bytes": _disk_bytes(root)}))
     _in(root, *pip, "--force-reinstall", "--no-deps", inside)  # this tree has the same version
-    taken = sum(
+    wheel_bytes = (root / inside[1:]).stat().st_size
+    return {"wheel_bytes": wheel_bytes, **json.loads(first.read_text())}
+
+
+def _wheel(root: Path) -> str:
+    """The wheel's path, seen from the emulated system."""
+    (wheel,) = (root / "opt" / "dist").glob("*.whl")
+    return f"/opt/dist/{wheel.name}"
+
+
+def _disk_bytes(root: Path) -> int:
+    """Bytes of what pip installed; extras that come later do not count."""
+    return sum(
         path.lstat().st_size
         for path in (root / "opt" / "splitedge").rglob("*")
         if not path.is_dir() and "pip" not in path.parts
     )
-    return {
-        "wheel_bytes": wheel.stat().st_size,
-        "disk_bytes": taken,
-        "pip_s": float(first_s.read_text()),
-    }
 
 
 def _in(root: Path, *words: str) -> None:

@@ -131,7 +131,7 @@ def main(results: Results = RESULTS) -> None:
             token = create_token(folder / "server")
             api.enroll(server.http, token, folder / "pi", profile=profile, name="pi")
             for case in (each for each in asked if each.kind == "agent"):
-                with _serial_port() as port:
+                with serial_port() as port:
                     options = [word.replace(PORT, port) for word in case.options]
                     found[case.name] = measure([*_run("agent", folder / "pi"), *options], folder)
         finally:
@@ -164,7 +164,7 @@ def cases(extras: Sequence[str]) -> list[Case]:
 
 
 @contextlib.contextmanager
-def _serial_port() -> Iterator[str]:
+def serial_port() -> Iterator[str]:
     """A serial port, to which nothing is ever written."""
     ours, theirs = os.openpty()
     try:
@@ -178,9 +178,11 @@ def _run(kind: str, state: Path) -> list[str]:
     return [sys.executable, "-P", "-m", "edge_sdk.cli", kind, "run", "--state", str(state)]
 
 
-def measure(command: Sequence[str], folder: Path) -> dict[str, float]:
+def measure(command: Sequence[str], folder: Path, within_s: float = START_S) -> dict[str, float]:
     """Figures of one command: `start_s`, `cpu_s`, `resident_bytes` and `processes`.
 
+    Args:
+        within_s: longest time until it says that it is ready.
     Raises: RuntimeError with the end of its log if it does not start.
     """
     log = folder / "log"
@@ -190,7 +192,7 @@ def measure(command: Sequence[str], folder: Path) -> dict[str, float]:
             command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
         )
     try:
-        _wait_for_line(process, log)
+        _wait_for_line(process, log, within_s)
         start_s = time.perf_counter() - begin
         cpu_s = _cpu_s(process.pid)
         time.sleep(SETTLED_S)  # what the first heartbeat and the first turns take
@@ -209,10 +211,10 @@ def measure(command: Sequence[str], folder: Path) -> dict[str, float]:
     }
 
 
-def _wait_for_line(process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_for_line(process: subprocess.Popen[bytes], log: Path, within_s: float) -> None:
     """Wait for the line that says that it is ready, on either stream."""
     assert process.stdout is not None
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + within_s
     words = (b"splitedge agent:", b"splitedge server:", b"ready")
     # with a source the line goes to stderr, because the answers have the other stream
     os.set_blocking(process.stdout.fileno(), False)
@@ -244,19 +246,25 @@ def _cpu_s(pid: int) -> float:
     return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
 
 
-def page(report: Mapping[str, Any]) -> list[str]:
-    """The report's text."""
+def table(figures: Mapping[str, Mapping[str, float]]) -> str:
+    """A row of each case."""
     rows = [
         f"| {name} | {case['start_s']:.1f} | {case['cpu_s']:.1f} |"
         f" {case['resident_bytes'] / (1 << 20):.0f} |"
         f" {case['proportional_bytes'] / (1 << 20):.0f} | {case['processes']} |"
-        for name, case in report["cases"].items()
+        for name, case in figures.items()
     ]
-    table = [
-        "| | start, s | processor, s | resident, MiB | shared pages once, MiB | processes |",
-        "|---|---|---|---|---|---|",
-        *rows,
-    ]
+    return "\n".join(
+        (
+            "| | start, s | processor, s | resident, MiB | shared pages once, MiB | processes |",
+            "|---|---|---|---|---|---|",
+            *rows,
+        )
+    )
+
+
+def page(report: Mapping[str, Any]) -> list[str]:
+    """The report's text."""
     return [
         "# Memory and start",
         (
@@ -265,8 +273,8 @@ def page(report: Mapping[str, Any]) -> list[str]:
             " child process and counts. Other work ran on the machine's two cores beside it, so"
             " the time of the processor tells more than the start."
         ),
-        "\n".join(table),
-        "The same agent on arm64, emulated: [arm64](arm64.md).",
+        table(report["cases"]),
+        "The same on arm64, emulated: [footprint-arm64](footprint-arm64.md).",
         made_by(report),
     ]
 

@@ -25,6 +25,7 @@ REASONS = {
     "root",
     "a container runtime",
     "hardware",
+    "a large installation",
     "hours",
     "a form",  # with names to put in the place of words in capitals
 }
