@@ -96,7 +96,7 @@ def _of_broker(read: Read) -> dict[str, Figure]:
 
 
 def _of_queries(read: Read) -> dict[str, Figure]:
-    """What a query takes, in `planning-service`."""
+    """Figures of a query, in `planning-service`."""
     name = "planning-service"
     served = [row for row in read(name)["served"] if row["broker"] == "mosquitto"]
     small = next(row for row in served if row["backbone"] == "tiny")
@@ -125,7 +125,7 @@ def _of_queries(read: Read) -> dict[str, Figure]:
 
 
 def _of_heartbeats(read: Read) -> dict[str, Figure]:
-    """What a device takes, in `planning-heartbeats`; and the bytes of a heartbeat."""
+    """Figures of a device, in `planning-heartbeats`, and the bytes of a heartbeat."""
     name = "planning-heartbeats"
     report = read(name)
     # where a busy machine left heartbeats unwritten, their work was not done either

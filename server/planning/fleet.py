@@ -85,7 +85,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What the reader pays; None is not told in money.
+    """Prices that the reader pays, and the machines; None is not told in money.
 
     Attributes:
         machine_cores, machine_gb: of one machine.

@@ -1,4 +1,4 @@
-"""What breaks first: parts of one server by how near the fleet comes to what they can do."""
+"""Limits of one server: its parts, by how near a fleet comes to what they can do."""
 
 from __future__ import annotations
 

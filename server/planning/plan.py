@@ -143,7 +143,10 @@ def _brokers(fleet: Fleet, figures: Figures, own: Rates, servers: int) -> Iterat
     memory = ("brokers",)
     yield Line(part, "connections", own.devices, "", memory, beyond)
     yield Line(part, "memory", own.broker_mb * 1e6, "bytes", memory, beyond)
-    busy = own.peak_per_s / (figures["broker_query_us"].largest or math.inf)
+    busy = max(
+        own.peak_per_s / (figures["broker_query_us"].largest or math.inf),
+        own.devices / (figures["broker_beat_us"].largest or math.inf),
+    )
     yield Line(part, "busy at the peak", own.broker_share, "of a core", (SERVED, BEATS), busy)
     name = "logins_tls_per_s" if fleet.tls else "logins_per_s"
     login_s = own.devices / figures[name].value
@@ -210,5 +213,6 @@ def _people(fleet: Fleet, figures: Figures) -> Iterator[Line]:
     yield Line(part, "enrolment of all by one program", seconds, "s", (enrol.report,), beyond)
     page = figures["fleet_page_bytes"]
     beyond = fleet.devices / (page.largest or math.inf)
-    weight = fleet.devices * page.value
+    # the page's own files are a part of it, whatever the number of devices
+    weight = max(fleet.devices, page.largest or 0.0) * page.value
     yield Line(part, "first load of the fleet's page", weight, "bytes", (page.report,), beyond)

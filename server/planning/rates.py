@@ -1,4 +1,4 @@
-"""What a fleet asks of one server, from the figures of one device and of one query."""
+"""Rates that a fleet asks of a server, from the figures of one device and of one query."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def rates_of(fleet: Fleet, figures: Figures) -> Rates:
         devices=fleet.devices,
         peak_per_s=fleet.peak_per_s,
         devices_most=most,
-        beyond=min(most, fleet.devices) / (figures["server_device_s"].largest or math.inf),
+        beyond=most / (figures["server_device_s"].largest or math.inf),
         query_s=query_s,
         patience_s=patience_s,
         control_share=control,
