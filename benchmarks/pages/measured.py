@@ -68,7 +68,8 @@ def marks_of(text: str) -> list[Mark]:
 
 def pictures(pages: Path = PAGES, results: Path = RESULTS) -> Mapping[str, bytes]:
     """All pictures by name: of every report that has curves, and of the rows that pages name."""
-    reports = [report for s in _SCALES for report in sorted(results.glob(f"*-{s}.json"))]
+    named = {report for name in TABLES for report in _reports(results, name)}
+    reports = sorted(named.union(*(results.glob(f"*-{scale}.json") for scale in _SCALES)))
     found = {report.stem: curves_of(orjson.loads(report.read_bytes())) for report in reports}
     for path in sorted(pages.glob("*.md")):
         for mark in (mark for mark in marks_of(path.read_text()) if mark.rows):

@@ -28,7 +28,7 @@ class QueryServices(Presence, Protocol):
 
     @property
     def settings(self) -> ServerSettings:
-        """Where the process listens."""
+        """The address of the process, and its limits."""
 
     @property
     def inference(self) -> Inference:

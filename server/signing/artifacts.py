@@ -76,7 +76,7 @@ class SignedFiles:
 
     @classmethod
     def of(cls, state: Path) -> Self:
-        """Those of a state folder."""
+        """The folders of a state folder."""
         return cls(state / "tuf" / "metadata", state / "tuf" / "targets")
 
 

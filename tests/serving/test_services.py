@@ -478,7 +478,7 @@ def test_a_duty_that_fails_at_every_turn_is_told_once(
 ) -> None:
     """A fault of the program, not one of ours: its traceback a second would fill the disk."""
     turns = []
-    caplog.set_level(logging.INFO, "server.services")
+    caplog.set_level(logging.INFO, "server.every_role.duties")
 
     def fail() -> None:
         turns.append(1)

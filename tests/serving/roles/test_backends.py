@@ -133,7 +133,8 @@ def lost(device: Device, exported: Exported, during: threading.Timer, at_least: 
     """Ids of the queries that had no answer within their deadline, of a load that lasts until
     `during` has ended.
 
-    Each query is sent once more, with the same id, when half its time is gone: as a device does.
+    Each query is sent once more, with the same id, when half its time is gone, because the broker
+    delivers nothing again that a killed backend held (docs/decisions/0068).
     """
     open_until: dict[str, float] = {}
     payloads: dict[str, bytes] = {}  # of those that may be sent once more
