@@ -5,7 +5,7 @@ COPY . .
 # torch comes first: the constraints choose the build without CUDA
 RUN python -m venv /opt/splitedge \
     && /opt/splitedge/bin/pip install --no-cache-dir --constraint constraints.txt torch \
-    && /opt/splitedge/bin/pip install --no-cache-dir --constraint constraints.txt '.[server]'
+    && /opt/splitedge/bin/pip install --no-cache-dir --constraint constraints.txt '.[server,s3]'
 
 FROM python:3.11-slim-bookworm
 # hadolint ignore=DL3008

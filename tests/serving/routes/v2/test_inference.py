@@ -406,7 +406,7 @@ REFUSED: list[tuple[int, str, dict[str, Any], str]] = [
     ),
     (400, INFER, {}, "one tensor, got 0"),
     (400, INFER, {"inputs": [as_json("x", X)] * 2}, "one tensor, got 2"),
-    (400, INFER, {"inputs": [as_json("y", X)]}, "expected x or z1"),
+    (400, INFER, {"inputs": [as_json("y", X)]}, "expected x, z1"),
     (400, INFER, {"inputs": [as_json("z3", Z)]}, "takes x, z1, z2, z4"),
     (400, INFER, {"inputs": [as_json("z4", Z)]}, r"\[n, 32, 2, 2\], got \[1, 16, 4, 4\]"),
     (400, INFER, {"inputs": [as_json("x", X.astype("f4"))]}, "expected uint8, got float32"),
