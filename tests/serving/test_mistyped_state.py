@@ -20,6 +20,7 @@ MAKERS = {
     ("demo",),
     ("server", "restore"),
     ("server", "run"),
+    ("server", "api"),
 }
 # What commands ask for beside it.
 VALUES = {
