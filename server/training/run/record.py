@@ -15,6 +15,7 @@ import orjson
 
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError
+from server.training.recipe.recipe import Recipe
 from server.training.rounds.reply_checks import Fault
 from server.training.run.checkpoint import save_checkpoint
 from server.training.run.run import Row, Run
@@ -59,7 +60,7 @@ def record_rounds(
         on_round(row)
     in_a_row = 0
     for row in rounds:
-        in_a_row = _check_learning(row, run.recipe.train.training.learning_rate, in_a_row)
+        in_a_row = _check_learning(row, run.recipe, in_a_row)
         with run.loop.paused():
             save_checkpoint(folder, run, rows)
         if on_saved is not None:
@@ -69,7 +70,7 @@ def record_rounds(
         on_round(row)
 
 
-def _check_learning(row: Row, learning_rate: float, before: int) -> int:
+def _check_learning(row: Row, recipe: Recipe, before: int) -> int:
     """Check that a round learnt: further ones would start from weights that are past use.
 
     It did not if the loss is not finite, or if it merged nothing because most clients sent numbers
@@ -89,9 +90,12 @@ def _check_learning(row: Row, learning_rate: float, before: int) -> int:
     lost = row["loss"] is not None and not math.isfinite(row["loss"])
     if diverged or lost:
         what = f"{len(refused)} of {answered} clients" if diverged else "the loss"
+        rate = recipe.train.training.learning_rate
+        noisy = recipe.privacy.noise() is not None
+        noise = ", lower the noise of [privacy], which may be too strong," if noisy else ","
         raise DivergedError(
             f"round {row['round']} diverged: {what} reached infinity or NaN, with [train]"
-            f" learning_rate = {learning_rate:g}; try a tenth of it, and look at the scale of the"
+            f" learning_rate = {rate:g}; try a tenth of it{noise} and look at the scale of the"
             " data; nothing of this round was saved"
         )
     return in_a_row

@@ -18,6 +18,7 @@ from server.registry.database import Registry
 from server.routes import artifacts, documentation, errors
 from server.routes.authentication import Guard
 from server.routes.host_names import HostCheck, certificate_names, checked
+from server.signing.artifacts import SignedFiles
 from tests.training.fleet.test_tls import certify
 
 if TYPE_CHECKING:
@@ -48,9 +49,7 @@ def app(tmp_path: Path) -> FastAPI:
     files = SimpleNamespace(
         registry=Registry.open(f"sqlite:///{tmp_path}/registry.db"),
         operator_sha256=secret_sha256(SECRET),
-        artifacts=SimpleNamespace(
-            metadata_folder=tmp_path / "metadata", targets_folder=tmp_path / "targets"
-        ),
+        signed=SignedFiles(tmp_path / "metadata", tmp_path / "targets"),
     )
     made.include_router(artifacts.router(cast("Any", files)))
     made.include_router(documentation.router(made))
