@@ -99,6 +99,7 @@ EXTRAS: Final[Mapping[str, Sequence[Case]]] = {
 WITHOUT_PROCESS: Final[Mapping[str, str]] = {
     "privacy": "a training accounts for its noise at its end",
     "ray": "a simulation on a cluster, which Ray's own processes serve",
+    "s3": "an API or a backend with `--artifacts s3://...` needs a bucket to start",
     "tensorboard": "reports are exported",
     "mlflow": "reports are exported",
     "docs": "the site is built",
