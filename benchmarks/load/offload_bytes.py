@@ -187,7 +187,7 @@ def _trained(subject: Subject, data: Any) -> Supernet:
         subject.backbone, classes=data.classes, mean=data.mean, std=data.std,
         input_shape=data.x_train.shape[1:], seed=0,
     )  # fmt: skip
-    net = net.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net = net.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs
     x = torch.from_numpy(np.array(data.x_train[: subject.images]))
     y = torch.from_numpy(np.array(data.y_train[: subject.images]))
     optimiser = torch.optim.Adam(net.parameters(), 1e-3)

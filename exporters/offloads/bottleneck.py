@@ -217,7 +217,8 @@ class _Pair(nn.Module):
         self.decoder = decoder
 
     def forward(self, z: Tensor) -> Tensor:
-        return self.decoder(_rounded(self.encoder(z)))  # type: ignore[no-any-return]
+        widened: Tensor = self.decoder(_rounded(self.encoder(z)))
+        return widened
 
 
 def _principal(z: Tensor, axis: int, channels: int) -> _Pair:

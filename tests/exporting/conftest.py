@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,21 +60,26 @@ def cnn8(fashion: Dataset) -> Supernet:
 @pytest.fixture(scope="session")
 def tiny_tree(tiny: Supernet, digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Tree:
     """`tiny` at two of its four cuts, fp32."""
-    out = tmp_path_factory.mktemp("models")
+    return tiny_export(tiny, digits, tmp_path_factory.mktemp("models"))
+
+
+def tiny_export(net: Supernet, data: Dataset, out: Path, **options: Any) -> Tree:
+    """`tiny` at two of its four cuts, fp32, with these options of the export."""
     lines: list[str] = []
     manifest = export_model(
-        tiny,
-        digits.x_test,
-        digits.y_test,
+        net,
+        data.x_test,
+        data.y_test,
         out,
         name="digits",
         version=1,
-        class_names=digits.class_names,
+        class_names=data.class_names,
         depths=(2, 4),
         int8="never",
         progress=lines.append,
+        **options,
     )
-    return Tree(tiny, digits, out / "digits" / "1", manifest, lines)
+    return Tree(net, data, out / "digits" / "1", manifest, lines)
 
 
 def trained(name: str, data: Dataset, *, samples: int, epochs: int) -> Supernet:

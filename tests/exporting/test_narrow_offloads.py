@@ -23,7 +23,7 @@ from exporters.offloads.bottleneck import train_bottleneck, widths_of
 from server.backend.inference import _decoded
 from server.backend.ladder import Entry, LadderEngine
 from server.errors import BadRequestError
-from tests.exporting.conftest import Tree
+from tests.exporting.conftest import Tree, tiny_export
 
 CHANNELS = 6  # of 16 at depth 2
 
@@ -31,27 +31,13 @@ CHANNELS = 6  # of 16 at depth 2
 @pytest.fixture(scope="module")
 def narrow(tiny: Supernet, digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Tree:
     out = tmp_path_factory.mktemp("narrow")
-    lines: list[str] = []
-    manifest = export_model(
-        tiny,
-        digits.x_test,
-        digits.y_test,
-        out,
-        name="digits",
-        version=1,
-        class_names=digits.class_names,
-        depths=(2, 4),
-        int8="never",
-        bottleneck=CHANNELS,
-        unlabelled_x=digits.x_train,
-        progress=lines.append,
-    )
-    return Tree(tiny, digits, out / "digits" / "1", manifest, lines)
+    return tiny_export(tiny, digits, out, bottleneck=CHANNELS, unlabelled_x=digits.x_train)
 
 
 def smashed(net: Supernet, x: NDArray[np.float32]) -> NDArray[np.float32]:
     with torch.inference_mode():
-        return net.eval().prefix(2)(torch.from_numpy(x)).numpy()  # type: ignore[no-any-return]
+        z: NDArray[np.float32] = net.eval().prefix(2)(torch.from_numpy(x)).numpy()
+    return z
 
 
 def test_without_distillation_it_is_the_best_linear_pair(tiny: Supernet, digits: Dataset) -> None:

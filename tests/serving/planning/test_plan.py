@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -46,7 +47,7 @@ FIGURES = Figures(
 
 
 def planned(devices: int, prices: Prices | None = None, **more: object) -> Plan:
-    fleet = replace(Fleet(devices, network="small"), **more)  # type: ignore[arg-type]
+    fleet = replace(Fleet(devices, network="small"), **more)  # type: ignore[arg-type]  # checked when built
     return plan_of(fleet, FIGURES, prices)
 
 
@@ -164,8 +165,9 @@ def test_money_is_told_at_prices_that_were_given_alone() -> None:
 def test_a_fleet_that_cannot_be_planned_is_refused(
     changed: dict[str, object], message: str
 ) -> None:
+    values: Any = changed  # wrong on purpose
     with pytest.raises(ConfigurationError, match=message):
-        plan_of(replace(Fleet(10, network="small"), **changed), FIGURES)  # type: ignore[arg-type]
+        plan_of(replace(Fleet(10, network="small"), **values), FIGURES)
 
 
 def test_the_command_tells_the_plan_and_where_its_figures_are_from(splitedge: Splitedge) -> None:
