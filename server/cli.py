@@ -26,7 +26,19 @@ from server.dashboard.cli import dashboard_link
 from server.deployment.cli import app as models_app
 from server.membership.cli import devices_app, quarantine_app
 from server.membership.token_cli import app as token_app
-from server.options import STATE_DEFAULT, Artifacts, AsJson, PassphraseFile, State
+from server.options import (
+    STATE_DEFAULT,
+    Artifacts,
+    AsJson,
+    Batch,
+    Insecure,
+    MqttPasswordFile,
+    PassphraseFile,
+    Queue,
+    State,
+    Threads,
+    TlsKey,
+)
 from server.planning.cli import plan
 from server.registry.options import RegistryPasswordFile, RegistryUrl
 from server.roles.cli import backend
@@ -86,13 +98,7 @@ def run(
             "password with ps."
         ),
     ] = None,
-    mqtt_password_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="SPLITEDGE_MQTT_PASSWORD_FILE",
-            help="File with one line, the password of the user in --mqtt.",
-        ),
-    ] = None,
+    mqtt_password_file: MqttPasswordFile = None,
     mqtt_public: Annotated[
         str | None,
         typer.Option(
@@ -114,10 +120,8 @@ def run(
             help="Rule of depths: budget or supersfl; default: as last time, else budget."
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Largest batch of queries.")] = 32,
-    queue: Annotated[
-        int, typer.Option(help="Largest number of waiting queries; more are refused.")
-    ] = 256,
+    batch: Batch = 32,
+    queue: Queue = 256,
     limit_requests: Annotated[
         float | None,
         typer.Option(help="Most queries a second of one device; more are refused. Default: none."),
@@ -130,17 +134,15 @@ def run(
         float | None,
         typer.Option(help="Most bytes a second of one device; more are refused. Default: none."),
     ] = None,
-    threads: Annotated[int, typer.Option(help="Compute threads; 0 means half the cores.")] = 0,
+    threads: Threads = 0,
     tls_cert: Annotated[
         Path | None, typer.Option(help="PEM certificate for HTTPS and MQTTS.")
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
+    tls_key: TlsKey = None,
     mqtt_ca: Annotated[
         Path | None, typer.Option(help="PEM file to verify your own mqtts:// broker with.")
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow unencrypted connections from other machines.")
-    ] = False,
+    insecure: Insecure = False,
     enrolment: Annotated[
         str | None,
         typer.Option(
@@ -345,9 +347,7 @@ def broker_config(
             "which is created if it is missing."
         ),
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow unencrypted connections from other machines.")
-    ] = False,
+    insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a Mosquitto configuration that keeps devices apart.

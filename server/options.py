@@ -27,4 +27,18 @@ Artifacts = Annotated[
         "from the environment, such as AWS_ACCESS_KEY_ID; s3:// needs the extra `s3`.",
     ),
 ]
+MqttPasswordFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="SPLITEDGE_MQTT_PASSWORD_FILE",
+        help="File with one line, the password of the user in --mqtt.",
+    ),
+]
+Batch = Annotated[int, typer.Option(help="Largest batch of queries.")]
+Queue = Annotated[int, typer.Option(help="Largest number of waiting queries; more are refused.")]
+Threads = Annotated[int, typer.Option(help="Compute threads; 0 means half the cores.")]
+TlsKey = Annotated[Path | None, typer.Option(help="PEM key of the certificate.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Allow unencrypted connections from other machines.")
+]
 STATE_DEFAULT: Final = Path("splitedge-server")

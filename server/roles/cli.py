@@ -11,7 +11,16 @@ import typer
 
 from edge_sdk.tracing.options import TracesShare, TracesUrl, chosen_traces
 from edge_sdk.wire.topics import PAYLOAD_BYTES
-from server.options import STATE_DEFAULT, Artifacts
+from server.options import (
+    STATE_DEFAULT,
+    Artifacts,
+    Batch,
+    Insecure,
+    MqttPasswordFile,
+    Queue,
+    Threads,
+    TlsKey,
+)
 from server.registry.options import RegistryPasswordFile, RegistryUrl
 
 if TYPE_CHECKING:
@@ -33,13 +42,7 @@ def backend(
             "the Mosquitto of the API on --state."
         ),
     ] = None,
-    mqtt_password_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="SPLITEDGE_MQTT_PASSWORD_FILE",
-            help="File with one line, the password of the user in --mqtt.",
-        ),
-    ] = None,
+    mqtt_password_file: MqttPasswordFile = None,
     mqtt_packet_bytes: Annotated[
         int, typer.Option(help="Longest MQTT message, as of the API.")
     ] = PAYLOAD_BYTES,
@@ -51,10 +54,8 @@ def backend(
             " --artifacts and --registry, a folder of the backend's own.",
         ),
     ] = STATE_DEFAULT,
-    batch: Annotated[int, typer.Option(help="Largest batch of queries.")] = 32,
-    queue: Annotated[
-        int, typer.Option(help="Largest number of waiting queries; more are refused.")
-    ] = 256,
+    batch: Batch = 32,
+    queue: Queue = 256,
     limit_requests: Annotated[
         float | None, typer.Option(help="Most queries a second of one device at this backend.")
     ] = None,
@@ -64,15 +65,13 @@ def backend(
     limit_bytes: Annotated[
         float | None, typer.Option(help="Most bytes a second of one device at this backend.")
     ] = None,
-    threads: Annotated[int, typer.Option(help="Compute threads; 0 means half the cores.")] = 0,
+    threads: Threads = 0,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate for HTTPS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
+    tls_key: TlsKey = None,
     mqtt_ca: Annotated[
         Path | None, typer.Option(help="PEM file to verify an mqtts:// broker with.")
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow unencrypted connections from other machines.")
-    ] = False,
+    insecure: Insecure = False,
     host_name: Annotated[
         list[str] | None,
         typer.Option(
