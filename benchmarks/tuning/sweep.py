@@ -58,18 +58,31 @@ class Swept:
     measure: str = "accuracy"
 
 
-def _joint(samples: Mapping[DataName, int]) -> Mapping[DataName, Changes]:
-    """Rounds of a joint batch of ten clients, with as many samples as the others' rounds."""
-    joint = {name: 10 * world["train"]["batch"] for name, world in WORLDS.items()}
-    return {
-        name: {"train": {"batch": batch, "iterations": round(samples[name] / batch)}}
-        for name, batch in joint.items()
-    }
-
-
 # Samples of a round: of the digits, all but held-out and test part, twice.
 SAMPLES: Final[Mapping[DataName, int]] = {"digits": 2 * 1007, "fashion-mnist": 5_000}
-_JOINT: Final = _joint(SAMPLES)
+# of MergeSFL's clients in turn, as in its row of BESplit's table
+SPEEDS: Final[Sequence[float]] = (1.0, 0.75, 0.5, 0.25)
+
+
+def _joint(data: DataName) -> Changes:
+    """Joint batches of all clients, with as many samples as the others' rounds."""
+    world = WORLDS[data]
+    batch = world["data"]["clients"] * world["train"]["batch"]
+    return {"train": {"batch": batch, "iterations": round(SAMPLES[data] / batch)}}
+
+
+def _merged(data: DataName) -> Changes:
+    """Steps of batches by speed, with as many samples as the others' rounds.
+
+    The fastest clients have the others' batch.
+    """
+    world = WORLDS[data]
+    shares = [SPEEDS[place % len(SPEEDS)] for place in range(world["data"]["clients"])]
+    return {"train": {"iterations": round(SAMPLES[data] / (world["train"]["batch"] * sum(shares)))}}
+
+
+# methods whose rounds are counted in steps
+_COUNTED: Final = {"scala": _joint, "mergesfl": _merged}
 
 _STRENGTH: Final = ("parts.server.numbers.strength", (0.5, 0.25))
 
@@ -77,6 +90,9 @@ SWEEP: Final[Mapping[str, Swept]] = {
     "fedavg": Swept({"method": "fedavg"}),
     "fedprox": Swept({"method": "fedprox"}, ("method_numbers.mu", (0.01, 0.1))),
     "feddyn": Swept({"method": "feddyn"}, ("method_numbers.alpha", (0.01, 0.1))),
+    "fedlc": Swept({"method": "fedlc"}, ("method_numbers.tau", (1.0, 0.1))),
+    "fedper": Swept({"method": "fedper"}, measure="rho 0"),
+    "ditto": Swept({"method": "ditto"}, ("method_numbers.strength", (0.1, 1.0)), "rho 0"),
     "splitfed-v1": Swept({"method": "splitfed-v1"}),
     "splitfed-v2": Swept({"method": "splitfed-v2"}),
     "minibatch-sfl": Swept({"method": "minibatch-sfl"}),
@@ -86,6 +102,8 @@ SWEEP: Final[Mapping[str, Swept]] = {
     ),
     "harmony": Swept({"method": "harmony"}, ("method_numbers.align_weight", (0.1, 1.0)), "rho 0.4"),
     "scala": Swept({"method": "scala"}, ("method_numbers.strength", (1.0, 0.5))),
+    "mergesfl": Swept({"method": "mergesfl", "method_numbers": {"speeds": list(SPEEDS)}}),
+    "pfsl": Swept({"method": "pfsl"}, ("method_numbers.refit_epochs", (1, 0)), "rho 0"),
     "splitlpf": Swept({"method": "splitlpf"}, ("method_numbers.dead_zone", (0.0, 0.2)), "rho 0"),
     "supersfl": Swept({"method": "supersfl"}, ("method_numbers.normalise_weights", (False, True))),
     "besplit": Swept({"method": "besplit"}, ("method_numbers.weight_power", (1.0, 0.5))),
@@ -97,8 +115,8 @@ def trials_of(method: str, data: DataName) -> list[Job]:
     """The trials of a method on a data set."""
     swept = SWEEP[method]
     base = over(over(WORLDS[data], swept.recipe), {"seed": SEED})
-    if method == "scala":
-        base = over(base, _JOINT[data])
+    if method in _COUNTED:
+        base = over(base, _COUNTED[method](data))
     pairs = RATES if swept.own else (*RATES, *MORE_RATES)
     name, values = swept.own or ("", (None,))
     jobs = []
