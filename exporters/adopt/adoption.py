@@ -49,7 +49,8 @@ class CutFigures:
     """A published cut and what it gives on the test part.
 
     Attributes:
-        z_bytes: of one offload in the codec that the export found. x_bytes: of one raw input.
+        z_bytes: of one offload in its codec, the mean of the held-out samples.
+        x_bytes: of one raw input.
     """
 
     cut: Cut
@@ -247,13 +248,12 @@ def _figures(
     each: Exit, test: _Answers, place: int, offload: DeployedOffload, *, raw: TensorSpec, most: int
 ) -> CutFigures:
     judged = Judged(each.head.logits(test.features[place]), test.logits, test.part.y)
-    width = {"fp32": 4, "fp16": 2, "int8": 1}[offload.codec]
     figures = figures_at(
         each.gate, judged, lambda rows: offload(as_raw(test.part.x[rows], raw)), most
     )
     return CutFigures(
         cut=each.cut,
-        z_bytes=width * each.cut.values,
+        z_bytes=round(offload.offload_bytes),
         x_bytes=_bytes_of(raw),
         codec=offload.codec,
         gate=each.gate,

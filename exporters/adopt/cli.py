@@ -12,7 +12,7 @@ import typer
 
 from edge_sdk.cli.output import check_report, check_target, print_table, progress
 from exporters.next_step import next_step
-from exporters.options import GATE_HELP, Version
+from exporters.options import GATE_HELP, Codec, Version, read_codec
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help shall not
     from exporters.adopt.adoption import Adoption
@@ -112,6 +112,7 @@ def adopt(
         Literal["auto", "never"],
         typer.Option(help="auto: also publish int8 if it gives the same answers and runs faster."),
     ] = "auto",
+    codec: Codec = "auto",
     samples: Annotated[
         int,
         typer.Option(min=6, help="Samples for heads and thresholds, at most; drawn by the seed."),
@@ -147,6 +148,7 @@ def adopt(
             agreement=agreement,
             gate=gate,
             int8=int8,
+            codec=read_codec(codec),
             seed=seed,
             threads=os.cpu_count() or 1,
         )

@@ -52,6 +52,11 @@ class DeployedOffload:
         """The codec of z."""
         return self._bundle.smashed.codec
 
+    @property
+    def offload_bytes(self) -> float:
+        """Bytes of one sample's tensor in that codec: the mean of the held-out samples."""
+        return float(self._bundle.parity["offload_bytes"][self.codec])
+
     def _graph(self, folder: Path, name: str, threads: int) -> Session | None:
         graph = self._bundle.graphs.get(name)
         return None if graph is None else Session(folder / graph.file, threads=threads)

@@ -25,6 +25,7 @@ class Settings:
         agreement: how often exits shall answer as the whole model does, in (0, 1].
         gate: what exits are judged by, as text (edge_sdk.gate_form); scales that it leaves open are
             fitted on the samples that choose the threshold.
+        codec: of offloads, as `exporters.parity.choose_codec` takes it.
         threads: of onnxruntime while features are computed.
     """
 
@@ -36,6 +37,7 @@ class Settings:
     agreement: float = 0.98
     gate: GatePolicy = "entropy"
     int8: Literal["auto", "never"] = "auto"
+    codec: str = "auto"
     seed: int = 0
     threads: int = 1
 

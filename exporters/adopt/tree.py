@@ -200,6 +200,7 @@ def _source(
         write=write,
         suffix=_suffix(classifier, cut),
         tolerance=_tolerance(exit_logits),
+        codec=settings.codec,
         notes={"threshold": _notes(each, settings)},
     )
 

@@ -100,6 +100,35 @@ def test_report_has_the_fixed_keys(adopted: Any) -> None:
         assert 0 < cut["device_share"] < 1
 
 
+def test_smallest_codec_keeps_the_answers_in_fewer_bytes(
+    adopted: Any, small_onnx: Path, unlabelled: Path, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    words = "--codec", "smallest", "--int8", "never", "--report", str(report)
+    result = run(small_onnx, unlabelled, tmp_path / "models", *words)
+    assert result.exit_code == 0, result.output + str(result.exception)
+    _, _, before = adopted
+    cuts = json.loads(report.read_bytes())["cuts"]
+    for cut, default in zip(cuts, before["cuts"], strict=True):
+        folder = tmp_path / "models" / "digits" / "1" / "bundles" / f"d{cut['depth']}"
+        bundle = BundleManifest.load(folder)
+        assert bundle.smashed.codec == cut["codec"] != default["codec"]
+        assert cut["z_bytes"] < default["z_bytes"]
+        assert bundle.parity["offload_changes"][cut["codec"]] <= 0.005 * bundle.parity["samples"]
+        assert cut["hybrid_agreement"] > default["hybrid_agreement"] - 0.02
+
+
+def test_bytes_of_a_plain_codec_are_those_of_its_values(adopted: Any) -> None:
+    widths = {"fp32": 4, "fp16": 2, "int8": 1}
+    for cut in adopted[2]["cuts"]:
+        assert cut["z_bytes"] == widths[cut["codec"]] * np.prod(cut["z_shape"])
+
+
+def test_unknown_codec_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    text = refused(tmp_path / "no.onnx", tmp_path / "no", tmp_path, "--codec", "gzip")
+    assert text.startswith("--codec: expected one of auto, smallest, fp32"), text
+
+
 def test_figures_are_those_of_the_published_graphs_on_the_test_part(
     adopted: Any, small_onnx: Path, digits: Dataset
 ) -> None:
