@@ -59,9 +59,16 @@ class Trial:
         """Seconds of training, without evaluation."""
         return math.fsum(row["seconds"] for row in self.rows)
 
+    def processor_s(self, rounds: int) -> float:
+        """Seconds of the processor up to that round, without evaluation."""
+        return math.fsum(row["processor_s"] for row in self.rows[:rounds])
+
     def to_dict(self) -> dict[str, Any]:
         """The trial for a report: its curve, without the names of participants."""
-        kept = ("round", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "supervised")
+        kept = (
+            "round", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "processor_s",
+            "supervised",
+        )  # fmt: skip
         return {
             "name": self.name,
             "seed": self.seed,
@@ -120,19 +127,26 @@ def run_trial(name: str, recipe: Recipe) -> Trial:
 
 def cost_table(trials: Iterable[Trial], target: float) -> str:
     """Markdown: rounds, bytes and seconds to the target by name, mean ± 95 % interval."""
-    lines = [
-        f"| method | reached {target:.0%} | rounds | MB | seconds | accuracy of the last rounds |",
-        "| --- | --- | --- | --- | --- | --- |",
+    heads = [
+        "method",
+        f"reached {target:.0%}",
+        "rounds",
+        "MB",
+        "seconds",
+        "processor, s",
+        "accuracy of the last rounds",
     ]
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     for name, group in by_name(trials).items():
-        reached = [cost for trial in group if (cost := trial.reached(target)) is not None]
+        found = [(trial, cost) for trial in group if (cost := trial.reached(target)) is not None]
         cells = [
-            shown([float(cost.rounds) for cost in reached]),
-            shown([cost.bytes_total / 1e6 for cost in reached]),
-            shown([cost.seconds for cost in reached]),
+            shown([float(cost.rounds) for _, cost in found]),
+            shown([cost.bytes_total / 1e6 for _, cost in found]),
+            shown([cost.seconds for _, cost in found]),
+            shown([trial.processor_s(cost.rounds) for trial, cost in found]),
             shown([100 * trial.accuracy for trial in group]) + " %",
         ]
-        lines.append(f"| {name} | {len(reached)} of {len(group)} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {len(found)} of {len(group)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

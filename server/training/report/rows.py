@@ -27,6 +27,7 @@ def row_of(
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
         "seconds": result.seconds,
+        "processor_s": result.processor_s,
         "participants": list(result.participants),
         "missing": list(result.missing),
         "missing_why": {name: known[name] for name in result.missing if name in known},

@@ -88,6 +88,7 @@ def close_round(
         bytes_up=now.traffic.up,
         bytes_down=now.traffic.down,
         seconds=time.perf_counter() - now.started,
+        processor_s=time.process_time() - now.processor_started,
         bytes_by_kind=now.traffic.by_kind,
         missed_steps=now.missed,
         stale=stale,

@@ -141,6 +141,8 @@ class RoundResult:
         merged: whether the quorum was reached, so that the round counts.
         missed_steps: batches asked for without a reply, by client.
         stale: rounds late, by client, of the updates of earlier rounds that count in this one.
+        processor_s: of this process, in all its threads, from the round's beginning to its end;
+            workers and devices have their own.
         weights: each participant's weight in the merge; empty where the round does not count.
         suspects: clients, with the reason, that no server step learnt from, in this round or in
             that of their late update, or that had their update clipped.
@@ -160,6 +162,7 @@ class RoundResult:
     bytes_up: int
     bytes_down: int
     seconds: float
+    processor_s: float = field(compare=False)
     bytes_by_kind: Mapping[str, int] = field(default_factory=dict)
     missed_steps: Mapping[str, int] = field(default_factory=dict)
     stale: Mapping[str, int] = field(default_factory=dict)
@@ -188,6 +191,7 @@ class RoundUnderWay:
     samples: dict[str, int]
     label_counts: dict[str, tuple[int, ...]]
     started: float = field(default_factory=time.perf_counter)
+    processor_started: float = field(default_factory=time.process_time)
     traffic: TrafficCounter = field(default_factory=TrafficCounter)
     contributions: dict[str, Contribution] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)

@@ -162,7 +162,7 @@ def end_of(out: Path) -> tuple[dict[str, torch.Tensor], Any]:
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert lines == report["rounds"]
     for row in report["rounds"]:
-        del row["seconds"]
+        del row["seconds"], row["processor_s"]
     del report["training"]["seconds"], report["energy"]  # what this machine took
     assert report.pop("weights") == str(out / "weights.safetensors")
     last = read_checkpoint(out / "checkpoints" / f"round-{ROUNDS:06}.safetensors")

@@ -76,6 +76,7 @@ def test_a_report_has_what_the_next_program_reads(tmp_path: Path) -> None:
     for row in report["rounds"]:
         assert 0 <= row["accuracy"] <= 1
         assert row["seconds"] > 0
+        assert row["processor_s"] > 0
         assert (len(row["participants"]), row["missing"]) == (4, [])
         by_way = {"up": 0, "down": 0}
         for kind, size in row["bytes_by_kind"].items():

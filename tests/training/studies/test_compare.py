@@ -15,7 +15,14 @@ from server.training.recipe.recipe import read_recipe
 
 def run_of(name: str, seed: int, curve: list[float | None]) -> Trial:
     rows = [
-        {"round": at, "accuracy": value, "seconds": 2.0, "bytes_up": 600_000, "bytes_down": 400_000}
+        {
+            "round": at,
+            "accuracy": value,
+            "seconds": 2.0,
+            "processor_s": 1.5,
+            "bytes_up": 600_000,
+            "bytes_down": 400_000,
+        }
         for at, value in enumerate(curve, start=1)
     ]
     return Trial(name, seed, rows, 0.5, {}, None, None)
@@ -32,11 +39,11 @@ def test_cost_is_counted_to_the_first_round_that_reaches_the_target() -> None:
 def test_a_seed_that_never_got_there_is_counted_and_not_averaged() -> None:
     table = cost_table([run_of("a", 0, [0.2, 0.9]), run_of("a", 1, [0.2, 0.3])], 0.9)
     (line,) = [line for line in table.splitlines() if line.startswith("| a ")]
-    assert [cell.strip() for cell in line.split("|")[2:6]] == ["1 of 2", "2", "2", "4"]
+    assert [cell.strip() for cell in line.split("|")[2:7]] == ["1 of 2", "2", "2", "4", "3"]
 
 
 def test_nobody_got_there() -> None:
-    assert "| a | 0 of 1 | - | - | - |" in cost_table([run_of("a", 0, [0.2])], 0.9)
+    assert "| a | 0 of 1 | - | - | - | - |" in cost_table([run_of("a", 0, [0.2])], 0.9)
 
 
 def test_spread_is_the_t_interval() -> None:
