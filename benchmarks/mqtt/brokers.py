@@ -1,6 +1,6 @@
 """Embedded broker and Mosquitto under many devices: memory, logins, latency, storm.
 
-    python -P -m benchmarks.mqtt.brokers
+    python -m benchmarks.mqtt.brokers
 
 Each row is one broker with one number of devices, plain or with TLS. Devices and backend are
 processes of their own, so their work is not the broker's; all share the machine's cores.
@@ -62,9 +62,10 @@ class Row:
     storm: dict[str, Any]
 
 
-@app.command(epilog="Example: python -P -m benchmarks.mqtt.brokers --devices 500")
+@app.command(epilog="Example: python -m benchmarks.mqtt.brokers --devices 500")
 def main(
     devices: Annotated[list[int], typer.Option(help="Numbers of devices.")] = [500, 2000, 5000],  # noqa: B006 - typer's form
+    qos: Annotated[int, typer.Option(min=0, max=1, help="Quality of service of queries.")] = 0,
     results: Results = RESULTS,
 ) -> None:
     """Measure all rows, and write results/brokers.json and .md."""
@@ -74,14 +75,14 @@ def main(
             for program in PROGRAMS:
                 what = f"{program}, {number} devices{', TLS' if tls else ''}"
                 with console.status(what), tempfile.TemporaryDirectory() as folder:
-                    rows.append(measure(program, number, Path(folder), tls=tls))
+                    rows.append(measure(program, number, Path(folder), qos, tls=tls))
                 console.print(f"{what}: {orjson.dumps(asdict(rows[-1])).decode()}")
-    about = {"command": "python -P -m benchmarks.mqtt.brokers", **provenance()}
+    about = {"command": "python -m benchmarks.mqtt.brokers", "qos": qos, **provenance()}
     report = {"about": about, "rows": [asdict(row) for row in rows]}
-    write(results / NAME, report, _blocks(rows, made_by(about)))
+    write(results / NAME, report, _blocks(rows, qos, made_by(about)))
 
 
-def measure(program: str, devices: int, folder: Path, *, tls: bool) -> Row:
+def measure(program: str, devices: int, folder: Path, qos: int, *, tls: bool) -> Row:
     """One row."""
     password = secrets.token_urlsafe(32)
     pair = self_signed(folder, is_rsa=True) if tls else (None, None)
@@ -101,10 +102,10 @@ def measure(program: str, devices: int, folder: Path, *, tls: bool) -> Row:
         time.sleep(1)
         empty = memory_mb(broker.pid)
         ca = None if pair[0] is None else str(pair[0])
-        backend = _side("backend", Where(broker.port, password, ca=ca))
+        backend = _side("backend", Where(broker.port, password, ca=ca, qos=qos))
         children.append(backend)
         backend.expect("up", "did not log in")
-        crowd = _side("devices", Where(broker.port, password, devices, ca))
+        crowd = _side("devices", Where(broker.port, password, devices, ca, qos))
         children.append(crowd)
         took_s = orjson.loads(crowd.expect("up", "did not log in"))["seconds"]
         time.sleep(1)
@@ -144,10 +145,10 @@ def _ask(crowd: ChildProcess, line: str) -> dict[str, Any]:
     return answer
 
 
-def _blocks(rows: Iterable[Row], how: str) -> Iterable[str]:
+def _blocks(rows: Iterable[Row], qos: int, how: str) -> Iterable[str]:
     yield "# Brokers under many devices"
     yield (
-        f"A query of {len(QUERY):,} bytes and its answer of {len(REPLY):,}, QoS 1 both ways, on"
+        f"A query of {len(QUERY):,} bytes and its answer of {len(REPLY):,}, QoS {qos} both ways, on"
         " loopback: device, broker, backend and back. Devices send one after the other at fixed"
         " times, and a latency counts from the time when the query was due;"
         f" {LOAD_S} s at each rate, one run. Memory is that of the broker's process: before the"

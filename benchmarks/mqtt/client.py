@@ -113,8 +113,11 @@ class Client:
         except OSError:
             self.drop()
 
-    def publish(self, topic: str, payload: bytes) -> None:
-        """Publish with QoS 1."""
+    def publish(self, topic: str, payload: bytes, qos: int = 1) -> None:
+        """Publish with QoS 0 or 1."""
+        if qos == 0:
+            self._send(0x30, text(topic) + payload)
+            return
         self._packet_id = self._packet_id % PORT_IDS + 1
         self._send(0x32, text(topic) + self._packet_id.to_bytes(2, "big") + payload)
 

@@ -1,7 +1,7 @@
 """Many devices at one broker, and a backend that answers them, each in a process of its own.
 
-    python -P -m benchmarks.mqtt.crowd backend '{"port": 1883, ...}'
-    python -P -m benchmarks.mqtt.crowd devices '{"port": 1883, "devices": 500, ...}'
+    python -m benchmarks.mqtt.crowd backend '{"port": 1883, ...}'
+    python -m benchmarks.mqtt.crowd devices '{"port": 1883, "devices": 500, ...}'
 
 Both print `up` once all are logged in and subscribed. The devices then do what lines on their
 standard input say: `load RATE SECONDS`, or `storm`, which waits until all have come back; each is
@@ -44,12 +44,18 @@ REPLY: Final = pack_reply(Reply("0" * 32, {"logits": np.zeros((1, 10), np.float3
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The broker, and who logs in there; `ca` is the PEM file of its certificate."""
+    """The broker, and who logs in there.
+
+    Attributes:
+        ca: PEM file of the broker's certificate; None without TLS.
+        qos: quality of service of queries and of their answers.
+    """
 
     port: int
     password: str
     devices: int = 0
     ca: str | None = None
+    qos: int = 0
 
     def tls(self) -> ssl.SSLContext | None:
         """The context of all clients."""
@@ -61,6 +67,7 @@ class Crowd:
 
     def __init__(self, where: Where, logins: Sequence[Login]) -> None:
         self._port = where.port
+        self._qos = where.qos
         self._selector = selectors.DefaultSelector()
         self._trying = 0
         self._up = 0
@@ -110,7 +117,7 @@ class Crowd:
                 lag = max(lag, now - due)
                 if client.state is State.UP:
                     client.due.append(due)
-                    client.publish(topics[number], QUERY)
+                    client.publish(topics[number], QUERY, self._qos)
             self.turn(max(0.0, min(began + self.sent / rate - time.monotonic(), 0.01)))
         end = time.monotonic() + DRAIN_S
         while len(self.latencies) < total and time.monotonic() < end:
@@ -175,7 +182,7 @@ class Backend(Crowd):
 
     def received(self, client: Client, topic: bytes, _payload: bytes) -> None:
         """Answer the query."""
-        client.publish(topic.decode().removesuffix(Kind.QUERY) + Kind.REPLY, REPLY)
+        client.publish(topic.decode().removesuffix(Kind.QUERY) + Kind.REPLY, REPLY, self._qos)
 
 
 class _StandardInput:
