@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_sdk.errors import ConfigurationError, LinkError, SplitedgeError, StorageError
-from edge_sdk.mqtt import MqttLink, loopback, with_login
-from edge_sdk.wire.address import Address
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.wire.address import Address, is_loopback
 from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker.child import BrokerChild, ListenSettings
 from server.broker.config import BACKEND_FILE, read_or_make_password
@@ -147,7 +147,9 @@ class FleetBroker:
     def warn_of_loopback(self) -> None:
         """Log a warning if devices of other machines are told an address of this machine alone."""
         told = BrokerAddress.parse(self.public_url)
-        if not loopback(told) or (self._settings.http.loopback and not self._settings.insecure):
+        if not is_loopback(told.host) or (
+            self._settings.http.loopback and not self._settings.insecure
+        ):
             return
         if self._settings.mqtt_public is not None:
             logger.warning(
@@ -203,7 +205,7 @@ class FleetBroker:
         settings = self._settings
         local = BrokerAddress(reached_at(address.host), child.port, settings.tls)
         # the certificate names the host that devices know, not loopback
-        return link_to(settings, with_login(local, BACKEND, password), pinned=settings.tls_cert)
+        return link_to(settings, local.with_login(BACKEND, password), pinned=settings.tls_cert)
 
     def _listening(self, address: Address) -> ListenSettings:
         return ListenSettings(

@@ -19,7 +19,7 @@ import orjson
 
 from edge_sdk.durable import make_folder
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt.link import MqttLink
 from edge_sdk.wire.topics import Kind, Topic
 from server.alerts.limits import AlertLimits
 from server.alerts.senders import open_senders

@@ -27,7 +27,8 @@ import orjson
 
 from benchmarks.reports import child_environment
 from edge_sdk.identity import Identity
-from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.mqtt.messages import Message
 from edge_sdk.offload.offloader import LINK_SHARE, Offloader
 from edge_sdk.offload.pending import NoReply, Target
 from edge_sdk.wire.answers import HEADER_LENGTH

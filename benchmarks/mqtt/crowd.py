@@ -24,7 +24,7 @@ import numpy as np
 import orjson
 
 from benchmarks.mqtt.client import Client, Login, State
-from edge_sdk.mqtt import RECONNECT_FIRST_S, RECONNECT_LAST_S
+from edge_sdk.mqtt.link import RECONNECT_FIRST_S, RECONNECT_LAST_S
 from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Query, Reply, pack_query, pack_reply
 from edge_sdk.wire.topics import Kind, Topic, all_devices

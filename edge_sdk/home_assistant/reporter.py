@@ -34,7 +34,8 @@ from edge_sdk.home_assistant.discovery import (
     state_text,
 )
 from edge_sdk.installation import installed_version
-from edge_sdk.mqtt import Message, MqttLink, Will
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.mqtt.messages import Message, Will
 
 if TYPE_CHECKING:
     from edge_sdk.agent import EdgeAgent

@@ -7,7 +7,7 @@ from typing import Final
 
 from edge_sdk.errors import LinkError
 from edge_sdk.identity import Identity
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt.link import MqttLink
 from edge_sdk.wire.broker_address import BrokerAddress
 
 ANSWER_S: Final = 3.0

@@ -25,7 +25,8 @@ import orjson
 
 from edge_sdk.errors import FrameError, SplitedgeError
 from edge_sdk.identity import Identity
-from edge_sdk.mqtt import Message, MqttLink, Rpc, Will
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.mqtt.messages import Message, Rpc, Will
 from edge_sdk.offload.availability import TIMED_OUT, Availability, Presence
 from edge_sdk.offload.http_queries import HttpQueries
 from edge_sdk.offload.link_meter import LinkMeter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -51,6 +51,10 @@ class BrokerAddress:
         """The address without its login."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
+
+    def with_login(self, username: str, password: str) -> BrokerAddress:
+        """The same address with that login."""
+        return replace(self, username=username, password=password)
 
 
 def shown_broker(url: str) -> str:

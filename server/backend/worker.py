@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_sdk.errors import FrameError, FrameTooLargeError
-from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.mqtt.messages import Message
 from edge_sdk.session import Array
 from edge_sdk.wire.frames import MQTT_LIMITS, Limits, unpack, unpack_header
 from edge_sdk.wire.messages import Problem, Query, Reply, frame_id, pack_reply, read_query

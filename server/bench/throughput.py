@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge_sdk.manifest import ModelManifest
-from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.mqtt.messages import Message
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.codecs import encode
 from edge_sdk.wire.frames import Tensor, unpack

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from edge_sdk.errors import ConfigurationError, LinkError
-from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.mqtt.messages import Message
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.topics import Kind, Topic, check_id
 from server.broker.mosquitto_files import BACKEND, CONTROL, RESPONSE, device_acls, role_name

@@ -19,8 +19,7 @@ from typing import Any, Final
 
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.mqtt import loopback
-from edge_sdk.wire.broker_address import BrokerAddress
+from edge_sdk.wire.address import is_loopback
 from edge_sdk.wire.topics import PAYLOAD_BYTES, Kind, all_devices
 from server.broker.child import ListenSettings
 from server.broker.core.packets import PUBLISH_OVERHEAD_BYTES
@@ -194,7 +193,7 @@ def _check_listener(
 ) -> None:
     if (certificate is None) != (key is None):
         raise ConfigurationError("broker: TLS needs a certificate and its key, got one of them")
-    on_loopback = loopback(BrokerAddress(host, 0))
+    on_loopback = is_loopback(host)
     if certificate is None and not on_loopback and not insecure:
         raise ConfigurationError(
             f"broker: other machines would reach {host} without encryption; give a certificate and "

@@ -15,7 +15,8 @@ import orjson
 
 from edge_sdk.errors import FrameError, ManifestError
 from edge_sdk.manifest import check_bundle_name
-from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.mqtt.messages import Message
 from edge_sdk.wire.topics import Kind, all_devices, parse_topic
 
 # a heartbeat has about a kilobyte; what is longer is not read

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.mqtt import with_login
 from edge_sdk.service.listening import listen
 from edge_sdk.systemd.notify import Notifier
 from edge_sdk.wire.address import Address
@@ -63,7 +62,7 @@ def broker_for(
         )
     pinned = None if last is None or last.tls_cert is None else Path(last.tls_cert)
     there = BrokerAddress(reached_at(address.host), address.port, pinned is not None)
-    return with_login(there, BACKEND, read_password(file)), pinned
+    return there.with_login(BACKEND, read_password(file)), pinned
 
 
 def registry_for(

@@ -25,23 +25,19 @@ from pathlib import Path
 from typing import Final, Self
 
 from securesystemslib.signer import CryptoSigner
-from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
 from tuf.api.metadata import (
-    Metadata,
-    MetaFile,
     Root,
-    Signed,
     Snapshot,
-    TargetFile,
     Targets,
     Timestamp,
 )
 
 from edge_sdk.durable import make_folder, storage_error, sync_folder, write_atomic
-from edge_sdk.errors import ConfigurationError, ManifestError
+from edge_sdk.errors import ConfigurationError
 from edge_sdk.installation import BUILD_DATE
-from edge_sdk.manifest import MANIFEST_NAME, BundleManifest, ModelManifest, read_bytes
+from edge_sdk.manifest import MANIFEST_NAME, ModelManifest
 from server.errors import ArtifactError, BadRequestError, ClockError, NotReadyError
+from server.signing.bundles import SignedBundle, read_bundle
 from server.signing.clock import Clock, clock_problem, utc_now
 from server.signing.keys import (
     ONLINE,
@@ -51,16 +47,10 @@ from server.signing.keys import (
     keys_in,
     read_key,
 )
-from server.signing.roots import RootChain, enough_signers, first_root, next_root, read_signed
+from server.signing.metadata import MetadataFiles, State, is_due
+from server.signing.roots import RootChain, enough_signers, first_root, next_root
 
-# Devices keep their bundle when metadata expires. So these limit how long a replayed old repository
-# can hold an update back, not how long the server may be away.
-TARGETS_LIFE: Final = timedelta(days=90)
-SNAPSHOT_LIFE: Final = timedelta(days=90)
-TIMESTAMP_LIFE: Final = timedelta(days=7)
 RENEW_BEFORE: Final = timedelta(days=30)
-# a device in the middle of a refresh may still ask for the versions that were current at its start
-_KEPT_VERSIONS: Final = 10
 # In the folder tuf/ of a state that was restored. Devices may have seen later versions than those
 # of the backup, and refuse lower ones, so the next signature skips more than were ever signed.
 RESTORED_NAME: Final = "restored"
@@ -88,6 +78,8 @@ class ArtifactRepository:
         passphrase: of the private keys; None for keys in the clear.
         root_keys: where the root keys of a new repository are written, and how many.
         clock: the time to sign by.
+    Attributes:
+        metadata: the files below the root.
     """
 
     def __init__(
@@ -105,6 +97,7 @@ class ArtifactRepository:
         self.roots = RootChain(self.metadata_folder)
         self._root_keys = root_keys or RootKeys()
         self._clock = clock
+        self.metadata = MetadataFiles(self.metadata_folder, self.keys, clock)
 
     def open_or_create(self) -> None:
         """Make keys, root and empty metadata where they are missing, then sign a fresh timestamp.
@@ -122,9 +115,9 @@ class ArtifactRepository:
                 self._check_clock()
                 self._create_root()
             self._check_root_keys()
-            if not self._timestamp_path.exists():
+            if not self.metadata.timestamp_path.exists():
                 self._check_clock()
-                self._create_metadata()
+                self.metadata.create()
             self._check_keys()
         self.refresh_timestamp()
 
@@ -159,18 +152,14 @@ class ArtifactRepository:
         return self._clock()
 
     @property
+    def last_signed(self) -> datetime | None:
+        """When the newest timestamp was signed, by the clock then; None where there is none."""
+        return self.metadata.last_signed
+
+    @property
     def clock_problem(self) -> str | None:
         """The reason why the clock is not right enough to sign by; None where it is."""
         return clock_problem(self._clock(), self.last_signed)
-
-    @property
-    def last_signed(self) -> datetime | None:
-        """When the newest timestamp was signed, by the clock then; None where there is none."""
-        try:
-            timestamp = Metadata[Timestamp].from_bytes(self._timestamp_path.read_bytes())
-        except (OSError, RepositoryError):
-            return None
-        return timestamp.signed.expires - TIMESTAMP_LIFE
 
     def expiries(self) -> dict[str, datetime]:
         """The end date of the newest metadata of each role.
@@ -249,8 +238,8 @@ class ArtifactRepository:
                     "there is no root yet, and so no signature whose time could be wrong: start the"
                     " server, which makes one"
                 )
-            if not self._timestamp_path.exists():
-                self._create_metadata()
+            if not self.metadata.timestamp_path.exists():
+                self.metadata.create()
             self._check_keys()
         self._refresh()
 
@@ -265,7 +254,7 @@ class ArtifactRepository:
         """
         model = ModelManifest.load(model_folder)
         bundles = [
-            _read_bundle(model, model_folder / "bundles" / variant, variant)
+            read_bundle(model, model_folder / "bundles" / variant, variant)
             for variant in model.variants
         ]
         with self.locked():
@@ -283,7 +272,7 @@ class ArtifactRepository:
                 self._write_files(bundle)
                 state.targets.signed.targets.update({file.path: file for file in bundle.targets})
             if added:
-                self._release(state, targets=True, snapshot=True)
+                self.metadata.release(state, targets=True, snapshot=True)
         return tuple(bundle.name for bundle in bundles)
 
     def withdraw(self, model: str, version: int) -> int:
@@ -302,7 +291,7 @@ class ArtifactRepository:
             for path in gone:
                 del published[path]
             if gone:
-                self._release(state, targets=True, snapshot=True)
+                self.metadata.release(state, targets=True, snapshot=True)
         # only now: no signed metadata names them any more
         shutil.rmtree(self.targets_folder / prefix, ignore_errors=True)
         return len(gone)
@@ -320,13 +309,13 @@ class ArtifactRepository:
         with self.locked():
             root = self.roots.newest().signed
             state = self._load()
-            targets = _is_due(root, state.targets, soon)
-            snapshot = targets or _is_due(root, state.snapshot, soon)
+            targets = is_due(root, state.targets, soon)
+            snapshot = targets or is_due(root, state.snapshot, soon)
             restored = self._restored_path.exists()
             if restored:
                 for metadata in (state.targets, state.snapshot, state.timestamp):
                     metadata.signed.version += SKIPPED_VERSIONS
-            self._release(state, targets=targets or restored, snapshot=snapshot or restored)
+            self.metadata.release(state, targets=targets or restored, snapshot=snapshot or restored)
             if restored:  # after a kill before this, they are skipped once more
                 self._restored_path.unlink()
 
@@ -345,10 +334,6 @@ class ArtifactRepository:
     @property
     def _restored_path(self) -> Path:
         return self.targets_folder.parent / RESTORED_NAME
-
-    @property
-    def _timestamp_path(self) -> Path:
-        return self.metadata_folder / "timestamp.json"
 
     def _check_clock(self) -> None:
         problem = self.clock_problem
@@ -464,84 +449,16 @@ class ArtifactRepository:
                     "restore it from a backup"
                 )
 
-    def _create_metadata(self) -> None:
-        """Write the first versions, unless the repository has had later ones.
-
-        Devices remember the versions that they saw, and would refuse lower ones.
-        """
-        later = [p.name for p in self.metadata_folder.glob("*.snapshot.json") if p.name[:2] != "1."]
-        if later:
-            raise ArtifactError(
-                f"{self._timestamp_path}: not found, though {later[0]} is; restore it from a backup"
-            )
-        state = _State(Metadata(Timestamp()), Metadata(Snapshot()), Metadata(Targets()))
-        self._write(state, targets=True, snapshot=True)
-
-    def _load(self) -> _State:
-        """Read the files that the timestamp names, not later ones of an unfinished change.
+    def _load(self) -> State:
+        """The metadata of this moment.
 
         Raises: ClockError where nothing could be signed yet; ArtifactError.
         """
-        if not self._timestamp_path.exists():
+        if not self.metadata.timestamp_path.exists():
             self._check_clock()
-        try:
-            timestamp = Metadata[Timestamp].from_bytes(read_signed(self._timestamp_path))
-            version = timestamp.signed.snapshot_meta.version
-            path = self.metadata_folder / f"{version}.snapshot.json"
-            snapshot = Metadata[Snapshot].from_bytes(read_signed(path))
-            version = snapshot.signed.meta["targets.json"].version
-            path = self.metadata_folder / f"{version}.targets.json"
-            targets = Metadata[Targets].from_bytes(read_signed(path))
-        except RepositoryError as err:
-            raise ArtifactError(
-                f"{self.metadata_folder}: {err}; restore the folder from a backup"
-            ) from err
-        return _State(timestamp, snapshot, targets)
+        return self.metadata.load()
 
-    def _release(self, state: _State, *, targets: bool, snapshot: bool) -> None:
-        """Sign and write the next version of the changed files."""
-        state.targets.signed.version += targets
-        state.snapshot.signed.version += snapshot
-        state.timestamp.signed.version += 1
-        self._write(state, targets=targets, snapshot=snapshot)
-        if snapshot:
-            self._prune(state.snapshot.signed)
-            self._prune(state.targets.signed)
-
-    def _write(self, state: _State, *, targets: bool, snapshot: bool) -> None:
-        """Write targets, snapshot, timestamp in this order: each names the one before by hash."""
-        if targets:
-            vouched = self._write_version(state.targets, TARGETS_LIFE)
-            state.snapshot.signed.meta["targets.json"] = vouched
-        if snapshot:
-            vouched = self._write_version(state.snapshot, SNAPSHOT_LIFE)
-            state.timestamp.signed.snapshot_meta = vouched
-        write_atomic(self._timestamp_path, self._sign(state.timestamp, TIMESTAMP_LIFE))
-
-    def _write_version(
-        self, metadata: Metadata[Targets] | Metadata[Snapshot], life: timedelta
-    ) -> MetaFile:
-        raw = self._sign(metadata, life)
-        signed = metadata.signed
-        write_atomic(self.metadata_folder / f"{signed.version}.{signed.type}.json", raw)
-        return MetaFile.from_data(signed.version, raw, ["sha256"])
-
-    def _sign(
-        self,
-        metadata: Metadata[Targets] | Metadata[Snapshot] | Metadata[Timestamp],
-        life: timedelta,
-    ) -> bytes:
-        metadata.signed.expires = self._clock() + life
-        metadata.sign(self.keys.signer(metadata.signed.type))
-        return metadata.to_bytes()
-
-    def _prune(self, signed: Signed) -> None:
-        for path in self.metadata_folder.glob(f"*.{signed.type}.json"):
-            version = path.name.split(".")[0]
-            if version.isdigit() and int(version) <= signed.version - _KEPT_VERSIONS:
-                path.unlink(missing_ok=True)
-
-    def _check_unchanged(self, bundle: _Bundle, published: Targets) -> None:
+    def _check_unchanged(self, bundle: SignedBundle, published: Targets) -> None:
         for file in bundle.targets:
             known = published.targets.get(file.path)
             if known is not None and known != file:
@@ -550,67 +467,14 @@ class ArtifactRepository:
                     f"{Path(file.path).name}; export it under a new version"
                 )
 
-    def _write_files(self, bundle: _Bundle) -> None:
+    def _write_files(self, bundle: SignedBundle) -> None:
         folder = self.targets_folder / "bundles" / bundle.name
         make_folder(folder)
         for name, raw in bundle.files.items():
             write_atomic(folder / f"{hashlib.sha256(raw).hexdigest()}.{name}", raw)
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """The metadata of one moment, which a change edits and releases."""
-
-    timestamp: Metadata[Timestamp]
-    snapshot: Metadata[Snapshot]
-    targets: Metadata[Targets]
-
-
-@dataclass(frozen=True, slots=True)
-class _Bundle:
-    """One bundle of an export: its files, and the targets to sign."""
-
-    name: str
-    files: dict[str, bytes]
-    targets: tuple[TargetFile, ...]
-
-
 @contextmanager
 def _none() -> Iterator[list[CryptoSigner]]:
     """No new keys."""
     yield []
-
-
-def _is_due(root: Root, metadata: Metadata[Targets] | Metadata[Snapshot], soon: datetime) -> bool:
-    """Whether metadata is to be signed again: it expires soon, or the root names another key."""
-    if metadata.signed.is_expired(soon):
-        return True
-    try:
-        root.verify_delegate(metadata.signed.type, metadata.signed_bytes, metadata.signatures)
-    except UnsignedMetadataError:
-        return True
-    return False
-
-
-def _read_bundle(model: ModelManifest, folder: Path, variant: str) -> _Bundle:
-    raw = read_bytes(folder / MANIFEST_NAME)
-    manifest = BundleManifest.from_json(raw)
-    expected = f"{model.name}/{model.version}/{variant}"
-    if manifest.bundle != expected:
-        raise ManifestError(
-            f"{folder}: expected the bundle {expected}, its manifest says {manifest.bundle}; "
-            "export again"
-        )
-    files = {name: read_bytes(folder / name) for name in manifest.files}
-    files[MANIFEST_NAME] = raw
-    targets = tuple(_target(manifest, name, data) for name, data in files.items())
-    return _Bundle(manifest.bundle, files, targets)
-
-
-def _target(manifest: BundleManifest, name: str, data: bytes) -> TargetFile:
-    """The target of a file; the manifest's own also lists, signed, all files of the bundle."""
-    path = f"bundles/{manifest.bundle}/{name}"
-    target = TargetFile(len(data), {"sha256": hashlib.sha256(data).hexdigest()}, path)
-    if name == MANIFEST_NAME:
-        target.unrecognized_fields["custom"] = {"files": list(manifest.files)}
-    return target

@@ -8,7 +8,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-from edge_sdk.mqtt import Message
+from edge_sdk.mqtt.messages import Message
 from edge_sdk.wire.broker_address import BrokerAddress
 
 

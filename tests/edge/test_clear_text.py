@@ -23,7 +23,7 @@ from edge_sdk.api import CONNECTION_NAME, FleetBroker, locate_broker
 from edge_sdk.cli.main import main
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.identity import Identity
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt.link import MqttLink
 from edge_sdk.offload.offloader import Offloader
 from edge_sdk.state import StateLock
 from edge_sdk.training.device.invitation import CommandLink

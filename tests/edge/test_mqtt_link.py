@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from edge_sdk.errors import ConfigurationError, FrameTooLargeError, LinkError
-from edge_sdk.mqtt import QUEUED_TIMES, Message, MqttLink, Rpc, Will, loopback, with_login
+from edge_sdk.mqtt.link import QUEUED_TIMES, MqttLink
+from edge_sdk.mqtt.messages import Message, Rpc, Will
+from edge_sdk.wire.address import is_loopback
 from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker.child import BrokerChild
 from server.broker.policy import Principal, credential_sha256
@@ -401,7 +403,7 @@ def test_broker_urls(url: str, expected: BrokerAddress) -> None:
 
 
 def test_a_login_is_added_to_an_address() -> None:
-    address = with_login(BrokerAddress("h", 1), "pi-1", "secret")
+    address = BrokerAddress("h", 1).with_login("pi-1", "secret")
     assert (address.username, address.password, address.port) == ("pi-1", "secret", 1)
 
 
@@ -434,4 +436,4 @@ def test_a_refused_url_does_not_show_its_login(url: str) -> None:
 def test_loopback_is_told_by_the_address() -> None:
     hosts = {"127.0.0.1": True, "127.8.8.8": True, "::1": True, "localhost": True}
     hosts |= {"10.0.0.1": False, "broker.example": False, "0.0.0.0": False}
-    assert {host: loopback(BrokerAddress(host, 1)) for host in hosts} == hosts
+    assert {host: is_loopback(host) for host in hosts} == hosts

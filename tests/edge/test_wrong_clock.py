@@ -13,7 +13,7 @@ from edge_sdk import installation
 from edge_sdk.api import unmeasured_bundles
 from edge_sdk.errors import LinkError
 from edge_sdk.identity import Identity
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt.link import MqttLink
 from edge_sdk.wire.broker_address import BrokerAddress
 from tests.edge.authority import Authority, make_authority
 from tests.edge.brokers import Mosquitto

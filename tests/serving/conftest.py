@@ -24,7 +24,8 @@ import urllib3
 from numpy.typing import NDArray
 
 from edge_sdk.manifest import BundleManifest, ModelManifest
-from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.mqtt.messages import Message
 from edge_sdk.nets import Supernet, build
 from edge_sdk.training.data.load import load_dataset
 from edge_sdk.wire.broker_address import BrokerAddress

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt.link import MqttLink
 from tests.waiting import wait_until
 
 

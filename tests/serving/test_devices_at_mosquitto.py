@@ -14,7 +14,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from edge_sdk.errors import LinkError
-from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.mqtt.messages import Message
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.topics import Kind, Topic, parse_topic
 from profiles import load_reference

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, text
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt.link import MqttLink
 from edge_sdk.wire.address import Address
 from edge_sdk.wire.broker_address import BrokerAddress
 from profiles.reference import load_reference

@@ -9,7 +9,7 @@ from typing import Final
 import orjson
 
 from edge_sdk.errors import LinkError
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt.link import MqttLink
 from edge_sdk.pipeline.answer import Row
 from edge_sdk.wire.broker_address import BrokerAddress
 

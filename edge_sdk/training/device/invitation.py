@@ -17,7 +17,8 @@ from edge_sdk.bundles.store import BundleStore
 from edge_sdk.errors import SplitedgeError
 from edge_sdk.identity import Identity
 from edge_sdk.membership.orders import Membership
-from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.mqtt.messages import Message
 from edge_sdk.training.device.trainer_address import INVITATION, resolve_trainer_url
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.topics import Kind, Topic

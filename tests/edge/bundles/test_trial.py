@@ -220,11 +220,11 @@ def test_manifest_for_a_newer_splitedge_is_refused_for_now(
     (path,) = depot.repository.targets_folder.rglob("2/d2/*manifest.json")
     newer = path.read_bytes().replace(b'"format": 1', b'"format": 9')
     with depot.repository.locked():
-        metadata = depot.repository._load()
+        metadata = depot.repository.metadata.load()
         target = metadata.targets.signed.targets["bundles/tiny/2/d2/manifest.json"]
         digest = hashlib.sha256(newer).hexdigest()
         target.hashes["sha256"] = digest
-        depot.repository._release(metadata, targets=True, snapshot=True)
+        depot.repository.metadata.release(metadata, targets=True, snapshot=True)
     path.with_name(f"{digest}.manifest.json").write_bytes(newer)
 
     outcome = update(state, "tiny/2/d2")

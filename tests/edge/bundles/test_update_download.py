@@ -154,9 +154,9 @@ def test_bundle_larger_than_the_disk_is_refused_before_anything_is_thrown_away(
     """FAULTS row 6."""
     assert update(installed, "tiny/2/d2").status == "installed"  # tiny/1 is now the way back
     with depot.repository.locked():
-        metadata = depot.repository._load()
+        metadata = depot.repository.metadata.load()
         metadata.targets.signed.targets[f"bundles/{WIDE}/exit.onnx"].length = 1 << 50
-        depot.repository._release(metadata, targets=True, snapshot=True)
+        depot.repository.metadata.release(metadata, targets=True, snapshot=True)
 
     outcome = update(installed, WIDE)
 

@@ -252,9 +252,9 @@ def test_manifest_that_names_other_files_than_were_signed_is_refused(
 def publish(repository: ArtifactRepository, change: Callable[[Targets], None]) -> None:
     """Sign changed targets with the repository's own keys."""
     with repository.locked():
-        state = repository._load()
+        state = repository.metadata.load()
         change(state.targets.signed)
-        repository._release(state, targets=True, snapshot=True)
+        repository.metadata.release(state, targets=True, snapshot=True)
 
 
 def tree(state: Path) -> set[str]:

@@ -16,7 +16,8 @@ from edge_sdk.errors import ConfigurationError, StorageError
 from edge_sdk.home_assistant.address import HomeAddress
 from edge_sdk.home_assistant.discovery import Topics
 from edge_sdk.home_assistant.reporter import HomeReporter
-from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.mqtt.messages import Message
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.messages import new_id
 from tests.commands import Splitedge

@@ -15,7 +15,8 @@ import orjson
 import pytest
 
 from edge_sdk.identity import Identity
-from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.mqtt.messages import Message
 from edge_sdk.offload.availability import Presence
 from edge_sdk.offload.offloader import AGAIN_SHARE, AT_ONCE, BEHIND, LINK_SHARE, Offloader
 from edge_sdk.offload.pending import NoReply, Outcome, Pending, Target

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edge_sdk.errors import ConfigurationError, LinkError
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt.link import MqttLink
 from edge_sdk.pipeline.answer import Row
 from edge_sdk.pipeline.sinks.function import FunctionWriter
 from edge_sdk.pipeline.sinks.json_lines import FileWriter, StreamWriter

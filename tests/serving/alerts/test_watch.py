@@ -21,7 +21,7 @@ import pytest
 from edge_sdk.answers.tally import UNCERTAINTY_BINS
 from edge_sdk.errors import ConfigurationError, LinkError
 from edge_sdk.manifest import BundleManifest
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt.link import MqttLink
 from edge_sdk.state import StateLock
 from edge_sdk.wire.broker_address import BrokerAddress
 from profiles import load_reference

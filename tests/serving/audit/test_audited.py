@@ -14,7 +14,7 @@ import pytest
 import urllib3
 
 from edge_sdk.errors import LinkError
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt.link import MqttLink
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.topics import Kind, Topic
 from profiles import load_reference

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt.link import MqttLink
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.frames import Tensor, pack_request, unpack
 from edge_sdk.wire.messages import Problem, Query, new_id, pack_query

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from benchmarks.mqtt.certificates import self_signed
-from edge_sdk.mqtt import Message, MqttLink
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.mqtt.messages import Message
 from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker.child import BrokerChild, ListenSettings
 from server.broker.mosquitto_child import MosquittoChild

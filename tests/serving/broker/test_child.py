@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks.mqtt.certificates import self_signed
 from edge_sdk.errors import ConfigurationError, LinkError
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt.link import MqttLink
 from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker.child import ListenSettings
 from server.broker.policy import Principal, credential_sha256

@@ -20,7 +20,8 @@ import psutil
 import pytest
 
 from benchmarks.mqtt.certificates import self_signed
-from edge_sdk.mqtt import Message, MqttLink, Will
+from edge_sdk.mqtt.link import MqttLink
+from edge_sdk.mqtt.messages import Message, Will
 from edge_sdk.wire.broker_address import BrokerAddress
 from server.broker import sockets
 from server.broker.channel import Channel

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt.link import MqttLink
 from edge_sdk.wire.broker_address import BrokerAddress
 from server.audit.broker_events import read_broker_event
 from server.broker.mosquitto_child import MosquittoChild

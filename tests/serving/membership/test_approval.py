@@ -16,7 +16,7 @@ from edge_sdk import api
 from edge_sdk.errors import EnrolmentError, LinkError
 from edge_sdk.identity import Identity
 from edge_sdk.membership.approval import wait_for_approval
-from edge_sdk.mqtt import MqttLink
+from edge_sdk.mqtt.link import MqttLink
 from profiles import load_reference
 from server.errors import ApprovalError, ConflictError
 from server.state import existing_registry

@@ -128,15 +128,15 @@ def test_devices_that_saw_later_versions_than_those_of_the_backup_get_higher_one
     back_up(state, tmp_path / "b.tar")
     for _ in range(5):
         artifacts.refresh_timestamp()  # an hour each
-    seen = artifacts._load()
+    seen = artifacts.metadata.load()
     assert restore(tmp_path / "b.tar", tmp_path / "new").root_version == 2
     restored = ArtifactRepository(tmp_path / "new")
     restored.open_or_create()
-    first = restored._load()
+    first = restored.metadata.load()
     for of in ("timestamp", "snapshot", "targets"):
         assert getattr(first, of).signed.version > getattr(seen, of).signed.version
     restored.open_or_create()
-    assert restored._load().timestamp.signed.version == first.timestamp.signed.version + 1
+    assert restored.metadata.load().timestamp.signed.version == first.timestamp.signed.version + 1
 
 
 @pytest.mark.parametrize(("old", "new"), [("sqlite", "postgresql"), ("postgresql", "sqlite")])

@@ -1,4 +1,4 @@
-"""A link to an MQTT broker that reconnects by itself. The only importer of paho.
+"""A link to an MQTT broker that reconnects by itself.
 
 Handlers run in paho's network thread, so they must pass work on and never wait.
 
@@ -9,29 +9,26 @@ Handlers run in paho's network thread, so they must pass work on and never wait.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
-import socket
-import ssl
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from edge_sdk.errors import FrameTooLargeError, LinkError
 from edge_sdk.installation import clock_is_wrong
+from edge_sdk.mqtt.backlog import Backlog
+from edge_sdk.mqtt.client import Client
+from edge_sdk.mqtt.messages import Message, Rpc, RpcProperties, Will
+from edge_sdk.mqtt.reasons import why_lost, why_unreachable
 from edge_sdk.tls import pinned_tls_context, set_date_checks, tls_context
-from edge_sdk.wire.address import is_loopback
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.clear_text import clear_text_reason, is_clear
 from edge_sdk.wire.topics import PAYLOAD_BYTES
@@ -42,47 +39,10 @@ logger = logging.getLogger(__name__)
 # drawn from [bound / 2, bound], and the bound doubles up to RECONNECT_LAST_S.
 RECONNECT_FIRST_S: Final = 0.25
 RECONNECT_LAST_S: Final = 2.0
-# Longest time that sent bytes may stay unacknowledged by the peer's TCP.
-SILENCE_S: Final = 10.0
 CUT_AFTER_S: Final = 1.0
 # messages that may wait here, over those that may wait for the broker's acknowledgement
 QUEUED_TIMES: Final = 4
-# most bytes of messages of QoS 0 that are not written to the socket yet
-UNWRITTEN_BYTES: Final = 32_000_000
-# names of reasons that do not say why a connection ended
-SAYS_NOTHING: Final = ("Normal disconnection", "Success", "Unspecified error")
 UNSUPPORTED_PROTOCOL: Final = "Unsupported protocol version"
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message that arrived on a topic.
-
-    Attributes:
-        qos: of its delivery, which is the lower one of its publication and our subscription.
-    """
-
-    topic: str
-    payload: bytes
-    retained: bool = False
-    qos: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Will:
-    """A message that the broker publishes, retained, when this connection breaks."""
-
-    topic: str
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Rpc:
-    """The MQTT 5 properties of a query; left out if the broker supports only 3.1.1."""
-
-    response_topic: str
-    correlation: bytes
-    expiry_s: int
 
 
 Handler = Callable[[Message], None]
@@ -147,15 +107,9 @@ class MqttLink:
         self._failures = 0
         self._last_error = "no connection attempt yet"
         self._protocol = MQTTProtocolVersion.MQTTv5 if mqtt5 else MQTTProtocolVersion.MQTTv311
-        self._client: _Client | None = None
+        self._client: Client | None = None
         self._newest: paho.MQTTMessageInfo | None = None
-        # messages of QoS 1 that the broker has not acknowledged, and when they were published
-        self._under_way: deque[tuple[paho.MQTTMessageInfo, float]] = deque()
-        # messages of QoS 0 that are not written to the socket, and their sizes; paho bounds only
-        # those of QoS 1
-        self._unwritten: deque[tuple[paho.MQTTMessageInfo, int]] = deque()
-        self._unwritten_bytes = 0
-        self._counting = threading.Lock()
+        self._backlog = Backlog(QUEUED_TIMES * max_in_flight)
 
     @property
     def connected(self) -> bool:
@@ -181,9 +135,7 @@ class MqttLink:
         Args:
             now: the monotonic clock.
         """
-        with self._counting:
-            self._forget_acknowledged()
-            return now - self._under_way[0][1] if self._under_way else 0.0
+        return self._backlog.behind_s(now)
 
     def subscribe(self, topic_filter: str, handler: Handler, *, qos: int = 1) -> None:
         """Call `handler` in the network thread for each message, also after a reconnect."""
@@ -253,7 +205,11 @@ class MqttLink:
                 f"{topic}: at most {self._max_packet_bytes} bytes over MQTT, got {len(payload)}"
             )
         client = self._client
-        if client is None or not self.connected or (not qos and self._is_full(len(payload))):
+        if (
+            client is None
+            or not self.connected
+            or (not qos and self._backlog.is_full(len(payload)))
+        ):
             return False
         properties = self._properties(rpc)
         sent = client.publish(topic, payload, qos=qos, retain=retain, properties=properties)
@@ -264,7 +220,7 @@ class MqttLink:
             # A change of threads would take 50 to 100 us of an offload. Not with TLS: a connection
             # must not be read and written at once there (Python before 3.13.1 has no lock).
             client.write_now()
-        self._count(sent, qos, len(payload))
+        self._backlog.add(sent, qos, len(payload))
         return True
 
     def flush(self, timeout_s: float) -> bool:
@@ -297,47 +253,16 @@ class MqttLink:
         client.end_soon()
         client.disconnect()
         # paho's thread ends once all is written, which never happens if the peer does not read
-        cut = threading.Timer(CUT_AFTER_S, _cut, (client,))
+        cut = threading.Timer(CUT_AFTER_S, client.cut_off)
         cut.start()
         client.loop_stop()
         cut.cancel()
         cut.join()
         self._up.clear()
 
-    def _count(self, sent: paho.MQTTMessageInfo, qos: int, size_bytes: int) -> None:
-        with self._counting:
-            if qos:
-                self._forget_acknowledged()
-                self._under_way.append((sent, time.monotonic()))
-            elif not sent.is_published():
-                self._unwritten.append((sent, size_bytes))
-                self._unwritten_bytes += size_bytes
-
-    def _is_full(self, size_bytes: int) -> bool:
-        """Whether so many messages of QoS 0 wait for the socket that this one is too much."""
-        if not self._unwritten:
-            return False
-        with self._counting:
-            while self._unwritten and self._unwritten[0][0].is_published():
-                self._unwritten_bytes -= self._unwritten.popleft()[1]
-            full = len(self._unwritten) >= QUEUED_TIMES * self._max_in_flight
-            return full or self._unwritten_bytes + size_bytes > UNWRITTEN_BYTES
-
-    def _forget_unwritten(self) -> None:
-        """Forget messages of QoS 0 that went down with their connection."""
-        with self._counting:
-            self._unwritten.clear()
-            self._unwritten_bytes = 0
-
-    def _forget_acknowledged(self) -> None:
-        """Forget the oldest messages that the broker has; brokers acknowledge in order."""
-        while self._under_way and self._under_way[0][0].is_published():
-            self._under_way.popleft()
-
     def _start_client(self) -> None:
-        with self._counting:
-            self._under_way.clear()
-        client = _Client(
+        self._backlog.forget_under_way()
+        client = Client(
             CallbackAPIVersion.VERSION2,
             client_id=self._client_id,
             protocol=self._protocol,
@@ -351,7 +276,6 @@ class MqttLink:
             client.tls_insecure_set(self._pinned is not None)  # checks all but the name
         client.max_queued_messages_set(QUEUED_TIMES * self._max_in_flight)
         client.max_inflight_messages_set(self._max_in_flight)
-        client.on_socket_open = _tune
         client.on_connect = self._connected
         client.on_subscribe = self._subscribed
         client.on_unsubscribe = self._unsubscribed
@@ -379,7 +303,7 @@ class MqttLink:
     def _properties(self, rpc: Rpc | None) -> Properties | None:
         if rpc is None or self._protocol != MQTTProtocolVersion.MQTTv5:
             return None
-        return cast("Properties", _RpcProperties(rpc))  # paho only calls `pack`
+        return cast("Properties", RpcProperties(rpc))  # paho only calls `pack`
 
     def _connected(
         self,
@@ -392,7 +316,7 @@ class MqttLink:
         if reason.is_failure:
             self._last_error = f"the broker refused the connection: {reason}"
             if str(reason) == UNSUPPORTED_PROTOCOL and self._protocol == MQTTProtocolVersion.MQTTv5:
-                self._fall_back(cast("_Client", client))
+                self._fall_back(cast("Client", client))
             elif self._failures == 0:
                 logger.warning("%s: %s", self._client_id, self._last_error)
             return
@@ -432,13 +356,13 @@ class MqttLink:
 
     def _come_up(self) -> None:
         """Report the link as up. Earlier, a reply could arrive before its subscription."""
-        self._forget_unwritten()  # also one that was queued while the connection broke
+        self._backlog.forget_unwritten()  # also one that was queued while the connection broke
         self._up.set()
         logger.debug("%s: connected to %s", self._client_id, self.address.url)
         if self._on_state is not None:
             self._on_state(True)
 
-    def _fall_back(self, client: _Client) -> None:
+    def _fall_back(self, client: Client) -> None:
         logger.debug("%s: %s speaks MQTT 3.1.1", self._client_id, self.address.url)
         self._protocol = MQTTProtocolVersion.MQTTv311
         client.on_disconnect = None
@@ -450,7 +374,7 @@ class MqttLink:
 
     def _connect_failed(self, client: paho.Client, _userdata: object) -> None:
         # paho calls this while it handles the exception, and does not pass it on
-        self._last_error = _why_unreachable(sys.exc_info()[1], self.address.host)
+        self._last_error = why_unreachable(sys.exc_info()[1], self.address.host)
         self._failures += 1
         self._set_delay(client)
 
@@ -464,22 +388,15 @@ class MqttLink:
     ) -> None:
         was_up = self._up.is_set()
         self._up.clear()
-        self._forget_unwritten()
+        self._backlog.forget_unwritten()
         self._failures += 1
         self._set_delay(client)
         if was_up:
-            self._last_error = self._why_lost(reason)
+            self._last_error = (
+                "the connection was closed here" if self._stopped else why_lost(reason)
+            )
             if self._on_state is not None:
                 self._on_state(False)
-
-    def _why_lost(self, reason: ReasonCode) -> str:
-        """Why a connection ended, in words that tell a user more than the names of MQTT do."""
-        if self._stopped:
-            return "the connection was closed here"
-        # for a connection that ended without a word, paho says "Unspecified error"
-        if reason.getName() in SAYS_NOTHING:
-            return "the connection was lost: the broker ended, or the network failed"
-        return f"the connection was lost: {reason}"
 
     def _secure(self, client: paho.Client) -> None:
         if self._pinned is not None:
@@ -497,106 +414,6 @@ class MqttLink:
         client.reconnect_delay_set(delay_s, delay_s)  # type: ignore[arg-type]  # paho means seconds
 
 
-class _Client(paho.Client):
-    """paho's client, whose socket several threads may write to.
-
-    paho takes a packet out of its queue, and puts back what the socket did not take: between the
-    two, another thread would write into the middle of that packet.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self._one_writes = threading.Lock()
-        self._ending = False
-        super().__init__(*args, **options)
-
-    def loop_write(self) -> MQTTErrorCode:
-        """Write what waits, and end a lost connection: for the network thread."""
-        with self._one_writes:
-            return super().loop_write()
-
-    def write_now(self) -> None:
-        """Write what waits, in any thread, handlers included.
-
-        What is not written, and a connection that is lost, are left to the network thread: paho
-        ends a connection only while no handler runs, so a handler would wait for itself.
-        """
-        with self._one_writes:
-            if not self._ending:
-                self._packet_write()
-
-    def end_soon(self) -> None:
-        """Leave all that is written from now on, a DISCONNECT say, to the network thread."""
-        with self._one_writes:
-            self._ending = True
-
-
-class _RpcProperties:
-    """A query's properties, packed by hand: paho's packing takes 35 us of an offload's 500 us."""
-
-    def __init__(self, rpc: Rpc) -> None:
-        topic = rpc.response_topic.encode()
-        packed = b"".join(
-            (
-                b"\x02" + rpc.expiry_s.to_bytes(4, "big"),  # message expiry interval
-                b"\x08" + len(topic).to_bytes(2, "big") + topic,  # response topic
-                b"\x09" + len(rpc.correlation).to_bytes(2, "big") + rpc.correlation,
-            )
-        )
-        # a length above 127 takes a second byte, seven bits in each (MQTT 5, 1.5.5)
-        size = len(packed)
-        length = bytes([size]) if size < 128 else bytes([size % 128 | 128, size // 128])
-        self._packed = length + packed
-
-    def pack(self) -> bytes:
-        """The bytes for the packet."""
-        return self._packed
-
-
 def _topics_of(topic_filter: str) -> str:
     """The filter of the topics themselves: messages of `$share/GROUP/FILTER` come on those."""
     return topic_filter.split("/", 2)[2] if topic_filter.startswith("$share/") else topic_filter
-
-
-def loopback(address: BrokerAddress) -> bool:
-    """Whether that broker is on this machine."""
-    return is_loopback(address.host)
-
-
-def with_login(address: BrokerAddress, username: str, password: str) -> BrokerAddress:
-    """The same address with that login."""
-    return replace(address, username=username, password=password)
-
-
-def _why_unreachable(err: BaseException | None, host: str) -> str:
-    match err:
-        case socket.gaierror():
-            why = f"the name {host} cannot be resolved ({err.strerror})"
-        case ssl.SSLCertVerificationError():
-            why = (
-                f"its certificate is not trusted here ({err.verify_message}); copy that of its"
-                " authority here and give it: --ca of `agent enroll`, --mqtt-ca of `server run`"
-            )
-        case ssl.SSLError():
-            why = f"TLS failed ({err.reason or err.strerror})"
-        case ConnectionRefusedError():
-            why = "connection refused: no program listens on this port"
-        case TimeoutError():
-            why = "the connection attempt timed out"
-        case _:
-            why = f"cannot connect ({getattr(err, 'strerror', None) or err})"
-    return why
-
-
-def _tune(_client: paho.Client, _userdata: object, sock: Any) -> None:
-    # a QoS 1 round trip on loopback takes 44 ms without, 0.9 ms with
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # finds a path that drops every packet; the keep-alive takes up to twice its interval
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * SILENCE_S))
-
-
-def _cut(client: paho.Client) -> None:
-    sock: Any = client.socket()
-    if sock is not None:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
