@@ -36,6 +36,7 @@ from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.frames import Tensor, encode, unpack
 from edge_sdk.wire.messages import Query, new_id, pack_query, read_reply
 from edge_sdk.wire.topics import Kind, Topic
+from server.listening.descriptors import raise_descriptor_limit
 from server.processes import ChildProcess
 
 ANSWERED: Final = "answered"
@@ -200,12 +201,11 @@ class _Http:
     async def ask(self) -> tuple[str, bool]:
         async with self._room:
             reader, writer = self._open() or await self._connect()
-            writer.write(self._request)
-            head: bytes = (await reader.readuntil(b"\r\n\r\n")).lower()
-            lines = [line.partition(b": ") for line in head.split(b"\r\n")[1:]]
-            fields: dict[bytes, bytes] = {name: value for name, _, value in lines}
-            await reader.readexactly(int(fields[b"content-length"]))
-            status = int(head.split(b" ", 2)[1].decode())
+            try:
+                status, fields = await self._exchange(reader, writer)
+            except BaseException:  # such as the end of our patience: the answer may still come
+                writer.close()
+                raise
             if fields.get(b"connection") == b"close":
                 writer.close()
             else:
@@ -215,6 +215,17 @@ class _Http:
     async def close(self) -> None:
         for _, writer in self._idle:
             writer.close()
+
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[int, dict[bytes, bytes]]:
+        """Send the request; the status of the answer, and the fields of its head."""
+        writer.write(self._request)
+        head: bytes = (await reader.readuntil(b"\r\n\r\n")).lower()
+        lines = [line.partition(b": ") for line in head.split(b"\r\n")[1:]]
+        fields: dict[bytes, bytes] = {name: value for name, _, value in lines}
+        await reader.readexactly(int(fields[b"content-length"]))
+        return int(head.split(b" ", 2)[1].decode()), fields
 
     def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         """An idle connection that the server has not closed meanwhile."""
@@ -379,6 +390,7 @@ def _tensor(load: Load) -> Tensor:
 
 
 async def _main(raw: str) -> None:
+    raise_descriptor_limit()
     fields = orjson.loads(raw)
     load = Load(**{**fields, "shape": tuple(fields["shape"])})
 

@@ -1,4 +1,4 @@
-"""What a link has published and is not rid of yet. paho bounds messages of QoS 1 alone."""
+"""Messages that a link has published and still holds. paho bounds those of QoS 1 alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes an MQTT link: messages, last words, and the properties of a query."""
+"""Messages of an MQTT link, its last words, and the properties of a query."""
 
 from __future__ import annotations
 
