@@ -14,7 +14,7 @@ import orjson
 from edge_sdk.errors import ConfigurationError, StorageError
 from server.training.report.report import REPORT
 
-_OF_ROUND: Final = ("accuracy", "loss", "bytes_up", "bytes_down", "seconds")
+_OF_ROUND: Final = ("accuracy", "loss", "bytes_up", "bytes_down", "seconds", "processor_s")
 _COUNTED: Final = ("participants", "missing", "refused")
 _OF_ENERGY: Final = ("joules", "watts", "watts_per_point", "co2_g")
 
@@ -46,7 +46,7 @@ class TrackedRun:
 
 
 def find_runs(folder: Path) -> list[TrackedRun]:
-    """The training in a folder, or those in its folders, as `splitedge compare` leaves them.
+    """The training in a folder, or those in its folders, as comparisons and sweeps leave them.
 
     Raises: ConfigurationError where there is none; StorageError for a report that cannot be read.
     """
@@ -56,7 +56,7 @@ def find_runs(folder: Path) -> list[TrackedRun]:
     if not found:
         raise ConfigurationError(
             f"{folder}: expected {REPORT} of a training in it or in its folders; give the --out of"
-            " `splitedge simulate`, `splitedge train` or `splitedge compare`"
+            " `splitedge simulate`, `splitedge train`, `splitedge compare` or `splitedge sweep`"
         )
     return [read_run(each) for each in found]
 

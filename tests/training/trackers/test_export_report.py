@@ -60,6 +60,8 @@ def test_both_trackers_have_every_figure_of_the_reports(trained: Path) -> None:
         events.Reload()
         found = [(one.step, one.value) for one in events.Scalars("round/accuracy")]
         assert found == [(at, pytest.approx(value)) for at, value in enumerate(curve, start=1)]
+        taken = [one.value for one in events.Scalars("round/processor_s")]
+        assert taken == pytest.approx([row["processor_s"] for row in report["rounds"]])
         (last,) = events.Scalars("final/class/3")
         assert (last.step, last.value) == (3, pytest.approx(final["accuracy_by_class"]["3"]))
         text = events.Tensors("recipe/text_summary")[0].tensor_proto.string_val[0]
