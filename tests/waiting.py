@@ -10,6 +10,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 POLL_S = 0.01
+# A condition that takes long, a command for one, is asked more rarely: other tests need the cores.
+POLL_MAX_S = 1.0
+PAUSES = 3  # times what the condition took
 
 
 def wait_until(
@@ -18,18 +21,21 @@ def wait_until(
     """Poll `condition` until it is true, and return what it returned.
 
     Args:
-        condition: called every 10 ms.
+        condition: called every 10 ms, or once in four times what it takes, up to a second more.
         what: what is waited for, as a failed test shall print it; a function is called then, and
             may look up the last error or a log.
     Raises: AssertionError when it is not true within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        if time.monotonic() > deadline:
+    while True:
+        asked = time.monotonic()
+        if found := condition():
+            return found
+        now = time.monotonic()
+        if now > deadline:
             awaited = what() if callable(what) else what
             raise AssertionError(f"not within {timeout_s:g} s: {awaited}")
-        time.sleep(POLL_S)
-    return found
+        time.sleep(min(max(POLL_S, PAUSES * (now - asked)), POLL_MAX_S))
 
 
 def is_listening(port: int, host: str = "127.0.0.1") -> bool:
