@@ -15,6 +15,7 @@ docs/data.md has the whole grammar.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -233,12 +234,15 @@ def _from_folder(text: str, form: PictureForm | None, most: int | None) -> Sampl
 
 
 def _digits() -> Samples:
-    # scikit-learn ships 1,797 handwritten digits, 8x8, 0..16; every fifth is for test
-    from sklearn.datasets import load_digits  # noqa: PLC0415 - heavy, and only needed here
-
-    bunch = load_digits()
-    x = bunch.images.astype(np.float32)[:, None]
-    y = bunch.target.astype(np.int64)
+    # scikit-learn ships 1,797 handwritten digits, 8x8, 0..16; every fifth is for test. Its file is
+    # read without it: to import sklearn.datasets takes a second of a processor
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    rows = np.loadtxt(file, delimiter=",", dtype=np.float32)  # 64 pixels and the label
+    x = rows[:, :-1].reshape(-1, 1, 8, 8)
+    y = rows[:, -1].astype(np.int64)
     test = np.arange(len(x)) % 5 == 4
     return checked_samples(
         "digits",
