@@ -22,7 +22,9 @@ import numpy as np
 import psutil
 import pytest
 import urllib3
+from typer.testing import CliRunner
 
+from server.cli import app as server_app
 from server.registry.telemetry.history import RAW_S
 from tests.reader import ROOT, Document, Reader, environment, free_ports, started_server
 from tests.waiting import wait_until
@@ -43,6 +45,16 @@ class Pupil(Reader):
     def type(self, script: str) -> str:
         """The stdout of a script in which the agent's address is put in."""
         return self.shell(script.replace(WRITTEN_AGENT, self.agent))
+
+    def asked(self, *words: str) -> Any:
+        """What `splitedge server WORDS --json` prints, in this process.
+
+        It is what a test waits for: each process would take most of a second of a processor.
+        """
+        command = [*words, "--state", str(self.folder / "server"), "--json"]
+        called = CliRunner().invoke(server_app, command)
+        assert called.exit_code == 0, (called.output, called.exception)
+        return json.loads(called.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -248,13 +260,12 @@ def _repository(script: str, data: Path) -> str:
 @pytest.mark.deadline
 def test_pictures_that_change_raise_an_alert(held: Pupil, fashion_mnist_fixture: Path) -> None:
     held.type(_repository(TUTORIAL.snippet("drift"), fashion_mnist_fixture))
-    show = TUTORIAL.snippet("alerts").partition("\n")[0]
-
-    def told() -> bool:
-        return "drift" in held.type(show)
-
-    wait_until(told, (held.folder / "again.log").read_text, 90)
-    assert "sign-in" in held.type(TUTORIAL.snippet("alerts"))
+    wait_until(
+        lambda: "drift" in str(held.asked("alerts")), (held.folder / "again.log").read_text, 90
+    )
+    shown = held.type(TUTORIAL.snippet("alerts"))
+    assert "drift" in shown
+    assert "sign-in" in shown
 
 
 @pytest.fixture(scope="module")
@@ -267,16 +278,13 @@ def bad_version(held: Pupil, fashion_mnist_fixture: Path) -> int:
     written = "--name things"
     assert written in script
     held.type(script.replace(written, f"{written} --depth 6 --int8 never"))
-    listed = "splitedge server models list --state server --json"
-    versions = wait_until(lambda: _waiting(held.type(listed)), "no version waits", 90)
+    versions = wait_until(lambda: _waiting(held.asked("models", "list")), "no version waits", 90)
     return max(versions)
 
 
-def _waiting(listed: str) -> list[int]:
+def _waiting(listed: dict[str, Any]) -> list[int]:
     return [
-        one["version"]
-        for one in json.loads(listed)["models"]
-        if one["model"] == "things" and not one["active"]
+        one["version"] for one in listed["models"] if one["model"] == "things" and not one["active"]
     ]
 
 
@@ -295,12 +303,10 @@ def second_device(held: Pupil) -> Iterator[None]:
 @pytest.mark.usefixtures("second_device")
 def test_a_bad_version_goes_back_by_itself(held: Pupil, bad_version: int) -> None:
     def rollout() -> dict[str, Any]:
-        found = held.type("splitedge server rollout status --state server --json")
-        return dict(json.loads(found))
+        return dict(held.asked("rollout", "status"))
 
     def devices() -> list[str]:
-        found = json.loads(held.type("splitedge server devices --state server --json"))
-        return [str(one["runs"]) for one in found]
+        return [str(one["runs"]) for one in held.asked("devices")]
 
     start = TUTORIAL.snippet("rollout")
     assert "start things 2 " in start
