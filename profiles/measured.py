@@ -113,6 +113,18 @@ class Conditions:
     round_trip_ms: float | None = None
     bandwidth_mbps: float | None = None
 
+    def __str__(self) -> str:
+        """One line for a log."""
+        memory = self.memory_available_bytes
+        told = (
+            (None if memory is None else memory / 1e6, ",.0f", "MB of memory for bundles"),
+            (self.latency_ms, ".3g", "ms for an answer"),
+            (self.round_trip_ms, ".3g", "ms to the server and back"),
+            (self.bandwidth_mbps, ".1f", "Mbit/s"),
+        )
+        known = [f"{value:{form}} {unit}" for value, form, unit in told if value is not None]
+        return ", ".join([self.bundle, *known])
+
     def __post_init__(self) -> None:
         check_fields(
             self,

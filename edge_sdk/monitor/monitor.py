@@ -171,7 +171,7 @@ class Monitor:
         if changed is not None:
             report_conditions(self._identity, changed)
             self._watch.note_reported(changed)
-            logger.info("conditions reported: %s", changed)
+            logger.info("told the server: %s", changed)
         if self._measure_at is not None and now >= self._measure_at:
             self._measure_at = None
             self._measurements.report(self._identity)

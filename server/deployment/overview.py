@@ -62,6 +62,7 @@ class VersionState:
 
     Attributes:
         published_at: UTC seconds since 1970.
+        activated_at: when it last became active; None if it never did, or was rolled back.
         fleets: that should run it; `pinned` are those of them that stay at it.
         wanted_by, run_by: ids of devices that should run it, and of those that do.
         refused_by: devices that could not take it on.
@@ -71,6 +72,7 @@ class VersionState:
     version: int
     active: bool
     published_at: float
+    activated_at: float | None
     fleets: tuple[str, ...]
     pinned: tuple[str, ...]
     wanted_by: tuple[str, ...]
@@ -182,6 +184,7 @@ def _version_state(
         version=one.version,
         active=one.active,
         published_at=one.published_at,
+        activated_at=one.activated_at,
         fleets=tuple(fleet.fleet for fleet in of_version),
         pinned=tuple(fleet.fleet for fleet in of_version if fleet.pinned),
         wanted_by=tuple(s.device for s in states if _is_of(s.wants, name)),

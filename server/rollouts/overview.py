@@ -216,7 +216,7 @@ def _waits(
     chosen = {one.device for one in counted}
     free = [one.id for one in devices if one.id in facts.present and one.id not in chosen]
     if free and len(counted) < quota(rollout.share, len(devices)):
-        return "the server: it moves devices while it runs"
+        return "the server to choose its devices, within seconds while it runs"
     if late := waits_for(rollout, counted, facts):
         return f"{_named(late)} to take the version"
     if not any(one.taken_at is not None for one in counted):
@@ -289,7 +289,7 @@ def summary(state: RolloutState) -> str:
         share = f"{100 * state.share:g} %: {state.taken} of {state.joined} devices run it"
         waits = f"; waits for {state.waits}" if state.waits else ""
         return f"{about} is {state.state} at {share}{waits}"
-    when = ago(state.ended_at)
+    when = ago(state.ended_at).replace("now", "just now")
     reason = f": {state.reason}" if state.reason else ""
     waits = f"; waits for {state.waits}" if state.waits else ""
     return f"{about} {'is' if state.state == 'done' else 'was'} {state.state} {when}{reason}{waits}"

@@ -9,7 +9,8 @@ import { ModelsPage } from "./pages/models.js";
 import { RolloutsPage } from "./pages/rollouts.js";
 import { TrainingPage } from "./pages/training.js";
 import { Command, Icon, Said, say } from "./parts.js";
-import { signIn, signOut, whoIsThere } from "./server.js";
+import { now, signIn, signOut, useFacts, whoIsThere } from "./server.js";
+import { plural } from "./words.js";
 
 const PAGES = [
   { name: "fleet", label: "Fleet", page: FleetPage },
@@ -88,6 +89,7 @@ function Frame({ words, who }) {
           (one) => html`
             <a href="#/${one.name}" aria-current=${one === found ? "page" : null}>
               <${Icon} name=${one.name} /><span>${one.label}</span>
+              ${one.name === "alerts" && html`<${OpenAlerts} />`}
             </a>
           `,
         )}
@@ -102,6 +104,13 @@ function Frame({ words, who }) {
     </main>
     <${Said} />
   `;
+}
+
+/** The number of open alerts that nobody has silenced, beside the page's name. */
+function OpenAlerts() {
+  const { facts } = useFacts("alerts", 10);
+  const open = (facts || []).filter((one) => one.closed_at === null && !(one.silenced_until > now()));
+  return open.length > 0 && html`<span class="count" title=${`${plural(open.length, "alert")} open`}>${open.length}</span>`;
 }
 
 const Person = ({ who, leave, on = "desk" }) => html`

@@ -12,7 +12,7 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
  * `options(width)`: uPlot's, without the size. `data`: uPlot's columns. `label`: what it shows, for
  * readers who do not see it.
  */
-function Chart({ options, data, label, height = 190 }) {
+function Chart({ options, data, label, height = 190, time = false }) {
   const place = useRef(null);
   const chart = useRef(null);
   const made = useRef("");
@@ -41,11 +41,15 @@ function Chart({ options, data, label, height = 190 }) {
     };
   });
   useEffect(() => () => chart.current && chart.current.destroy(), []);
-  return html`<div class="chart" ref=${place} role="img" aria-label=${label}></div>`;
+  return html`<div class="chart ${time ? "time" : ""}" ref=${place} role="img" aria-label=${label}></div>`;
 }
 
-const axes = (xValues, yValues) => [
+// seconds between two ticks of a time axis: its labels have no seconds, and would repeat themselves
+const MINUTES = [1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 7200, 14400].map((one) => 60 * one);
+
+const axes = (xValues, yValues, more = {}) => [
   {
+    ...more,
     stroke: colour("soft"),
     grid: { show: false },
     ticks: { show: false },
@@ -90,7 +94,11 @@ export function Lines({ x, lines, shown, time = false, xLabel = "", least = null
     cursor: cursor(),
     legend: legend(),
     scales: { x: { time }, y: { range: (_, low, high) => bounds(low, high, least, most) } },
-    axes: axes(time ? moment(x) : (value) => (Number.isInteger(value) ? value : ""), shown),
+    axes: axes(
+      time ? moment(x) : (value) => (Number.isInteger(value) ? value : ""),
+      shown,
+      time ? { incrs: MINUTES } : {},
+    ),
     series: [
       time ? { label: "time", value: (_, at) => (at ? moment(x)(at) : "–") } : { label: xLabel, value: (_, value) => value ?? "–" },
       ...lines.map((one) =>
@@ -98,7 +106,7 @@ export function Lines({ x, lines, shown, time = false, xLabel = "", least = null
       ),
     ],
   });
-  return html`<${Chart} options=${options} data=${[x, ...lines.map((one) => one.values)]} label=${label} height=${height} />`;
+  return html`<${Chart} options=${options} data=${[x, ...lines.map((one) => one.values)]} label=${label} height=${height} time=${time} />`;
 }
 
 /** Text of a moment among those of `x`: the time alone within a day. */
@@ -115,12 +123,15 @@ function bounds(low, high, least, most) {
   return [low, high > low ? high : low + 1];
 }
 
-/** The operating curve of a bundle: exit rate and accuracies over the gate's threshold. */
-export function OperatingCurve({ curve, threshold, unit }) {
+/** The operating curve of a bundle over the gate's threshold: exit rate, and how often answers are right.
+ *
+ * `right`: the word for that, "accuracy" or "agreement".
+ */
+export function OperatingCurve({ curve, threshold, unit, right }) {
   const points = [...curve].sort((a, b) => a.threshold - b.threshold);
   const percent = (value) => `${Number((100 * value).toFixed(1))} %`;
   const options = () => ({
-    kind: [threshold, points.length],
+    kind: [threshold, points.length, right],
     cursor: cursor(),
     legend: legend(),
     padding: [18, null, null, null],
@@ -129,8 +140,8 @@ export function OperatingCurve({ curve, threshold, unit }) {
     series: [
       { label: `threshold (${unit})`, value: (_, value) => (value === null ? "–" : value.toFixed(3)) },
       line("exit rate", "accent", percent, { fill: colour("accent-wash") }),
-      line("accuracy of exits", "second", percent),
-      line("accuracy of all", "third", percent, { dash: [6, 4] }),
+      line(`${right} of exits`, "second", percent),
+      line(`${right} of all`, "third", percent, { dash: [6, 4] }),
     ],
     plugins: [marked(threshold)],
   });

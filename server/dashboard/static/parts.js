@@ -107,15 +107,15 @@ export function Dialog({ title, onClose, children }) {
 
 /** A button that asks once, then does an action of the server.
  *
- * `path`, `body`: the action. `question`: what happens then, as a sentence. `onDone`: called after.
+ * `path`, `body`: the action. `title`: of the question, `label` if it is left out. `question`: what happens then, as a sentence. `onDone`: called after.
  */
-export function Action({ label, question, path, body, onDone, tone = "", yes = null }) {
+export function Action({ label, title = label, question, path, body, onDone, tone = "", yes = null }) {
   const [asked, setAsked] = useState(false);
   return html`
     <button class=${tone} onClick=${() => setAsked(true)}>${label}</button>
     ${asked &&
     html`<${Question}
-      title=${`${label}?`}
+      title=${`${title}?`}
       question=${question}
       yes=${yes || label}
       tone=${tone}

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -336,6 +336,44 @@ def test_a_roll_out_under_way_is_watched_and_stopped_on_a_phone(
         dialog = page.get_by_role("dialog").bounding_box()
         assert dialog is not None
         assert 0 <= dialog["x"] < dialog["x"] + dialog["width"] <= PHONE["width"]
+
+
+def test_a_version_that_failed_says_so_and_a_way_back_names_its_end(
+    chromium: Browser, tmp_path: Path, exported: Exported, run_server: Callable[..., ServerRun]
+) -> None:
+    state = tmp_path / "failing"
+    exported.install(state / "models", version=1)
+    options = "--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0", "--new-versions", "hold"
+    run = run_server(state, options).wait_ready()
+    exported.install(state / "models", version=2)
+    with visit(chromium, run.http, state, DESK) as desk:
+        page, registry = desk.page, desk.registry
+        page.get_by_role("link", name="Models").click()
+        expect(page.get_by_role("button", name="digits/2")).to_be_visible()
+        expect(page.get_by_role("button", name="Roll back")).to_have_count(0)  # 1 is the first
+        started = registry.rollouts.start(RolloutPlan("digits", 2), 1)
+        failed = replace(started, state="failed", reason="two devices went back", ended_at=1.0)
+        assert registry.rollouts.apply(started, failed)
+        page.reload()
+        expect(page.get_by_text("roll-out failed")).to_be_visible()
+        page.get_by_role("button", name="Activate").click()
+        dialog = page.get_by_role("dialog", name="Activate digits/2?")
+        expect(dialog).to_contain_text("two devices went back")
+        assert dialog.evaluate("it => getComputedStyle(it).textAlign") == "left"
+        dialog.get_by_role("button", name="Activate", exact=True).click()
+        page.get_by_role("button", name="Roll back").click()
+        expect(page.get_by_role("dialog", name="Roll back to digits/1?")).to_be_visible()
+
+
+def test_open_alerts_are_counted_beside_the_name_of_their_page(desk: Visit) -> None:
+    count = desk.page.get_by_role("link", name="Alerts").locator(".count")
+    # pi-3 has refused a bundle, which the server's next look finds
+    expect(count).to_have_text(re.compile("[1-9]"), timeout=60_000)
+    for alert in desk.registry.alerts.open():
+        desk.registry.alerts.silence(alert.kind, alert.about, 3600.0)
+    desk.page.reload()
+    expect(desk.page.get_by_role("heading", name="Fleet")).to_be_visible()
+    expect(count).to_have_count(0)
 
 
 def test_an_empty_server_shows_the_command_that_enrols_a_device(

@@ -171,12 +171,13 @@ const First = ({ facts, onDone }) => html`
   <div class="heading"><h1>Fleet</h1></div>
   <${Empty} title="No devices yet">
     <ol>
-      <li><p>Install the agent on the device:</p><${Command} text="pipx install splitedge" /></li>
+      <li><p>Install splitedge on the device, in a checkout of this server's release (version ${facts.version}):</p><${Command} text="pip install -c constraints.txt '.[serve]'" /></li>
       <li>
-        <p>Make a token, which lets one device in. The button makes one that is valid for an hour; on the machine of the server this command does the same:</p>
+        <p>Make a token, which lets one device in, once, within an hour. On the machine of the server, this command makes one, too:</p>
         <${Command} text=${`splitedge server token create --state ${facts.state}`} />
+        <${TokenMaker} fleets=${[]} />
       </li>
-      <li><${TokenMaker} fleets=${[]} /></li>
+      <li><p>Start the agent:</p><${Command} text="splitedge agent run --state device --serve 127.0.0.1:8080" /></li>
     </ol>
     ${facts.local &&
     html`<p class="soft">This server listens on this machine only, so the device is this machine. For devices elsewhere, start the server with <b>--http</b>, <b>--tls-cert</b> and <b>--tls-key</b>.</p>`}
@@ -185,7 +186,7 @@ const First = ({ facts, onDone }) => html`
 
 const AddDevice = ({ facts, onClose }) => html`
   <${Dialog} title="Add a device" onClose=${onClose}>
-    <p>A token lets one device in, once, within an hour.</p>
+    <p>A token lets one device in, once, within an hour. Then start it with <b>splitedge agent run --state device</b>.</p>
     <${TokenMaker} fleets=${facts.fleets.map((one) => one.fleet)} />
     <form method="dialog" class="buttons"><button>Close</button></form>
   <//>

@@ -8,13 +8,15 @@ import { ago, bytes, clock, percent, plural } from "../words.js";
 
 export function ModelsPage() {
   const { facts, error, reload } = useFacts("models", 5);
+  const { facts: moved } = useFacts("rollouts", 15);
   if (!facts) return html`<${Waiting} error=${error} />`;
   const names = [...new Set(facts.versions.map((one) => one.state.model))];
+  const failed = new Map(((moved && moved.rollouts) || []).filter((one) => one.state === "failed").map((one) => [one.version, one.reason]));
   return html`
     <div class="heading"><h1>Models</h1></div>
     <${Stale} error=${error} />
     ${names.length
-      ? names.map((name) => html`<${Model} key=${name} name=${name} facts=${facts} onDone=${reload} />`)
+      ? names.map((name) => html`<${Model} key=${name} name=${name} facts=${facts} failed=${failed} onDone=${reload} />`)
       : html`<${None} />`}
     ${facts.fleets.length > 0 && names.length > 0 && html`<${Fleets} facts=${facts} onDone=${reload} />`}
   `;
@@ -28,7 +30,8 @@ const None = () => html`
   <//>
 `;
 
-function Model({ name, facts, onDone }) {
+/** `failed`: why the roll-outs of versions failed, by version. */
+function Model({ name, facts, failed, onDone }) {
   const versions = facts.versions.filter((one) => one.state.model === name);
   const active = versions.find((one) => one.state.active) || versions[0];
   const [chosen, setChosen] = useState(null);
@@ -42,6 +45,8 @@ function Model({ name, facts, onDone }) {
           ${name}/${one.state.version}
         </button>
         ${one.state.active && html` <${Badge} tone="good">active<//>`}
+        ${failed.has(`${name}/${one.state.version}`) &&
+        html` <${Badge} tone="bad" title=${failed.get(`${name}/${one.state.version}`)}>roll-out failed<//>`}
       `,
     },
     { label: "Published", wide: true, of: (one) => one.state.published_at, cell: (one) => html`<span title=${clock(one.state.published_at)}>${ago(one.state.published_at)}</span>` },
@@ -62,20 +67,29 @@ function Model({ name, facts, onDone }) {
       right: true,
       cell: (one) =>
         !one.state.active &&
-        html`<${Action} label="Activate" path=${`models/${name}/activate`} body=${{ version: one.state.version }} onDone=${onDone}
-          question=${`Every fleet that follows ${name} moves to version ${one.state.version} within seconds.`} />`,
+        html`<${Action} label="Activate" title=${`Activate ${name}/${one.state.version}`} path=${`models/${name}/activate`} body=${{ version: one.state.version }} onDone=${onDone}
+          question=${activating(name, one.state.version, failed)} />`,
     },
   ];
+  const before = versions
+    .filter((one) => !one.state.active && one.state.activated_at !== null)
+    .sort((a, b) => b.state.activated_at - a.state.activated_at)[0];
   const back =
-    versions.length > 1 &&
-    html`<${Action} label="Roll back" path=${`models/${name}/rollback`} onDone=${onDone}
-      question=${`The version of ${name} that was active before becomes active again, and its fleets move back.`} />`;
+    before &&
+    html`<${Action} label="Roll back" title=${`Roll back to ${name}/${before.state.version}`} path=${`models/${name}/rollback`} onDone=${onDone}
+      question=${`${name}/${before.state.version}, which was active before, becomes active again, and its fleets move back.`} />`;
   return html`
     <${Card} title=${name} note=${shown.class_names.length ? plural(shown.class_names.length, "class").replace("classs", "classes") : ""} actions=${back}>
       <${Table} label=${`Versions of ${name}`} columns=${columns} rows=${versions} keyOf=${(one) => one.state.version} down=${true} />
       ${shown.bundles.length > 0 && html`<${Bundles} key=${shown.state.version} bundles=${shown.bundles} />`}
     <//>
   `;
+}
+
+function activating(name, version, failed) {
+  const moves = `Every fleet that follows ${name} moves to version ${version} within seconds.`;
+  const why = failed.get(`${name}/${version}`);
+  return why === undefined ? moves : `${moves} Its roll-out failed: ${why}`;
 }
 
 /** A count of devices that shows their names when it is clicked. */
@@ -97,7 +111,10 @@ function Who({ names, what, whys = [] }) {
 function Bundles({ bundles }) {
   const [name, setName] = useState(bundles[0].name);
   const shown = bundles.find((one) => one.name === name) || bundles[0];
-  const point = nearest(shown);
+  const point = pointAt(shown);
+  // an adopted model has no labels: its exits are held against the whole model's answers
+  const noted = (shown.parity.threshold || {}).curve_against;
+  const right = noted === "the whole model" ? "agreement" : "accuracy";
   return html`
     <div class="tabs" role="tablist" aria-label="Bundles">
       ${bundles.map(
@@ -110,25 +127,26 @@ function Bundles({ bundles }) {
     </div>
     <div class="columns wide-left">
       ${shown.curve.length > 1
-        ? html`<${OperatingCurve} key=${shown.name} curve=${shown.curve} threshold=${shown.threshold} unit=${shown.gate} />`
+        ? html`<${OperatingCurve} key=${shown.name} curve=${shown.curve} threshold=${shown.threshold} unit=${shown.gate} right=${right} />`
         : html`<p class="soft">This bundle has no operating curve: it was exported without held-out data.</p>`}
       <${Pairs} of=${[
         ["bundle", shown.name],
         ["download", bytes(shown.size_bytes)],
         ["gate", shown.gate],
         ["threshold", String(Number(shown.threshold.toFixed(4)))],
-        point && ["exits there", percent(point.exit_rate)],
-        point && ["accuracy of exits", percent(point.exit_accuracy)],
-        point && ["accuracy of all", percent(point.accuracy)],
+        ["exits there", point ? percent(point.exit_rate) : "nothing exits"],
+        point && [`${right} of exits`, percent(point.exit_accuracy)],
+        point && [`${right} of all`, percent(point.accuracy)],
+        ["figures of", "held-out samples"],
         ["features travel as", shown.codec],
       ]} />
     </div>
   `;
 }
 
-/** The point of the curve at the bundle's threshold. */
-const nearest = (bundle) =>
-  [...bundle.curve].sort((a, b) => Math.abs(a.threshold - bundle.threshold) - Math.abs(b.threshold - bundle.threshold))[0];
+/** The point of the curve at the bundle's threshold, or below it; undefined where nothing exits. */
+const pointAt = (bundle) =>
+  [...bundle.curve].sort((a, b) => b.threshold - a.threshold).find((one) => one.threshold <= bundle.threshold + 1e-9);
 
 function Fleets({ facts, onDone }) {
   const [changed, setChanged] = useState(null);
