@@ -126,7 +126,10 @@ def run_trial(name: str, recipe: Recipe) -> Trial:
 
 
 def cost_table(trials: Iterable[Trial], target: float) -> str:
-    """Markdown: rounds, bytes and seconds to the target by name, mean ± 95 % interval."""
+    """Markdown: rounds, bytes and seconds to the target by name, mean ± 95 % interval.
+
+    `clients` is the mean over the clients at the end, each on its own classes.
+    """
     heads = [
         "method",
         f"reached {target:.0%}",
@@ -135,6 +138,7 @@ def cost_table(trials: Iterable[Trial], target: float) -> str:
         "seconds",
         "processor, s",
         "accuracy of the last rounds",
+        "clients",
     ]
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     for name, group in by_name(trials).items():
@@ -145,6 +149,7 @@ def cost_table(trials: Iterable[Trial], target: float) -> str:
             shown([cost.seconds for _, cost in found]),
             shown([trial.processor_s(cost.rounds) for trial, cost in found]),
             shown([100 * trial.accuracy for trial in group]) + " %",
+            shown([100 * trial.final["accuracy_clients"] for trial in group]) + " %",
         ]
         lines.append(f"| {name} | {len(found)} of {len(group)} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -3,7 +3,8 @@
 A page says which tables it shows by a mark, `<!-- measured: besplit besplit-iid -->`; what stands
 from there to `<!-- end of measured -->` is made here. The page of a method that has rows in the
 tables of another names one table and these rows, its own first:
-`<!-- measured: besplit: FedDyn; FedAvg -->`.
+`<!-- measured: besplit: FedDyn; FedAvg -->`. `<!-- report: training-digits -->` shows a whole
+report of benchmarks/results.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from edge_sdk.errors import ConfigurationError
 PAGES: Final = ROOT / "docs" / "methods"
 END: Final = "<!-- end of measured -->"
 _BEGIN: Final = re.compile(r"<!-- measured: ([a-z0-9 -]+?)(?:: ([^\n]+?))? -->\n")
+_REPORT: Final = re.compile(r"<!-- report: ([a-z0-9-]+) -->\n")
+_MARK: Final = re.compile(f"{_BEGIN.pattern}|{_REPORT.pattern}")
 _BANDS: Final = "Means over the seeds; bands reach from the worst seed to the best."
 _SCALES: Final[tuple[Scale, ...]] = ("full", "cpu")  # `smoke` only shows that the code runs
 
@@ -81,18 +84,16 @@ def pictures(pages: Path = PAGES, results: Path = RESULTS) -> Mapping[str, bytes
 def with_figures(text: str, results: Path = RESULTS) -> str:
     """A page with the figures of the reports as they are now.
 
-    Raises: ConfigurationError if a mark names no table, or has no end.
+    Raises: ConfigurationError if a mark names no table and no report, or has no end.
     """
     parts = []
-    while begun := _BEGIN.search(text):
+    while begun := _MARK.search(text):
         body, ended, rest = text[begun.end() :].partition(END)
-        if not ended or _BEGIN.search(body):
+        if not ended or _MARK.search(body):
             raise ConfigurationError(
                 f"measured figures: expected {END!r} behind {begun[0].strip()!r}; put it back"
             )
-        mark = _mark(begun)
-        made = _of_rows(mark, results) if mark.rows else _blocks(mark.tables, results)
-        blocks = "\n\n".join(made)
+        blocks = "\n\n".join(_made(begun[0], results))
         parts += [text[: begun.end()], f"\n{blocks}\n\n", END]
         text = rest
     return "".join([*parts, text])
@@ -116,6 +117,31 @@ def rewrite(pages: Path = PAGES, results: Path = RESULTS) -> list[Path]:
             write_atomic(path, now.encode())
             changed.append(path)
     return changed
+
+
+def _made(begun: str, results: Path) -> Iterator[str]:
+    """Blocks between a mark, `begun`, and its end.
+
+    Raises: ConfigurationError.
+    """
+    if named := _REPORT.fullmatch(begun):
+        yield from _whole(named[1], results)
+        return
+    for mark in marks_of(begun):
+        yield from _of_rows(mark, results) if mark.rows else _blocks(mark.tables, results)
+
+
+def _whole(name: str, results: Path) -> Iterator[str]:
+    """A report that is no table of a paper; it lies beside the folder of these.
+
+    Raises: ConfigurationError if there is none of that name.
+    """
+    path = results.parent / f"{name}.md"
+    if not path.is_file():
+        raise ConfigurationError(f"measured figures: {name}: no such report in {path.parent}")
+    title, *blocks = path.read_text().strip().split("\n\n")
+    yield f"### {title.removeprefix('# ')}"
+    yield from blocks
 
 
 def _mark(begun: re.Match[str]) -> Mark:

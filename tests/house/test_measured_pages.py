@@ -60,7 +60,9 @@ def test_a_curve_has_the_rounds_that_were_measured_with_every_seed() -> None:
 
 
 METHOD_PAGES = sorted(
-    page for page in PAGES.glob("*.md") if page.stem not in {"index", "common", "baselines"}
+    page
+    for page in PAGES.glob("*.md")
+    if page.stem not in {"index", "common", "baselines", "costs"}
 )
 
 
@@ -95,6 +97,14 @@ def test_a_report_takes_the_place_of_what_stood_between_the_marks() -> None:
     assert page.endswith("<!-- end of measured -->\n\nThe end.\n")
 
 
+def test_a_report_that_is_no_paper_s_table_is_shown_as_a_whole() -> None:
+    page = with_figures("<!-- report: training-digits -->\nold\n<!-- end of measured -->\n")
+    report = (RESULTS.parent / "training-digits.md").read_text()
+    title, _, rest = report.partition("\n\n")
+    assert f"\n##{title}\n\n{rest}\n<!-- end" in page
+    assert "old" not in page
+
+
 def test_a_table_without_a_report_says_how_to_make_it(tmp_path: Path) -> None:
     (tmp_path / "orderings-cpu.md").write_text("# Orderings\n")
     assert "`python -m benchmarks.paper besplit " in with_figures(MARKED, tmp_path)
@@ -106,6 +116,7 @@ def test_a_table_without_a_report_says_how_to_make_it(tmp_path: Path) -> None:
         ("<!-- measured: besplit -->\n", "put it back"),
         ("<!-- measured: a -->\n<!-- measured: b -->\n<!-- end of measured -->", "put it back"),
         ("<!-- measured: besplit: Nobody -->\n<!-- end of measured -->", r"got \['Nobody'\]"),
+        ("<!-- report: no-such -->\n<!-- end of measured -->", "no-such: no such report"),
         ("<!-- measured: no-such -->\n<!-- end of measured -->", "no-such: no such table"),
     ],
 )

@@ -25,7 +25,7 @@ def run_of(name: str, seed: int, curve: list[float | None]) -> Trial:
         }
         for at, value in enumerate(curve, start=1)
     ]
-    return Trial(name, seed, rows, 0.5, {}, None, None)
+    return Trial(name, seed, rows, 0.5, {"accuracy_clients": 0.75}, None, None)
 
 
 def test_cost_is_counted_to_the_first_round_that_reaches_the_target() -> None:
@@ -40,6 +40,7 @@ def test_a_seed_that_never_got_there_is_counted_and_not_averaged() -> None:
     table = cost_table([run_of("a", 0, [0.2, 0.9]), run_of("a", 1, [0.2, 0.3])], 0.9)
     (line,) = [line for line in table.splitlines() if line.startswith("| a ")]
     assert [cell.strip() for cell in line.split("|")[2:7]] == ["1 of 2", "2", "2", "4", "3"]
+    assert line.endswith("| 50 ± 0 % | 75 ± 0 % |")
 
 
 def test_nobody_got_there() -> None:
