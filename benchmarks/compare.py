@@ -125,10 +125,13 @@ def run_trial(name: str, recipe: Recipe) -> Trial:
     )
 
 
-def cost_table(trials: Iterable[Trial], target: float) -> str:
+def cost_table(trials: Iterable[Trial], target: float, quiet: int | None = None) -> str:
     """Markdown: rounds, bytes and seconds to the target by name, mean ± 95 % interval.
 
     `clients` is the mean over the clients at the end, each on its own classes.
+
+    Args:
+        quiet: seconds by the clock are of seeds below this alone; None for all seeds.
     """
     heads = [
         "method",
@@ -146,7 +149,7 @@ def cost_table(trials: Iterable[Trial], target: float) -> str:
         cells = [
             shown([float(cost.rounds) for _, cost in found]),
             shown([cost.bytes_total / 1e6 for _, cost in found]),
-            shown([cost.seconds for _, cost in found]),
+            shown([cost.seconds for trial, cost in found if quiet is None or trial.seed < quiet]),
             shown([trial.processor_s(cost.rounds) for trial, cost in found]),
             shown([100 * trial.accuracy for trial in group]) + " %",
             shown([100 * trial.final["accuracy_clients"] for trial in group]) + " %",

@@ -58,6 +58,15 @@ def methods(  # noqa: PLR0917 - a command's options
         list[str] | None,
         typer.Option("--method", help="Only this one; may be repeated.", show_default="all"),
     ] = None,
+    quiet: Annotated[
+        int | None,
+        typer.Option(
+            "--quiet-seeds",
+            min=0,
+            show_default="all",
+            help="Seeds that were trained without other work: seconds by the clock are of these.",
+        ),
+    ] = None,
     data: Data = None,
     results: Results = RESULTS,
     work: Work = WORK,
@@ -75,9 +84,12 @@ def methods(  # noqa: PLR0917 - a command's options
     watcher = Watcher(on_training=lambda training, _before: _tell(Trial.of(training)))
     trainings = compare(recipes, range(seeds), work / dataset, watcher=watcher)
     trials = [Trial.of(training) for training in trainings]
-    tables = [cost_table(trials, goal) for goal in targets]
+    tables = [cost_table(trials, goal, quiet) for goal in targets]
     title = f"Rounds, bytes and seconds to the same accuracy: {dataset}"
-    _write(results / f"training-{dataset}", title, tables, trials, {"targets": targets})
+    if quiet is not None:
+        tables = [_of_quiet_seeds(quiet), *tables]
+    extra = {"targets": targets, "quiet_seeds": quiet}
+    _write(results / f"training-{dataset}", title, tables, trials, extra)
 
 
 @app.command(epilog="Example: python -m benchmarks.training availability --seeds 1")
@@ -104,6 +116,15 @@ def _of_length(recipe: Recipe, rounds: int | None) -> Recipe:
     if rounds is None:
         return recipe
     return replace(recipe, train=replace(recipe.train, rounds=rounds))
+
+
+def _of_quiet_seeds(quiet: int) -> str:
+    """Whose seconds by the clock the tables show."""
+    whose = f"{quiet} of the seeds alone, the first" if quiet else "no seed"
+    return (
+        f"Seconds by the clock are of {whose}: the machine had other work while the others were"
+        " trained. Rounds, MB and accuracies do not depend on that, and processor time hardly does."
+    )
 
 
 def _availability_table(trials: Sequence[Trial]) -> str:

@@ -47,6 +47,13 @@ def test_nobody_got_there() -> None:
     assert "| a | 0 of 1 | - | - | - | - |" in cost_table([run_of("a", 0, [0.2])], 0.9)
 
 
+def test_seconds_by_the_clock_are_of_the_seeds_that_had_the_machine_for_themselves() -> None:
+    trials = [run_of("a", seed, [0.2, 0.9]) for seed in (0, 1)]
+    for quiet, seconds in ((None, "4 ± 0"), (1, "4"), (0, "-")):
+        (line,) = [line for line in cost_table(trials, 0.9, quiet).splitlines() if "| a |" in line]
+        assert [cell.strip() for cell in line.split("|")[5:7]] == [seconds, "3 ± 0"]
+
+
 def test_spread_is_the_t_interval() -> None:
     # s = 1, t(0.975, 2) = 4.303: 4.303 / sqrt(3) = 2.484
     assert shown([1.0, 2.0, 3.0]) == "2 ± 2.5"
