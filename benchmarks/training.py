@@ -67,6 +67,10 @@ def methods(  # noqa: PLR0917 - a command's options
             help="Seeds that were trained without other work: seconds by the clock are of these.",
         ),
     ] = None,
+    report: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the report.", show_default="training-DATASET"),
+    ] = None,
     data: Data = None,
     results: Results = RESULTS,
     work: Work = WORK,
@@ -89,7 +93,7 @@ def methods(  # noqa: PLR0917 - a command's options
     if quiet is not None:
         tables = [_of_quiet_seeds(quiet), *tables]
     extra = {"targets": targets, "quiet_seeds": quiet}
-    _write(results / f"training-{dataset}", title, tables, trials, extra)
+    _write(results / (report or f"training-{dataset}"), title, tables, trials, extra)
 
 
 @app.command(epilog="Example: python -m benchmarks.training availability --seeds 1")
