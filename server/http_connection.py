@@ -9,9 +9,14 @@ from typing import Any, Final
 import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
+from server.listening.direct_request import Answer, DirectRequest, DirectRequests
 from server.listening.guarded import GuardedProtocol
 from server.listening.places import Place, Places
 from server.listening.proof import PROVE
@@ -43,6 +48,7 @@ class HttpConnection(HttpToolsProtocol, GuardedProtocol):
     Args:
         config, server_state, app_state: uvicorn's.
         places, place: where the connection counts, and as what.
+        direct: knows the requests that are answered without a task of the application.
     """
 
     def __init__(
@@ -53,12 +59,16 @@ class HttpConnection(HttpToolsProtocol, GuardedProtocol):
         *,
         places: Places,
         place: Place,
+        direct: DirectRequests | None = None,
     ) -> None:
         super().__init__(config, server_state, {**app_state, PROVE: self._logged_in})
         self._places = places
         self._place = place
-        self._running: RequestResponseCycle | None = None  # answered now, or the last one answered
-        self._counted: RequestResponseCycle | None = None  # the request of the counts below
+        self._direct = direct
+        # answered now, or the last one answered
+        self._running: RequestResponseCycle | _DirectCycle | None = None
+        # the request of the counts below
+        self._counted: RequestResponseCycle | _DirectCycle | None = None
         self._received = 0
         self._waited = 0
         self._blocked = 0
@@ -67,6 +77,7 @@ class HttpConnection(HttpToolsProtocol, GuardedProtocol):
         self._head_bytes = 0  # of the fields of this request, trailers too
         self._unparsed = 0  # bytes since the last ones that were a whole head, or of a body
         self._in_head = False
+        self._may_answer = False  # here, a request of this read
 
     def tick(self) -> None:
         """Cut the connection off if its peer is overdue."""
@@ -84,6 +95,7 @@ class HttpConnection(HttpToolsProtocol, GuardedProtocol):
         self._places.busy(self._place)
         self._received += len(data)
         self._unparsed += len(data)
+        self._may_answer = True
         self._unset_keepalive_if_required()
         try:
             while data:
@@ -98,10 +110,13 @@ class HttpConnection(HttpToolsProtocol, GuardedProtocol):
             self._received = self._waited = 0
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
+        """Begin a request; what uvicorn makes of one waits until its head says whose it is."""
+        self._places.busy(self._place)
         self._head_bytes = 0
         self._in_head = True
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a field of the head; those behind a body are counted, and dropped.
@@ -129,7 +144,16 @@ class HttpConnection(HttpToolsProtocol, GuardedProtocol):
             raise ValueError(f"Host: expected it once, got it {hosts} times")
         if len(self.pipeline) >= PIPELINED_MOST:
             raise ValueError(f"expected at most {PIPELINED_MOST} requests to wait for an answer")
-        super().on_headers_complete()
+        if self.cycle is not None and self.transport.is_closing():
+            return  # it is behind the last one that is answered
+        request = self._admitted()
+        if request is None:
+            self._begin_for_application()
+        else:
+            last = self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
+            cycle = _DirectCycle(self, request, keep_alive=not last)
+            self.cycle = cycle  # type: ignore[assignment]  # it has all that uvicorn asks it for
+            self._running = cycle
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
@@ -146,6 +170,9 @@ class HttpConnection(HttpToolsProtocol, GuardedProtocol):
             self._received = self._waited = 0
             self._places.idle(self._place)
         super().on_message_complete()
+        running = self._running
+        if running is self.cycle and isinstance(running, _DirectCycle):
+            running.serve()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, if it has not come already."""
@@ -198,6 +225,39 @@ class HttpConnection(HttpToolsProtocol, GuardedProtocol):
             parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
+    def _admitted(self) -> DirectRequest | None:
+        """The request whose head has come, if it is answered here."""
+        if self._direct is None or self.flow.write_paused or not self._may_answer:
+            return None
+        self._may_answer = False  # one read may hold a thousand: the others wait for their turns
+        if self.cycle is not None and not self.cycle.response_complete:
+            return None  # it waits for the answer before its own
+        return self._direct.admit(self.parser.get_method(), self.url, self.headers, self.client)
+
+    def _begin_for_application(self) -> None:
+        """Let uvicorn make what it makes of a request, and start it or let it wait."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers += headers  # the scope has this very list
+        super().on_headers_complete()
+
+    def send_answer(self, cycle: _DirectCycle, answer: Answer) -> None:
+        """Send an answer, as uvicorn sends those of the application."""
+        if cycle.disconnected:
+            return
+        lines = [STATUS_LINE[answer.status]]
+        for name, value in (*self.server_state.default_headers, *answer.fields):
+            lines += (name, b": ", value, b"\r\n")
+        if not cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines += (b"\r\n", answer.body)
+        self.transport.write(b"".join(lines))
+        cycle.response_complete = True
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
@@ -242,6 +302,56 @@ class HttpConnection(HttpToolsProtocol, GuardedProtocol):
 
     def _logged_in(self) -> None:
         self.loop.call_soon_threadsafe(self._places.prove, self._place)
+
+
+class _Nobody:
+    """In place of the event that a task of the application would wait for."""
+
+    def set(self) -> None:
+        """Tell nobody."""
+
+
+class _DirectCycle:
+    """A request that is answered here; with what uvicorn looks at of its own ones.
+
+    Attributes:
+        keep_alive: whether another request may follow.
+        body: what has come of it. more_body: whether more comes.
+        response_complete, disconnected: whether it is answered, and whether its peer has gone.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_request",
+        "body",
+        "disconnected",
+        "keep_alive",
+        "more_body",
+        "response_complete",
+    )
+    message_event: Final = _Nobody()
+    waiting_for_100_continue: Final = False
+
+    def __init__(
+        self, connection: HttpConnection, request: DirectRequest, *, keep_alive: bool
+    ) -> None:
+        self._connection = connection
+        self._request: DirectRequest | None = request
+        self.keep_alive = keep_alive
+        self.body = bytearray()
+        self.more_body = True
+        self.response_complete = False
+        self.disconnected = False
+
+    def serve(self) -> None:
+        """Answer, now that all has come; an idle connection keeps nothing of it."""
+        request, body = self._request, bytes(self.body)
+        self._request, self.body = None, bytearray()
+        if request is not None:
+            request.serve(body, self._answered)
+
+    def _answered(self, answer: Answer) -> None:
+        self._connection.send_answer(self, answer)
 
 
 def _without_offer(headers: list[tuple[bytes, bytes]]) -> Iterator[bytes]:

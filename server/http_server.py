@@ -23,7 +23,9 @@ from edge_sdk.errors import LinkError
 from edge_sdk.service.listening import Listener
 from server.http_connection import IDLE_S, HttpConnection
 from server.listening.certificate import CertificateEnds, end_in_file, end_served
+from server.listening.counting_loop import COUNTING_LOOP
 from server.listening.descriptors import raise_descriptor_limit
+from server.listening.direct_request import DirectRequests
 from server.listening.guarded import TICK_S
 from server.listening.places import Place, Places
 from server.listening.port import Port, places_for
@@ -45,6 +47,7 @@ class HttpServer:
         listener: closed where serving ends.
         cert, key: PEM files for https; None for http.
         tick_s: seconds between two looks at the waits of all connections, which count such turns.
+        direct: knows the requests that a connection answers itself; None where there are none.
     Attributes:
         url: where it is reached.
     """
@@ -57,6 +60,7 @@ class HttpServer:
         key: Path | None = None,
         *,
         tick_s: float = TICK_S,
+        direct: DirectRequests | None = None,
     ) -> None:
         self._listener = listener
         self._cert = cert
@@ -67,13 +71,15 @@ class HttpServer:
             access_log=False,
             ssl_certfile=cert,
             ssl_keyfile=key,
-            loop="asyncio",
+            loop=COUNTING_LOOP,
             ws="none",
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=STOP_S,
         )
         places = places_for(raise_descriptor_limit())
-        self._server = _Server(config, listener.socket, places, tick_s, self._up.set)
+        self._server = _Server(
+            config, listener.socket, places, self._up.set, tick_s=tick_s, direct=direct
+        )
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.url = f"{'http' if cert is None else 'https'}://{listener.address}"
 
@@ -151,10 +157,13 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         listening: socket.socket,
         places: Places,
-        tick_s: float,
         announce: Callable[[], None],
+        *,
+        tick_s: float,
+        direct: DirectRequests | None,
     ) -> None:
         super().__init__(config)
+        self._direct = direct
         self._listening = listening
         self._places = places
         self._tick_s = tick_s
@@ -189,7 +198,12 @@ class _Server(uvicorn.Server):
 
     def _connection(self, place: Place) -> HttpConnection:
         return HttpConnection(
-            self.config, self.server_state, self.lifespan.state, places=self._places, place=place
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            places=self._places,
+            place=place,
+            direct=self._direct,
         )
 
 

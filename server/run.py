@@ -25,7 +25,8 @@ from server.dashboard.links import first_link, keep_page_url, page_url
 from server.discovery.announcement import announcing
 from server.every_role.answering import answer_until_stopped
 from server.http_server import HttpServer
-from server.routes.host_names import checked
+from server.routes.host_names import checked, own_names
+from server.routes.v2.direct import DirectQueries
 from server.services import Services
 from server.settings import (
     AUTO,
@@ -165,10 +166,14 @@ def serve(
         if settings.new_versions != last_new_versions(settings.state):
             # forgotten, a version that waits would go to all devices at the next start
             write_atomic(settings.state / NEW_VERSIONS_NAME, settings.new_versions.encode())
-        app = checked(
-            create_app(services), listener.address, settings.tls_cert, settings.host_names
+        names = own_names(listener.address, settings.tls_cert, settings.host_names)
+        server = HttpServer(
+            checked(create_app(services), names),
+            listener,
+            settings.tls_cert,
+            settings.tls_key,
+            direct=DirectQueries(services.inference, names, loopback=settings.local),
         )
-        server = HttpServer(app, listener, settings.tls_cert, settings.tls_key)
         services.listener_certificate = server.certificate_ends
 
         def started() -> None:

@@ -35,6 +35,7 @@ DATATYPES: Final[Mapping[str, np.dtype[Any]]] = {
 }
 _DATATYPE_OF: Final = {dtype.newbyteorder("="): name for name, dtype in DATATYPES.items()}
 _INTEGERS: Final = ("UINT8", "INT8", "INT64")
+_NUMBERS: Final = frozenset({int, float})
 _TEXTS: Final = ("id", "model_name", "model_version", "error")
 PREFIX_BYTES: Final = 4
 
@@ -214,8 +215,9 @@ def _header(raw: memoryview) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise FrameError(f"frame: expected a JSON object, got {type(header).__name__}")
     for name in _TEXTS:
-        if not isinstance(header.get(name), str | None):
-            raise FrameError(f"frame: {name}: expected a string, got {shown(header[name])}")
+        value = header.get(name)
+        if value is not None and not isinstance(value, str):
+            raise FrameError(f"frame: {name}: expected a string, got {shown(value)}")
     _parameters(header, "frame")
     return header
 
@@ -321,8 +323,8 @@ def _from_list(
 
 def _flatten(name: str, data: list[Any], at_most: int) -> list[Any]:
     """The numbers of a nested list, level by level: recursion could exhaust the stack."""
+    kinds = set(map(type, data))  # a loop over the values would take three times as long
     for _ in range(16):
-        kinds = set(map(type, data))  # a loop over the values would take three times as long
         if list not in kinds:
             break
         if len(kinds) > 1:
@@ -332,7 +334,8 @@ def _flatten(name: str, data: list[Any], at_most: int) -> list[Any]:
         data = [value for item in data for value in item]
         if len(data) > at_most:
             raise FrameTooLargeError(f"tensor {name}: at most {at_most} elements")
-    if not set(map(type, data)) <= {int, float}:
+        kinds = set(map(type, data))
+    if not kinds <= _NUMBERS:
         raise FrameError(f"tensor {name}: expected numbers")
     return data
 

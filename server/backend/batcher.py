@@ -47,6 +47,8 @@ UNKNOWN_ROW_S: Final = 1e-3
 _PAST: Final = 0.8
 # by how much a median that is followed moves at a batch
 _STEP: Final = 1.1
+# by how much the least time of a batch grows at the next one
+_FORGETS: Final = 1.02
 
 
 @dataclass(slots=True)
@@ -61,33 +63,50 @@ class Load:
 
 
 @dataclass(slots=True)
+class _Ran:
+    """What the engine took for a batch, without the answering.
+
+    Attributes:
+        seconds: by the clock. processor_s: of the processor, in the thread that ran it.
+    """
+
+    seconds: float = 0.0
+    processor_s: float = 0.0
+
+
+@dataclass(slots=True)
 class _Pace:
     """Pace of an engine: seconds and samples of its batches, the latest weighing most.
 
     Attributes:
-        typical_s, typical_row_s: medians of the seconds of a batch, and of a sample, followed step
-            by step. Other programs that take the processor in the middle of a batch do not move
-            them, as they would a mean.
+        typical_s, typical_row_s: medians, followed step by step, of the engine's processor time in
+            the thread that ran it, for a batch and for a sample. Other programs do not move them,
+            nor threads that hold Python's lock, for which the engine's own thread waits whenever
+            requests keep the event loop at work.
+        least_s: what the engine takes by the clock where little holds it up: one that waits takes
+            no processor time.
     """
 
     seconds: float = 0.0
     rows: float = 0.0
     typical_s: float = 0.0
     typical_row_s: float = 0.0
+    least_s: float = 0.0
 
     @property
     def row_s(self) -> float:
         return self.seconds / self.rows if self.rows else 0.0
 
-    def note(self, seconds: float, rows: int) -> None:
+    def note(self, seconds: float, ran: _Ran, rows: int) -> None:
         self.seconds = _PAST * self.seconds + seconds
         self.rows = _PAST * self.rows + rows
-        self.typical_s = _towards(seconds, self.typical_s)
-        self.typical_row_s = _towards(seconds / rows, self.typical_row_s)
+        self.typical_s = _towards(ran.processor_s, self.typical_s)
+        self.typical_row_s = _towards(ran.processor_s / rows, self.typical_row_s)
+        self.least_s = min(ran.seconds, _FORGETS * self.least_s) if self.least_s else ran.seconds
 
     def is_quick(self, rows: int) -> bool:
         """Whether a batch of so many samples takes less than HANDOVER_S, as far as is known."""
-        typical_s = max(self.typical_s, rows * self.typical_row_s)
+        typical_s = max(self.typical_s, rows * self.typical_row_s, self.least_s)
         return 0.0 < typical_s < HANDOVER_S
 
 
@@ -185,6 +204,53 @@ class Batcher:
         if here:
             self._process([Part(Waiting(job, row_s), job.entry)])
 
+    def computes_here(self, job: Job) -> bool:
+        """Whether the caller's own thread would compute a job that it submits now."""
+        return not self._queue and not self._busy and self._pace(job.engine).is_quick(job.rows)
+
+    def submit_together(self, jobs: Sequence[Job]) -> list[tuple[Job, OverloadedError]]:
+        """Take jobs, of which this thread may compute those that make a quick batch together.
+
+        Returns: those that are refused.
+        """
+        refused = []
+        left = list(jobs)
+        while left:
+            some = self._batch_of(left)
+            left = left[len(some) :]
+            if len(some) > 1 and self._computed_here(some):
+                continue
+            for job in some:
+                try:
+                    self.submit(job, may_run_here=True)
+                except OverloadedError as err:
+                    refused.append((job, err))
+        return refused
+
+    def _batch_of(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """As many of the first jobs as make a quick batch of one engine; one at least."""
+        engine = jobs[0].engine
+        pace, most = self._pace(engine), self._rows_max(engine)
+        rows = 0
+        for number, job in enumerate(jobs):
+            rows += job.rows
+            if number and (job.engine is not engine or rows > most or not pace.is_quick(rows)):
+                return jobs[:number]
+        return jobs
+
+    def _computed_here(self, jobs: Sequence[Job]) -> bool:
+        """Compute jobs as one batch in this thread, if the engine is idle."""
+        with self._filled:
+            if self._stopping or self._queue or self._busy:
+                return False
+            self._busy = True
+            now = time.monotonic()
+            for job in jobs:
+                self._note_sender(job.sender, now)
+            row_s = self._pace(jobs[0].engine).row_s
+        self._process([Part(Waiting(job, row_s), job.entry) for job in jobs])
+        return True
+
     def stop(self) -> None:
         """Refuse the waiting queries and end the thread."""
         with self._filled:
@@ -255,13 +321,13 @@ class Batcher:
     def _process(self, batch: Sequence[Part]) -> None:
         """Run a batch; this thread has set `_busy`."""
         start = self._busy_since = time.monotonic()
-        rows, engine_s = 0, 0.0
+        rows, ran = 0, _Ran()
         try:
             if batch:
                 self._busy_until = start + sum(
                     len(part.entry.array) * part.waiting.row_cost for part in batch
                 )
-                engine_s = self._run(batch)
+                self._run(batch, ran)
                 took = time.monotonic() - start
                 self._batch_s = (
                     took if self._batch_s is None else _PAST * self._batch_s + 0.2 * took
@@ -271,29 +337,34 @@ class Batcher:
             with self._filled:
                 if rows:
                     engine = batch[0].waiting.job.engine
-                    self._pace(engine).note(took, rows)
+                    self._pace(engine).note(took, ran, rows)
                 self._busy = False
                 self._busy_since = None
                 if self._queue:  # else the engine's thread would wake up for nothing
                     self._filled.notify()
             if rows:
                 waits_s = [start - part.waiting.job.at for part in batch]
-                self.observers.ran(engine, rows, waits_s, engine_s)
+                self.observers.ran(engine, rows, waits_s, ran.seconds)
 
-    def _run(self, batch: Sequence[Part]) -> float:
-        """Compute and answer a batch. Returns: seconds of the engine, without the answering."""
-        start = time.monotonic()
+    def _run(self, batch: Sequence[Part], ran: _Ran) -> None:
+        """Compute and answer a batch, and note what the engine took for it."""
+        start, begun = time.monotonic(), time.thread_time()
         try:
             outputs = batch[0].waiting.job.engine.run([part.entry for part in batch])
         except Exception as err:  # any fault of a graph: the thread lives on
             if len(batch) > 1:  # one bad query fails alone
-                return sum(self._run([part]) for part in batch)
+                for part in batch:
+                    self._run([part], ran)
+                return
             logger.exception("query failed")
             failed = ServerError(f"the model failed on this query ({type(err).__name__})")
             self._fail(batch[0].waiting, failed)
-            return time.monotonic() - start
+            ran.seconds += time.monotonic() - start
+            ran.processor_s += time.thread_time() - begun
+            return
         end = time.monotonic()
-        engine_s = end - start
+        ran.seconds += end - start
+        ran.processor_s += time.thread_time() - begun
         self.load.batches += 1
         _trace(batch, start, end)
         for part, output in zip(batch, outputs, strict=True):
@@ -303,7 +374,6 @@ class Batcher:
                 logger.exception("answer failed")
                 failed = ServerError(f"the answer could not be kept ({type(err).__name__})")
                 self._fail(part.waiting, failed)
-        return engine_s
 
     def _take(self, part: Part, output: Array) -> None:
         if np.isfinite(output).all():

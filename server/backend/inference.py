@@ -19,6 +19,7 @@ from server.backend.ladder import Entry, LadderEngine
 from server.backend.models import ModelStore, ServedModel
 from server.backend.senders import Senders
 from server.backend.statistics import Statistics
+from server.backend.turns import Turn
 from server.errors import (
     BadRequestError,
     ExpiredError,
@@ -72,6 +73,7 @@ class Inference:
         *,
         sender: str,
         may_run_here: bool = False,
+        turn: Turn | None = None,
         trace: QueryTrace | None = None,
         model: ServedModel | None = None,
     ) -> ServedModel:
@@ -80,7 +82,8 @@ class Inference:
         Args:
             sender: whose limits and whose share of the engine count.
             done: called with the answer, in the engine's thread; or in this one, where that is
-                quicker and `may_run_here` allows it.
+                quicker and `may_run_here` or `turn` allows it.
+            turn: of the event loop that calls, which gathers what arrives together.
             trace: of the query, if it is traced.
             model: that answers it; None looks up the one that the query names.
         Returns: the model that answers it.
@@ -92,7 +95,7 @@ class Inference:
             trace.asks(model.manifest.name, model.manifest.version)
         begin = time.monotonic()
         try:
-            self._submit(model, query, done, trace, sender=sender, may_run_here=may_run_here)
+            self._submit(model, query, done, trace, turn, sender=sender, may_run_here=may_run_here)
         except ServerError as err:
             self.batcher.observers.settled(model.engine, time.monotonic() - begin, err)
             raise
@@ -104,6 +107,7 @@ class Inference:
         query: Query,
         done: Done,
         trace: QueryTrace | None,
+        turn: Turn | None,
         *,
         sender: str,
         may_run_here: bool,
@@ -126,7 +130,10 @@ class Inference:
 
         job = Job(model.engine, entry, deadline, settled, sender, trace=trace)
         try:
-            self.batcher.submit(job, may_run_here=may_run_here)
+            if turn is not None:
+                turn.submit(job)
+            else:
+                self.batcher.submit(job, may_run_here=may_run_here)
         except OverloadedError as err:
             self.senders.settled(sender, err)
             raise

@@ -99,7 +99,10 @@ class Statistics:
                 counts.samples += len(outcome)
 
     def _of(self, engine: LadderEngine) -> ModelCounts:
-        return self._counts.setdefault(engine, ModelCounts())
+        found = self._counts.get(engine)
+        if found is None:
+            found = self._counts[engine] = ModelCounts()
+        return found
 
 
 def _copy(total: Sum) -> Sum:

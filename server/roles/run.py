@@ -22,7 +22,8 @@ from server.fleet_broker import MOSQUITTO_FOLDER
 from server.http_server import HttpServer
 from server.registry.location import RegistryLocation, check_made, has_registry
 from server.roles.backend import Backend
-from server.routes.host_names import checked
+from server.routes.host_names import checked, own_names
+from server.routes.v2.direct import DirectQueries
 from server.run import SWITCH_INTERVAL_S, Addresses
 from server.settings import ServerSettings, check_certificate, parse_broker
 from server.state import check_not_a_device
@@ -121,9 +122,14 @@ def serve_backend(
         backend = Backend(settings, location, pinned)
         stack.callback(backend.stop)
         backend.start()
-        app = query_app(backend)
-        own = checked(app, listener.address, settings.tls_cert, settings.host_names)
-        server = HttpServer(own, listener, settings.tls_cert, settings.tls_key)
+        names = own_names(listener.address, settings.tls_cert, settings.host_names)
+        server = HttpServer(
+            checked(query_app(backend), names),
+            listener,
+            settings.tls_cert,
+            settings.tls_key,
+            direct=DirectQueries(backend.inference, names, loopback=settings.local),
+        )
 
         def started() -> None:
             announce(server.url, backend)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol
 
@@ -29,6 +30,8 @@ LOGINS: Final = 4  # that are read from the registry at one time
 
 # a proxy in front of a server on loopback brings requests of others
 FORWARDED: Final = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
+
+AUTHORIZATION: Final = b"authorization"
 
 # what the guard leaves in the state of a request
 LOGIN: Final = "login"
@@ -148,8 +151,8 @@ class Guard:
     async def _login(self, scope: Scope, rule: Rule, names: Mapping[str, str]) -> Login | None:
         """Raises: ServerError for a request that is refused."""
         fields = {name for name, _ in scope["headers"]}
-        is_open = rule.is_open(loopback=self._loopback and fields.isdisjoint(FORWARDED))
-        if is_open and (rule.without_login == "always" or b"authorization" not in fields):
+        is_open = is_open_to(rule, fields, loopback=self._loopback)
+        if is_open and (rule.without_login == "always" or AUTHORIZATION not in fields):
             return None
         request = Request(scope)
         loop = asyncio.get_running_loop()
@@ -166,6 +169,16 @@ class Guard:
             self._services.seen(login.device.id)
         rule.check(login, names.get("device_id"))
         return login
+
+
+def is_open_to(rule: Rule, fields: AbstractSet[bytes], *, loopback: bool) -> bool:
+    """Whether a request needs no login.
+
+    Args:
+        fields: names in its head, in lower case.
+        loopback: whether this machine's programs alone reach the server.
+    """
+    return rule.is_open(loopback=loopback and fields.isdisjoint(FORWARDED))
 
 
 def _no_route(path: str) -> ASGIApp:

@@ -45,8 +45,17 @@ ANSWERED: Final = (ServerError, LinkError, FrameError, ClientDisconnect)
 
 def error_answer(request: Request, error: Exception) -> JSONResponse:
     """The answer to a request that failed with one of `ANSWERED`."""
+    return answer_to(request, error) if isinstance(error, ServerError) else failure(error)
+
+
+def failure(error: Exception) -> JSONResponse:
+    """The answer to any request that failed with one of `ANSWERED`; nothing is audited."""
     if isinstance(error, ServerError):
-        return answer_to(request, error)
+        headers = None
+        if error.retry_after_s is not None:
+            # the header counts whole seconds, and 0 would mean "now"
+            headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        return error_response(error.status, str(error), headers)
     if isinstance(error, LinkError):
         logger.warning("the broker was not told: %s", error)
         text = "the broker does not answer now, so it is not told yet; try again"
@@ -66,11 +75,7 @@ def error_response(
 def answer_to(request: Request, error: ServerError) -> JSONResponse:
     """The answer to a request that the server refuses; its reason goes to the audit log too."""
     setattr(request.state, REFUSED, str(error))  # for the audit log
-    headers = None
-    if error.retry_after_s is not None:
-        # the header counts whole seconds, and 0 would mean "now"
-        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-    return error_response(error.status, str(error), headers)
+    return failure(error)
 
 
 async def _answered(request: Request, error: Exception) -> JSONResponse:
@@ -92,6 +97,12 @@ async def _http_exception(_request: Request, error: Exception) -> JSONResponse:
 
 
 async def _surprise(request: Request, error: Exception) -> JSONResponse:
-    # outermost catch: the log gets the traceback, the peer a fixed text
-    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return surprise(request.method, request.url.path, error)
+
+
+def surprise(method: str, path: str, error: Exception) -> JSONResponse:
+    """The answer to a request that failed with anything else: the log gets the traceback, the peer
+    a fixed text.
+    """
+    logger.error("%s %s failed", method, path, exc_info=error)
     return error_response(500, "the server failed on this request; its log says why")

@@ -19,30 +19,22 @@ from server.listening.certificate import first_certificate
 from server.routes.errors import error_response
 
 
-class HostCheck:
-    """An application that answers 421 to requests for other names.
+class OwnNames:
+    """The names of a server on loopback.
 
     Args:
         names: besides `localhost` and all loopback addresses; `*.` stands for one label.
     """
 
-    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
-        self._app = app
+    def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(name.lower().rstrip(".") for name in names) | {"localhost"}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or let the application answer."""
-        if scope["type"] == "http":
-            host = field_of(scope, b"host")
-            # HTTP/1.0 has none; browsers always send it
-            if host is not None and not self._is_own(_name(host)):
-                text = (
-                    f"Host: {host[:100]} is no name of this server, which listens on loopback;"
-                    " ask 127.0.0.1 or localhost, or start the server with --host-name NAME"
-                )
-                await error_response(421, text)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+    def have(self, host: str | None) -> bool:
+        """Whether a request with this header `Host` means the server.
+
+        HTTP/1.0 has none; browsers always send it.
+        """
+        return host is None or self._is_own(_name(host))
 
     def _is_own(self, name: str) -> bool:
         if name in self._names or f"*.{name.partition('.')[2]}" in self._names:
@@ -53,10 +45,29 @@ class HostCheck:
             return False
 
 
-def checked(
-    app: ASGIApp, address: Address, cert: Path | None, names: Collection[str] = ()
-) -> ASGIApp:
-    """The application behind a `HostCheck` if it listens on loopback, else as it is.
+class HostCheck:
+    """An application that answers 421 to requests for other names."""
+
+    def __init__(self, app: ASGIApp, names: OwnNames) -> None:
+        self._app = app
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or let the application answer."""
+        if scope["type"] == "http":
+            host = field_of(scope, b"host")
+            if host is not None and not self._names.have(host):
+                text = (
+                    f"Host: {host[:100]} is no name of this server, which listens on loopback;"
+                    " ask 127.0.0.1 or localhost, or start the server with --host-name NAME"
+                )
+                await error_response(421, text)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def own_names(address: Address, cert: Path | None, names: Collection[str] = ()) -> OwnNames | None:
+    """The names of a server that listens on loopback; None for one that listens beyond.
 
     Off loopback everything but the health routes asks for a credential, which no web page has.
 
@@ -65,9 +76,14 @@ def checked(
         names: further names of the server.
     """
     if not address.loopback:
-        return app
+        return None
     own = set() if cert is None else certificate_names(cert)
-    return HostCheck(app, {address.host, *names, *own})
+    return OwnNames({address.host, *names, *own})
+
+
+def checked(app: ASGIApp, names: OwnNames | None) -> ASGIApp:
+    """The application behind a `HostCheck` of these names; as it is without any."""
+    return app if names is None else HostCheck(app, names)
 
 
 def certificate_names(cert: Path) -> set[str]:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
-
-from starlette.types import Send
 
 from edge_sdk.errors import FrameTooLargeError
 from server.errors import BadRequestError
+from server.listening.direct_request import Answer, Fields
 
 # window bits of zlib: of gzip, and of zlib's own format, which HTTP calls deflate
 _WINDOWS: Final[Mapping[str, int]] = {"gzip": 31, "deflate": 15}
@@ -74,39 +72,37 @@ async def inflate(
     return b"".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer with status 200: its body and its headers, whose names are in lower case."""
-
-    body: bytes
-    headers: Mapping[str, str]
-
-    async def send(self, send: Send) -> None:
-        """Send it."""
-        headers = [(name.encode(), value.encode()) for name, value in self.headers.items()]
-        headers.append((b"content-length", str(len(self.body)).encode()))
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": self.body})
-
-
-async def compressed(asked: Mapping[str, str], body: bytes, headers: Mapping[str, str]) -> Answer:
-    """An answer, compressed if its client takes that and it gets shorter.
+async def compressed(asked: str, body: bytes, kind: Fields) -> Answer:
+    """An answer with status 200, compressed if its client takes that and it gets shorter.
 
     Args:
-        asked: headers of the request. headers: of the answer.
+        asked: the request's header `Accept-Encoding`. kind: fields that say what the body is.
     """
+    if is_short(body):
+        return compressed_here(asked, body, kind)
+    return await asyncio.to_thread(compressed_here, asked, body, kind)
+
+
+def is_short(body: bytes) -> bool:
+    """Whether an answer is compressed, if at all, before a thread would have woken."""
+    return len(body) <= SHORT_BYTES
+
+
+def compressed_here(asked: str, body: bytes, kind: Fields) -> Answer:
+    """An answer as `compressed` makes it, in this thread."""
     if len(body) < LEAST_BYTES:
-        return Answer(body, headers)
-    encoding = accepted(asked.get("accept-encoding", ""))
-    more = {**headers, "vary": "Accept-Encoding"}
+        return _plain(body, kind)
+    encoding = accepted(asked)
+    more = (*kind, (b"vary", b"Accept-Encoding"))
     if encoding is not None:
-        short = len(body) <= SHORT_BYTES
-        packed = (
-            _deflate(body, encoding) if short else await asyncio.to_thread(_deflate, body, encoding)
-        )
+        packed = _deflate(body, encoding)
         if len(packed) < len(body):
-            return Answer(packed, {**more, "content-encoding": encoding})
-    return Answer(body, more)
+            return _plain(packed, (*more, (b"content-encoding", encoding.encode())))
+    return _plain(body, more)
+
+
+def _plain(body: bytes, fields: Fields) -> Answer:
+    return Answer(200, (*fields, (b"content-length", b"%d" % len(body))), body)
 
 
 def accepted(header: str) -> str | None:

@@ -12,36 +12,37 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 from weakref import WeakValueDictionary
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edge_sdk.session import Array
-from edge_sdk.wire.answers import HEADER_LENGTH, pack_answer, read_header_length
-from edge_sdk.wire.frames import HTTP_LIMITS, Frame, decode
-from edge_sdk.wire.messages import Query, frame_id, read_deadline
-from edge_sdk.wire.traceparent import TRACEPARENT, TraceContext, read_traceparent
+from edge_sdk.wire.answers import HEADER_LENGTH
+from edge_sdk.wire.traceparent import TRACEPARENT
 from server.access.heads import headers_of, is_query
 from server.access.table import rule_of
 from server.backend.inference import Inference
-from server.backend.models import ServedModel
 from server.backend.senders import SenderLimits, Senders
-from server.errors import BadRequestError, OverloadedError, ServerError
+from server.backend.turns import Turn
+from server.errors import OverloadedError, ServerError
+from server.listening.direct_request import Answer
 from server.routes.bodies import BodyBudget, declared_bytes, read_message
 from server.routes.errors import ANSWERED, error_answer
-from server.routes.v2.encodings import Answer, compressed, encoding_of, inflate
-from server.routes.v2.models import FEATURES, check_model
-from server.tracing.query_traces import QueryTrace
+from server.routes.v2.asking import (
+    JSON_BYTES,
+    LIMITS,
+    SHORT_BYTES,
+    Asked,
+    Head,
+    ask,
+    ending,
+    packed,
+)
+from server.routes.v2.encodings import compressed, encoding_of, inflate
+from server.routes.v2.models import check_model
 
-# JSON makes a Python object of every value: 10 MB took 1.4 s, as binary a few ms
-JSON_BYTES: Final = 1_000_000
-LIMITS: Final = replace(HTTP_LIMITS, header_bytes=JSON_BYTES)
-# a longer body is parsed in a thread; a shorter one is parsed before a thread would have woken
-SHORT_BYTES: Final = 65_536
 LONG_BODIES_BYTES: Final = 64_000_000
 # long bodies of one sender that are read at a time (a device sends two), and how long others wait:
 # long enough that a client which asks again at once is slowed down, short enough for a refusal
@@ -72,6 +73,7 @@ class Queries:
     def __init__(self, app: ASGIApp, inference: Inference) -> None:
         self._app = app
         self._inference = inference
+        self._turn = Turn(inference.batcher)
         self._senders = inference.senders
         self._budget = BodyBudget(LONG_BODIES_BYTES, SHORT_BYTES)
         self._turns = _Turns()
@@ -86,38 +88,30 @@ class Queries:
         except ANSWERED as err:
             await error_answer(Request(scope), err)(scope, receive, send)
             return
-        await answer.send(send)
+        await send({"type": "http.response.start", "status": 200, "headers": answer.fields})
+        await send({"type": "http.response.body", "body": answer.body})
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
         """From the head of a query to its answer.
 
         Raises: ServerError, FrameError, ClientDisconnect.
         """
-        name, version = _model_of(scope)
+        names = _model_of(scope)
         headers = headers_of(scope)
-        sender = _sender(scope, self._senders, name)
+        sender = _sender(scope, self._senders, names[0])
         declared = declared_bytes(headers)
         self._senders.arrived(sender, declared)
-        length = read_header_length(headers.get(HEADER_LENGTH.lower()))
+        head = Head.read(
+            names, sender, headers.get(HEADER_LENGTH.lower()), headers.get(TRACEPARENT.lower())
+        )
         outcome = _Outcome()
-
-        def ask(body: bytes, *, may_run_here: bool = False) -> _Asked:
-            frame = decode(body, length, LIMITS)
-            trace = read_traceparent(headers.get(TRACEPARENT.lower()))
-            query = _query(frame, name, version, trace)
-            traced = self._inference.trace(query, sender)
-            with _ending(traced):
-                model = self._inference.submit(
-                    query, outcome.done, sender=sender, may_run_here=may_run_here, trace=traced
-                )
-            return _Asked(frame, query, model, traced)
-
         encoding = encoding_of(headers)
         if encoding is None and 0 < declared <= SHORT_BYTES:
             # read, asked and, if the model is quick, computed without another thread
-            asked = ask(await read_message(receive, headers, declared), may_run_here=True)
+            body = await read_message(receive, headers, declared)
+            asked = ask(self._inference, head, body, outcome.done, self._turn)
             return await _answered(headers, asked, outcome)
-        limit = JSON_BYTES if length is None else LIMITS.frame_bytes
+        limit = JSON_BYTES if head.json_bytes is None else LIMITS.frame_bytes
         with self._budget.body(sender) as grown:
             counted = _charging(self._senders, sender, declared, grown)
             async with contextlib.AsyncExitStack() as stack:
@@ -126,16 +120,16 @@ class Queries:
                     body = await read_message(receive, headers, limit, counted)
                     if encoding is not None:
                         body = await inflate(body, encoding, limit, grown)
-                asked = await asyncio.to_thread(ask, body)
+                asked = await asyncio.to_thread(ask, self._inference, head, body, outcome.done)
             return await _answered(headers, asked, outcome)
 
 
-async def _answered(headers: Mapping[str, str], asked: _Asked, outcome: _Outcome) -> Answer:
+async def _answered(headers: Mapping[str, str], asked: Asked, outcome: _Outcome) -> Answer:
     """The answer to a query, once it has its outcome; its trace, if it has one, ends here."""
-    with _ending(asked.trace):
+    with ending(asked.trace):
         outputs = await outcome.outputs()
         reply_s = time.monotonic()
-        answer = await _respond(headers, asked, outputs)
+        answer = await compressed(headers.get("accept-encoding", ""), *packed(asked, outputs))
     if asked.trace is not None:
         asked.trace.end(outputs, reply_s)
     return answer
@@ -220,38 +214,6 @@ class _Turns:
             turns.release()
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A query that the engine has taken, and its trace, if it is traced."""
-
-    frame: Frame
-    query: Query
-    model: ServedModel
-    trace: QueryTrace | None
-
-
-@contextlib.contextmanager
-def _ending(trace: QueryTrace | None) -> Iterator[None]:
-    """Record that a query ends with the error that leaves the block, if one does."""
-    try:
-        yield
-    except ServerError as err:
-        if trace is not None:
-            trace.end(err, None)
-        raise
-    except BaseException as err:  # such as the end of a client that disconnects
-        if trace is not None:
-            trace.end(ServerError(type(err).__name__), None)
-        raise
-
-
-def _query(frame: Frame, name: str, version: str | None, trace: TraceContext | None) -> Query:
-    if len(frame.tensors) != 1:
-        raise BadRequestError(f"inputs: expected one tensor, got {len(frame.tensors)}")
-    deadline_ms = read_deadline(frame.parameters)
-    return Query(frame_id(frame), name, version, frame.tensors[0], deadline_ms, trace)
-
-
 class _Outcome:
     """The outcome of a query, handed to the event loop that made this object."""
 
@@ -280,29 +242,3 @@ class _Outcome:
     def _settle(self, outcome: Array | ServerError) -> None:
         if not self._outcome.done():  # the client may have disconnected
             self._outcome.set_result(outcome)
-
-
-async def _respond(headers: Mapping[str, str], asked: _Asked, outputs: Array) -> Answer:
-    query, model = asked.query, asked.model
-    computed = {FEATURES: outputs} if model.engine.output == FEATURES else _outputs(outputs)
-    header: dict[str, Any] = {
-        "model_name": model.manifest.name,
-        "model_version": model.manifest.version,
-    }
-    if query.id:
-        header["id"] = query.id
-    body, length = pack_answer(asked.frame, header, computed)
-    if length is None:
-        return await compressed(headers, body, {"content-type": "application/json"})
-    kind = {"content-type": "application/octet-stream", HEADER_LENGTH.lower(): str(length)}
-    return await compressed(headers, body, kind)
-
-
-def _outputs(logits: Array) -> dict[str, Array]:
-    # `reduce` is what `max` and `sum` call in the end, after a microsecond each
-    weights = np.exp(logits - np.maximum.reduce(logits, axis=1, keepdims=True))
-    return {
-        "logits": logits,
-        "probabilities": weights / np.add.reduce(weights, axis=1, keepdims=True),
-        "label": logits.argmax(axis=1),
-    }

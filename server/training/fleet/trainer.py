@@ -50,7 +50,7 @@ from server.registry.database import Registry, open_registry
 from server.registry.location import has_registry
 from server.registry.operator import load_operator_secret
 from server.registry.records import Device
-from server.routes.host_names import checked
+from server.routes.host_names import checked, own_names
 from server.training.fleet.api import create_app
 from server.training.fleet.invite import Inviter
 from server.training.fleet.late_updates import LateUpdates
@@ -179,7 +179,8 @@ def train(
         )
         trainer_app = trainer.app(keys, run_id)
         trainer_app.include_router(metrics.router(keys, everyone=settings.local))
-        app = checked(trainer_app, listener.address, settings.tls_cert, settings.host_names)
+        names = own_names(listener.address, settings.tls_cert, settings.host_names)
+        app = checked(trainer_app, names)
         http = stack.enter_context(HttpServer(app, listener, settings.tls_cert, settings.tls_key))
         if settings.server is not None:
             ask = Inviter(settings.server, secret, http.url, settings.tls_cert)

@@ -17,7 +17,7 @@ from server.registry.credentials import secret_sha256
 from server.registry.database import Registry
 from server.routes import artifacts, documentation, errors
 from server.routes.authentication import Guard
-from server.routes.host_names import HostCheck, certificate_names, checked
+from server.routes.host_names import HostCheck, OwnNames, certificate_names, checked, own_names
 from server.signing.artifacts import SignedFiles
 from tests.training.fleet.test_tls import certify
 
@@ -79,7 +79,8 @@ def test_requests_for_names_of_others_are_refused(host: str, status: int) -> Non
     """FAULTS row 13: a web page whose name was made to point to this machine."""
     inner = FastAPI()
     inner.add_api_route("/v2", lambda: {"name": "splitedge"})
-    answer = ask(HostCheck(inner, {"edge.example", "*.fleet.example"}), "/v2", {"Host": host})
+    names = OwnNames({"edge.example", "*.fleet.example"})
+    answer = ask(HostCheck(inner, names), "/v2", {"Host": host})
     assert answer.status_code == status
     if status == 421:
         assert "--host-name" in answer.json()["error"]
@@ -87,10 +88,12 @@ def test_requests_for_names_of_others_are_refused(host: str, status: int) -> Non
 
 def test_names_are_asked_for_on_loopback_alone_and_the_certificates_count(tmp_path: Path) -> None:
     inner = FastAPI()
-    assert checked(inner, Address("0.0.0.0", 8000), None) is inner
+    assert own_names(Address("0.0.0.0", 8000), None) is None
+    assert checked(inner, None) is inner
     certified = certify(tmp_path / "tls", "DNS:edge.example,IP:10.0.0.1")
     assert certificate_names(certified.cert) == {"edge.example", "10.0.0.1"}
-    guarded = checked(inner, Address("127.0.0.1", 8000), certified.cert, ["proxy.example"])
+    names = own_names(Address("127.0.0.1", 8000), certified.cert, ["proxy.example"])
+    guarded = checked(inner, names)
     for name in ("edge.example", "10.0.0.1", "proxy.example"):
         assert ask(guarded, "/", {"Host": name}).status_code == 404
     assert ask(guarded, "/", {"Host": "other.example"}).status_code == 421
