@@ -101,8 +101,9 @@ class LadderEngine:
         entries = self._widened(entries)
         if len(entries) == 1:  # no joint, and nothing to part: an idle engine runs no other batch
             array = entries[0].array
+            whole = len(array) == padded(len(array))
             for rung in self._rungs[self._rung_at[entries[0].depth] :]:
-                array = rung.run([array])
+                array = rung.run_whole(array) if whole else rung.run([array])
             return [array]
         order = sorted(range(len(entries)), key=lambda index: entries[index].depth)
         climbing: list[Array] = []
@@ -140,16 +141,20 @@ class _Rung:
         self._session = session
         self._name = next(iter(session.inputs))
         self.output = session.outputs[0]
+        self._outputs = [self.output]
 
     def run(self, parts: Sequence[Array]) -> Array:
-        rows = sum(len(part) for part in parts)
-        if len(parts) == 1 and rows == padded(rows):
-            batch = parts[0]
-        else:
-            batch = np.zeros((padded(rows), *parts[0].shape[1:]), parts[0].dtype)
-            np.concatenate(parts, out=batch[:rows])
-        output: Array = self._session.run([self.output], {self._name: batch})[0]
-        return output[:rows]
+        rows = sum(map(len, parts))
+        size = padded(rows)
+        if len(parts) == 1 and rows == size:
+            return self.run_whole(parts[0])
+        batch = np.zeros((size, *parts[0].shape[1:]), parts[0].dtype)
+        np.concatenate(parts, out=batch[:rows])
+        return self.run_whole(batch)[:rows]
+
+    def run_whole(self, batch: Array) -> Array:
+        """The outputs of a batch of a size that `padded` gives."""
+        return self._session.run(self._outputs, {self._name: batch})[0]
 
 
 def padded(rows: int) -> int:
