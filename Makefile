@@ -5,7 +5,7 @@
 # make adopt-cuts   cut the nine graphs of the onnx wheel at every place, against the whole
 # make arm64   the agent in an emulated arm64 system, against a server here (root, Debian; minutes)
 # make installations   build and use the images of deploy/, and the services under a booted systemd (as arm64)
-# make bench-peers   our server beside LitServe and plain FastAPI, which get an environment of their own
+# make bench-peers   our server beside LitServe, Ray Serve and plain FastAPI, which get an environment of their own
 # make bench-flower   our simulation beside Flower's, which gets an environment of its own
 # make paper-plots   the curves and tables of docs/methods, from the committed reports
 # make cost-plots   how cost grows: plots and slopes, from the committed reports
@@ -72,7 +72,7 @@ bench-peers: $(VENV)/installed-server $(PEERS_VENV)/installed
 $(PEERS_VENV)/installed: constraints.txt
 	$(PYTHON) -m venv $(PEERS_VENV)
 	@$(PEERS_VENV)/bin/python -m pip install --quiet --constraint constraints.txt fastapi litserve \
-		numpy onnxruntime orjson 'uvicorn[standard]'
+		numpy onnxruntime orjson 'ray[serve]' 'uvicorn[standard]'
 	@touch $@
 
 test: lint types unit

@@ -2,16 +2,17 @@
 
     make bench-peers
 
-or, with an environment that has LitServe, FastAPI and `uvicorn[standard]`:
+or, with an environment that has LitServe, Ray Serve, FastAPI and `uvicorn[standard]`:
 
     python -m benchmarks.peers --peers VENV/bin/python
 
-All servers run at the same time and take turns under the load: one request in flight, then 16. A
+All servers run at the same time and take turns under the load: one request in flight, then 16; then
+an open loop, whose load grows until a server does not serve it (`benchmarks/peers/offered.py`). A
 figure is the median of the rounds. A machine that does other work slows all of them alike, yet not
 in every moment. So the processor time of a request stands beside the time by the clock: that of all
 processes of a server, without what they take while nobody asks. The request is one digit in JSON.
 Our answer has logits, probabilities and label, those of the others have the logits alone. Writes
-benchmarks/results/peers.json and .md.
+benchmarks/results/peers.json, .md and .png.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -35,11 +37,12 @@ import onnxruntime
 import orjson
 import typer
 
-from benchmarks.peers import servers
+from benchmarks.peers import offered, servers
 from benchmarks.peers.load import Order
 from benchmarks.peers.servers import Running
 from benchmarks.reports import RESULTS, Results, child_environment, made_by, provenance, write
 from edge_sdk.cli.main import stop_on_sigterm
+from edge_sdk.durable import write_atomic
 from server.bench.models import export_random
 from server.processes import ChildProcess
 
@@ -52,6 +55,12 @@ TOLERANCE: Final = 1e-4
 OURS: Final = "splitedge"
 # our rate over theirs, at least
 GOALS: Final = {"FastAPI": 1.0, "LitServe": 2.0}
+OPEN: Final = (
+    "Requests of a Poisson process, whether the ones before are answered or not. The knee is the"
+    f" highest load up to which all is served with a p99 of at most {offered.KNEE:.0f} times that"
+    " at the lowest load; medians of the rounds."
+)
+PICTURE: Final = "![p99 against offered load](peers.png)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +85,13 @@ def main(
     peers: Annotated[
         Path | None,
         typer.Option(
-            help="Python that has LitServe and uvicorn[standard]; without it, only FastAPI."
+            help="Python with LitServe, Ray Serve and uvicorn[standard]; without it, only FastAPI."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each server under each load.")] = 9,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each server under each load.")] = 5,
+    open_rounds: Annotated[
+        int, typer.Option(min=1, help="Turns of each server in an open loop.")
+    ] = 3,
     quick: Annotated[
         bool, typer.Option("--quick", help="One short round, to see that all of it runs.")
     ] = False,
@@ -109,19 +121,31 @@ def main(
                     if number or quick:  # the first round warms up
                         took -= idle[side.name] * tally["seconds"]
                         figures.append(_figure(side.name, in_flight, tally, took))
+        points = [
+            point
+            for _ in range(1 if quick else open_rounds)
+            for side in sides
+            for point in offered.points_of(side, partial(_offer, load, x), quick=quick)
+        ]
     about = provenance() | {
         "command": shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]]),
-        "title": "Serving over HTTP: splitedge, plain FastAPI, LitServe",
+        "title": "Serving over HTTP: splitedge, plain FastAPI, LitServe, Ray Serve",
         "versions": _versions(peers),
         "load": os.getloadavg()[0],
     }
-    report = about | {"figures": [asdict(figure) for figure in figures]}
+    report = about | {
+        "figures": [asdict(figure) for figure in figures],
+        "open": [asdict(point) for point in points],
+    }
     table, ratios = _table(figures), _ratios(figures)
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     facts = f"{versions}; load of the machine at the end {about['load']:.1f}."
-    blocks = [f"# {about['title']}", made_by(about), facts, table, ratios]
+    lines = offered.lines_of(points)
+    knees = offered.table(lines)
+    blocks = [f"# {about['title']}", made_by(about), facts, table, ratios, OPEN, knees, PICTURE]
     write(results / "peers", report, blocks, indent=False)
-    typer.echo(f"{table}\n\n{ratios}")
+    write_atomic(results / "peers.png", offered.picture(lines))
+    typer.echo(f"{table}\n\n{ratios}\n\n{knees}")
 
 
 def _export(work: Path) -> tuple[str, Path]:
@@ -170,6 +194,7 @@ def _start(
             stack.enter_context(servers.plain_fastapi(peers, graph, "uvloop", "httptools"))
         )
         sides.append(stack.enter_context(servers.litserve(peers, graph)))
+        sides.append(stack.enter_context(servers.ray_serve(peers, graph)))
     return sides
 
 
@@ -193,13 +218,30 @@ def _apply(
 
     Returns: the tally of the load, and seconds of processor time of the server.
     """
-    tensor = {"name": "x", "shape": x.shape, "datatype": "FP32", "data": x.ravel().tolist()}
-    body = orjson.dumps({"inputs": [tensor]}).decode()
     before = side.processor_s
-    order = Order(servers.HOST, side.port, side.path, body, in_flight, seconds)
-    load.write_line(orjson.dumps(order).decode())
-    tally = orjson.loads(load.expect("{", f"was not answered by {side.name}"))
+    order = Order(servers.HOST, side.port, side.path, _body(x), in_flight, seconds)
+    tally = _ordered(load, side, order)
     return tally, side.processor_s - before
+
+
+def _offer(load: ChildProcess, x: Any, side: Running, rate: int, seconds: float) -> dict[str, Any]:
+    """Offer a server so many requests a second. Returns: the tally of the load."""
+    connections = offered.CONNECTIONS
+    order = Order(servers.HOST, side.port, side.path, _body(x), connections, seconds, rate)
+    return _ordered(load, side, order)
+
+
+def _ordered(load: ChildProcess, side: Running, order: Order) -> dict[str, Any]:
+    """Have a load applied. Returns: its tally."""
+    load.write_line(orjson.dumps(order).decode())
+    tally: dict[str, Any] = orjson.loads(load.expect("{", f"was not answered by {side.name}"))
+    return tally
+
+
+def _body(x: Any) -> str:
+    """The request in JSON."""
+    tensor = {"name": "x", "shape": x.shape, "datatype": "FP32", "data": x.ravel().tolist()}
+    return orjson.dumps({"inputs": [tensor]}).decode()
 
 
 def _check(side: Running, tally: dict[str, Any], expected: Any) -> None:
@@ -256,7 +298,7 @@ def _ratios(figures: Sequence[Figure]) -> str:
     for name in _names(figures):
         if name == OURS:
             continue
-        goal = next(goal for peer, goal in GOALS.items() if name.startswith(peer))
+        goal = next((goal for peer, goal in GOALS.items() if name.startswith(peer)), None)
         for in_flight in IN_FLIGHT:
             ours, theirs = (
                 [f for f in figures if (f.server, f.in_flight) == (side, in_flight)]
@@ -266,8 +308,12 @@ def _ratios(figures: Sequence[Figure]) -> str:
             clock = [a.rate / b.rate for a, b in pairs]
             processor = [b.processor_us / a.processor_us for a, b in pairs]
             both = min(statistics.median(clock), statistics.median(processor))
-            cells = [name, str(in_flight), _spread(clock), _spread(processor), f"{goal:.1f}"]
-            lines.append(f"| {' | '.join(cells)} | {'met' if both >= goal else 'missed'} |")
+            cells = [name, str(in_flight), _spread(clock), _spread(processor)]
+            if goal is None:
+                cells += ["none", ""]
+            else:
+                cells += [f"{goal:.1f}", "met" if both >= goal else "missed"]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -283,7 +329,7 @@ def _versions(peers: Path | None) -> dict[str, str]:
     """Versions of what is compared, in the environment that it runs in."""
     names = ["fastapi", "uvicorn", "onnxruntime"]
     if peers is not None:
-        names += ["litserve", "uvloop", "httptools"]
+        names += ["litserve", "ray", "uvloop", "httptools"]
     text = (
         "import importlib.metadata as m, json, sys;"
         "print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,12 +40,7 @@ class Running:
     @property
     def processor_s(self) -> float:
         """Seconds of processor time of the server and all its children, up to now."""
-        parents = _parents()
-        family, new = {self.pid}, {self.pid}
-        while new:
-            new = {pid for pid, parent in parents.items() if parent in new} - family
-            family |= new
-        return sum(_processor_s(pid) for pid in family)
+        return sum(_processor_s(pid) for pid in _family(self.pid))
 
 
 @contextmanager
@@ -78,6 +73,14 @@ def litserve(python: Path, graph: Path) -> Iterator[Running]:
 
 
 @contextmanager
+def ray_serve(python: Path, graph: Path) -> Iterator[Running]:
+    """Ray Serve with one replica, as its documents show it."""
+    words = ("benchmarks.peers.ray_app", str(graph), "{port}")
+    with _module("Ray Serve", python, words, "/infer") as running:
+        yield running
+
+
+@contextmanager
 def _module(name: str, python: Path, words: tuple[str, ...], path: str) -> Iterator[Running]:
     """A module of this folder as a server; `{port}` in its words stands for a free port."""
     port = _free_port()
@@ -93,8 +96,12 @@ def _module(name: str, python: Path, words: tuple[str, ...], path: str) -> Itera
         _wait_answers(name, process, port)
         yield Running(name, process.pid, port, path)
     finally:
-        # the group that it began: LitServe's processes outlive their first one
+        # all that it began: processes of LitServe and of Ray outlive their first one
+        family = _family(process.pid)
         os.killpg(process.pid, signal.SIGKILL)
+        for pid in family - {process.pid}:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
 
 
@@ -124,6 +131,16 @@ def _free_port() -> int:
     with socket.create_server((HOST, 0)) as found:
         port: int = found.getsockname()[1]
     return port
+
+
+def _family(pid: int) -> set[int]:
+    """A process, its children, and theirs."""
+    parents = _parents()
+    family, new = {pid}, {pid}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new} - family
+        family |= new
+    return family
 
 
 def _parents() -> Mapping[int, int]:
