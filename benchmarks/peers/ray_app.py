@@ -41,7 +41,10 @@ class Digits:
 def main(graph: str, port: str) -> None:
     """Serve until a signal."""
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    serve.start(http_options={"host": "127.0.0.1", "port": int(port), "access_log": False})
+    serve.start(
+        http_options={"host": "127.0.0.1", "port": int(port)},
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
+    )
     deployment = serve.deployment(num_replicas=1, max_ongoing_requests=100)(Digits)
     serve.run(deployment.bind(graph), route_prefix=PATH)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})

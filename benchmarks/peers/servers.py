@@ -21,6 +21,7 @@ from server.processes import ServerProcess
 HOST: Final = "127.0.0.1"
 START_S: Final = 120.0
 POLL_S: Final = 0.1
+NOT_THERE: Final = (404, 503)
 SECONDS_PER_TICK: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -93,7 +94,7 @@ def _module(name: str, python: Path, words: tuple[str, ...], path: str) -> Itera
         start_new_session=True,
     )
     try:
-        _wait_answers(name, process, port)
+        _wait_answers(name, process, port, path)
         yield Running(name, process.pid, port, path)
     finally:
         # all that it began: processes of LitServe and of Ray outlive their first one
@@ -105,8 +106,8 @@ def _module(name: str, python: Path, words: tuple[str, ...], path: str) -> Itera
         process.wait()
 
 
-def _wait_answers(name: str, process: subprocess.Popen[bytes], port: int) -> None:
-    """Wait until anything is answered there.
+def _wait_answers(name: str, process: subprocess.Popen[bytes], port: int, path: str) -> None:
+    """Wait until the path is there: Ray Serve answers before it has one.
 
     Raises: TimeoutError; RuntimeError if the process has ended.
     """
@@ -116,14 +117,14 @@ def _wait_answers(name: str, process: subprocess.Popen[bytes], port: int) -> Non
             raise RuntimeError(f"{name} ended with status {process.returncode}; see its output")
         connection = http.client.HTTPConnection(HOST, port, timeout=START_S)
         try:
-            connection.request("GET", "/nothing-is-here")
-            connection.getresponse()
+            connection.request("GET", path)
+            if connection.getresponse().status not in NOT_THERE:
+                return
         except OSError:
-            time.sleep(POLL_S)
-        else:
-            return
+            pass
         finally:
             connection.close()
+        time.sleep(POLL_S)
     raise TimeoutError(f"{name} did not answer within {START_S:.0f} s")
 
 
