@@ -206,7 +206,8 @@ class Batcher:
 
     def computes_here(self, job: Job) -> bool:
         """Whether the caller's own thread would compute a job that it submits now."""
-        return not self._queue and not self._busy and self._pace(job.engine).is_quick(job.rows)
+        pace = self._paces.get(job.engine)
+        return not self._queue and not self._busy and pace is not None and pace.is_quick(job.rows)
 
     def submit_together(self, jobs: Sequence[Job]) -> list[tuple[Job, OverloadedError]]:
         """Take jobs, of which this thread may compute those that make a quick batch together.
