@@ -57,8 +57,8 @@ OURS: Final = "splitedge"
 GOALS: Final = {"FastAPI": 1.0, "LitServe": 2.0}
 OPEN: Final = (
     "Requests of a Poisson process, whether the ones before are answered or not. The knee is the"
-    f" highest load up to which all is served with a p99 of at most {offered.KNEE:.0f} times that"
-    " at the lowest load; medians of the rounds."
+    f" highest load that is served wholly with a p99 of at most {offered.KNEE:.0f} times that at"
+    " the lowest load; medians of the rounds."
 )
 PICTURE: Final = "![p99 against offered load](peers.png)"
 
@@ -232,7 +232,7 @@ def _offer(load: ChildProcess, x: Any, side: Running, rate: int, seconds: float)
 
 
 def _ordered(load: ChildProcess, side: Running, order: Order) -> dict[str, Any]:
-    """Have a load applied. Returns: its tally."""
+    """Order a load. Returns: its tally."""
     load.write_line(orjson.dumps(order).decode())
     tally: dict[str, Any] = orjson.loads(load.expect("{", f"was not answered by {side.name}"))
     return tally

@@ -64,7 +64,7 @@ class Load:
 
 @dataclass(slots=True)
 class _Ran:
-    """What the engine took for a batch, without the answering.
+    """Time of the engine for a batch, without the answering.
 
     Attributes:
         seconds: by the clock. processor_s: of the processor, in the thread that ran it.
@@ -229,7 +229,7 @@ class Batcher:
         return refused
 
     def _batch_of(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """As many of the first jobs as make a quick batch of one engine; one at least."""
+        """The first jobs that make a quick batch of one engine together; one at least."""
         engine = jobs[0].engine
         pace, most = self._pace(engine), self._rows_max(engine)
         rows = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from fastapi import FastAPI
 
 from benchmarks.peers.load import Order, run_open
@@ -16,11 +15,11 @@ def point(server: str, offered: int, p99_ms: float, *, whole: bool = True) -> Po
     return Point(server, offered, offered, 500 * p99_ms, 1_000 * p99_ms, whole)
 
 
-def test_the_knee_is_before_the_first_load_whose_p99_is_far_above_the_lowest_ones() -> None:
+def test_the_knee_is_the_last_load_whose_p99_is_not_far_above_that_of_the_lowest() -> None:
     rounds = [
         point("ours", load, p99)
         for _ in range(3)
-        for load, p99 in ((100, 1.0), (200, 2.0), (400, 5.0), (800, 6.0), (1_000, 1.0))
+        for load, p99 in ((100, 1.0), (200, 9.0), (400, 5.0), (800, 6.0), (1_000, 9.0))
     ]
     (line,) = lines_of(rounds)
     assert (line.loads, line.knee) == ((100, 200, 400, 800, 1_000), 400)
@@ -46,5 +45,6 @@ def test_an_open_loop_sends_at_its_rate_and_tells_what_has_no_answer() -> None:
     with HttpServer(app, listen(Address("127.0.0.1", 0))) as server:
         port = int(server.url.rpartition(":")[2])
         tally = run_open(Order("127.0.0.1", port, "/fast", "{}", 8, 1.0), 50.0)
-        assert len(tally.latencies_us) + tally.left == pytest.approx(50, abs=20)
+        # the same arrivals at each call
+        assert len(tally.latencies_us) + tally.left == 42
         assert tally.answer == '{"ok":true}'

@@ -35,7 +35,7 @@ _LENGTH: Final = HEADER_LENGTH.lower().encode()
 
 @dataclass(slots=True)
 class Head:
-    """What the head of a query says.
+    """Head of a query.
 
     Attributes:
         model, version: from its path.
