@@ -21,6 +21,7 @@ from edge_sdk.training.client.exit_head import exit_loss
 from edge_sdk.training.client.optimiser import optimiser_of
 from edge_sdk.training.client.personal_head import back_rate, dropped, personal_classifier
 from edge_sdk.training.client.state import ClientState
+from edge_sdk.training.formulas.sgd import Sgd
 from edge_sdk.training.protocol.fine_tuning import FineTuning
 from edge_sdk.training.protocol.plan import Plan
 from edge_sdk.training.streams import Stream
@@ -42,15 +43,13 @@ def fine_tune(
     prefix, head = pair
     generator = Stream.FINE_TUNING.generator(plan.seed, client=state.name)
     rate = plan.training.learning_rate if how.rate is None else how.rate
-    optimiser = torch.optim.SGD([*prefix.parameters(), *head.parameters()], rate)
+    optimiser = Sgd([*prefix.parameters(), *head.parameters()], rate)
     prefix.train()
     head.train()
     for _ in range(how.steps):
         x, y = state.at(generator.permutation(state.samples)[: plan.training.batch])
-        optimiser.zero_grad(set_to_none=True)
         loss = exit_loss(plan, number, head(prefix(x)), y)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        optimiser.step()
+        optimiser.step(torch.autograd.grad(loss, optimiser.parameters))
 
 
 def refitted_back(state: ClientState, plan: Plan, base: nn.Module, epochs: int) -> nn.Linear:

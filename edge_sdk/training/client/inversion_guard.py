@@ -18,6 +18,7 @@ from edge_sdk.errors import ConfigurationError, FrameError
 from edge_sdk.nets.registry import INIT_LOCK
 from edge_sdk.training.client.companion import Companion, OpenBatch
 from edge_sdk.training.client.state import ClientState
+from edge_sdk.training.formulas.adam import Adam
 from edge_sdk.training.formulas.decoder import Decoder, Pixels
 from edge_sdk.training.formulas.image_similarity import ssim
 from edge_sdk.training.protocol.messages import Weights
@@ -33,7 +34,7 @@ class InversionGuard(Companion):
         self._guard = plan.part.inversion
         self._pixels = Pixels(state.x)
         self.decoder = _last_decoder(state, plan, self._guard.width)
-        self._adam = torch.optim.Adam(self.decoder.parameters(), self._guard.learning_rate)
+        self._adam = Adam(self.decoder.parameters(), self._guard.learning_rate)
         self._away: Tensor | None = None  # the guard's gradient by the open batch's features
 
     def forward(self, batch: OpenBatch) -> None:
@@ -55,10 +56,8 @@ class InversionGuard(Companion):
 
     def _step_decoder(self, z: Tensor, images: Tensor) -> None:
         """One step by 1 - SSIM."""
-        self._adam.zero_grad(set_to_none=True)
         loss = 1 - ssim(self.decoder(z), images).mean()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._adam.step()
+        self._adam.step(torch.autograd.grad(loss, self._adam.parameters))
 
 
 def _last_decoder(state: ClientState, plan: Plan, width: int) -> Decoder:

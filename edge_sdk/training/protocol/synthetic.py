@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_sdk.nets.supernet import Supernet
+from edge_sdk.training.formulas.adam import Adam
 
 RATE = 0.1
 Weights = dict[str, Tensor]
@@ -109,12 +110,11 @@ def synthesise(
         .requires_grad_()
         for shape in (probe.shape, (probe.classes,))
     )
-    optimiser = torch.optim.Adam([inputs, targets], RATE)
+    optimiser = Adam([inputs, targets], RATE)
     for _ in range(steps if total > 0 else 0):
         found = probe.gradients(inputs, targets, graph=True)
         loss = _remaining(wanted, found) / total
-        inputs.grad, targets.grad = torch.autograd.grad(loss, [inputs, targets])
-        optimiser.step()
+        optimiser.step(torch.autograd.grad(loss, optimiser.parameters))
     # rounded first, so that the lengths are the best for what the receiver will see
     x, y = inputs.detach().half(), targets.detach().half()
     found = probe.gradients(x.float(), y.float())
