@@ -68,8 +68,10 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run a failed test once more if it carries the marker `deadline`: a real fault fails twice.
 
-    What carries the marker `fault_figures` belongs to `make faults` alone.
+    What carries the marker `fault_figures` belongs to `make faults` alone. Files that carry the
+    marker `long` come first, so that no process is left alone with one of them at the end.
     """
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     if config.getoption("--fault-figures"):
         return  # minutes each: a figure is reached or it is not
     left = [item for item in items if item.get_closest_marker("fault_figures")]

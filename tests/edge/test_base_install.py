@@ -20,7 +20,7 @@ from server.bench.models import export_random
 from server.processes import ServerProcess
 from server.tokens import create_token
 
-pytestmark = pytest.mark.install
+pytestmark = [pytest.mark.install, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("edge_sdk", "exporters", "profiles", "server")

@@ -31,6 +31,8 @@ from server.tokens import create_token
 from tests.commands import Called, Splitedge
 from tests.waiting import is_listening, wait_until
 
+pytestmark = pytest.mark.long
+
 SECRET = "a secret of the operator's own"
 PROFILE = ("--profile", "raspberry-pi-4")  # measuring takes seconds
 

@@ -29,6 +29,8 @@ from server.demo.training import (
     start_trainer,
 )
 
+pytestmark = pytest.mark.long
+
 DEVICE_KEYS = {
     "name", "depth", "exit_rate", "accuracy", "exit_accuracy", "offload_accuracy", "fallbacks",
     "p50_ms", "p99_ms", "bytes_per_offload",

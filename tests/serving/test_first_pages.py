@@ -29,6 +29,8 @@ from server.registry.telemetry.history import RAW_S
 from tests.reader import ROOT, Document, Reader, environment, free_ports, started_server
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 README = Document("README.md")
 TUTORIAL = Document("docs/tutorial.md")
 WRITTEN_AGENT = "127.0.0.1:8080"

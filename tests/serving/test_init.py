@@ -23,6 +23,8 @@ from server.run import Addresses
 from tests.reader import WRITTEN_HTTP, environment, free_ports
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 WRITTEN_AGENT = "127.0.0.1:8080"
 
 

@@ -33,7 +33,7 @@ from tests.waiting import is_listening, wait_until
 if TYPE_CHECKING:
     from tests.serving.conftest import Device, Exported, ServerRun
 
-pytestmark = [pytest.mark.broker, pytest.mark.deadline]
+pytestmark = [pytest.mark.broker, pytest.mark.deadline, pytest.mark.long]
 
 FREE = ("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0")
 

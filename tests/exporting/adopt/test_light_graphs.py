@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks.adopt_cuts import LIGHT, check_offered, randomised
 
+pytestmark = pytest.mark.long
+
 # one sample, and a batch that is no multiple of what differs
 BATCHES = (1, 3)
 

@@ -36,7 +36,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from tests.serving.conftest import Exported
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.long]
 
 FREE = ("--http", "127.0.0.1:0")
 FOLLOWS_S = 10.0

@@ -28,7 +28,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from tests.serving.conftest import Exported
 
-pytestmark = [pytest.mark.broker, pytest.mark.deadline]
+pytestmark = [pytest.mark.broker, pytest.mark.deadline, pytest.mark.long]
 
 SOON_S = 120.0  # on a machine that does much else besides
 HOLD = ("--http", "127.0.0.1:0", "--mqtt", "embedded:127.0.0.1:0", "--new-versions", "hold")

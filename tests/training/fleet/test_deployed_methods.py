@@ -43,6 +43,8 @@ from server.training.fleet.trainer import train
 from server.training.recipe.recipe import load_recipe
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 TESTED: Final = 60
 HELD_OUT: Final = 40
 RECIPE: Final = """

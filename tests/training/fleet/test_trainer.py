@@ -32,6 +32,8 @@ from server.training.fleet.trainer import choose_depths, train
 from server.training.fleet.waiting import waiting_line
 from server.training.recipe.recipe import read_recipe
 
+pytestmark = pytest.mark.long
+
 RECIPE = """
 method = "supersfl"
 [data]

@@ -28,6 +28,8 @@ from server.training.simulation.workers.work import Answered, Asked, Open, Train
 from tests.commands import Splitedge
 from tests.reader import Document
 
+pytestmark = pytest.mark.long
+
 # One method whose clients are trained apart, and one whose clients meet in the server's half.
 METHODS = {"splitgp": {"finetune_steps": 1}, "supersfl": {}}
 

@@ -8,6 +8,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 NOTEBOOK = ROOT / "examples" / "notebooks" / "compare_methods.ipynb"
 

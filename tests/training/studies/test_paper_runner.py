@@ -33,6 +33,8 @@ from edge_sdk.errors import ConfigurationError, SplitedgeError
 from edge_sdk.state import StateLock
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 TABLE = TABLES["scala"]
 ROUNDS = 6
 

@@ -34,6 +34,8 @@ from server.training.run.build import load_data
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
+pytestmark = pytest.mark.long
+
 # `repeated` has a test of its own, which trains it once
 SMOKE = [name for name in TABLES if "smoke" in TABLES[name].scales and name != "repeated"]
 
