@@ -141,6 +141,7 @@ def _with_cpu(provider: str, threads: int) -> list[str | tuple[str, dict[str, st
     if provider == CPU:
         return [cpu]
     options = {
+        "cuda": {"use_tf32": "0"},  # its products have ten bits, and answers would differ
         "openvino": {"device_type": "CPU", "num_of_threads": str(threads)},
         "xnnpack": {"intra_op_num_threads": str(threads)},  # it has threads of its own
     }

@@ -34,6 +34,7 @@ from server.options import (
     Insecure,
     MqttPasswordFile,
     PassphraseFile,
+    Provider,
     Queue,
     State,
     Threads,
@@ -135,6 +136,7 @@ def run(
         typer.Option(help="Most bytes a second of one device; more are refused. Default: none."),
     ] = None,
     threads: Threads = 0,
+    provider: Provider = "auto",
     tls_cert: Annotated[
         Path | None, typer.Option(help="PEM certificate for HTTPS and MQTTS.")
     ] = None,
@@ -248,6 +250,7 @@ def run(
         batch_max=batch,
         queue_max=queue,
         limits=SenderLimits(limit_requests, limit_rows, limit_bytes),
+        provider=provider,
         allocation=allocation or (last.allocation if last else None) or "budget",
         max_packet_bytes=mqtt_packet_bytes,
         tls_cert=tls_cert,

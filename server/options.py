@@ -37,6 +37,13 @@ MqttPasswordFile = Annotated[
 Batch = Annotated[int, typer.Option(help="Largest batch of queries.")]
 Queue = Annotated[int, typer.Option(help="Largest number of waiting queries; more are refused.")]
 Threads = Annotated[int, typer.Option(help="Compute threads; 0 means half the cores.")]
+Provider = Annotated[
+    str,
+    typer.Option(
+        help="What runs the model: auto, cpu, cuda, openvino, xnnpack or tensorrt; auto takes CUDA "
+        "if onnxruntime-gpu is installed and works, else the CPU."
+    ),
+]
 TlsKey = Annotated[Path | None, typer.Option(help="PEM key of the certificate.")]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Allow unencrypted connections from other machines.")

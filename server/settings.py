@@ -10,6 +10,7 @@ from typing import Final, Literal, get_args
 
 from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.providers.names import SETTINGS as PROVIDERS
 from edge_sdk.settings import Traces
 from edge_sdk.wire.address import Address, is_loopback
 from edge_sdk.wire.broker_address import BrokerAddress, shown_broker
@@ -48,6 +49,7 @@ class ServerSettings:
             a query is refused.
         limits: of what each device may send.
         threads: compute threads of onnxruntime; half the cores are left to network and broker.
+        provider: by which onnxruntime runs the segments; `auto` takes a GPU where one works.
         allocation: rule of the devices' depths, `budget` or `supersfl`.
         max_packet_bytes: longest payload of an MQTT message; longer ones go over HTTP.
         tls_cert, tls_key: PEM files for HTTPS and MQTTS.
@@ -84,6 +86,7 @@ class ServerSettings:
     queue_bytes: int = 64_000_000
     limits: SenderLimits = SenderLimits()  # noqa: RUF009 - frozen
     threads: int = max(1, (os.cpu_count() or 2) // 2)
+    provider: str = AUTO
     allocation: str = "budget"
     max_packet_bytes: int = MQTT_LIMITS.frame_bytes
     tls_cert: Path | None = None
@@ -113,6 +116,7 @@ class ServerSettings:
             queue_max=whole(1),
             queue_bytes=whole(1),
             threads=whole(1),
+            provider=one_of(PROVIDERS),
             max_packet_bytes=whole(PACKET_BYTES_MIN, MQTT_LIMITS.frame_bytes),
             allocation=one_of(("budget", "supersfl")),
             enrolment=one_of(ENROLMENTS),

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_sdk.manifest import ModelManifest, TensorSpec
+from edge_sdk.providers.names import CPU
 from edge_sdk.session import Array, Session
 from server.errors import BadRequestError
 
@@ -42,19 +43,21 @@ class LadderEngine:
     Args:
         folder: the model's folder, with its `segments/`.
         threads: compute threads of one onnxruntime run.
+        provider: runs the segments; what it cannot run, the CPU does.
     Raises: BundleError if a segment cannot be loaded.
     """
 
-    def __init__(self, folder: Path, manifest: ModelManifest, *, threads: int = 1) -> None:
+    def __init__(
+        self, folder: Path, manifest: ModelManifest, *, threads: int = 1, provider: str = CPU
+    ) -> None:
         self.manifest = manifest
-        self._rungs = [
-            _Rung(segment.input, Session(folder / "segments" / segment.file, threads=threads))
-            for segment in manifest.segments
-        ]
+
+        def session(file: str) -> Session:
+            return Session(folder / "segments" / file, threads=threads, provider=provider)
+
+        self._rungs = [_Rung(segment.input, session(segment.file)) for segment in manifest.segments]
         self._decoders = {
-            decoder.depth: _Rung(
-                decoder.input, Session(folder / "segments" / decoder.file, threads=threads)
-            )
+            decoder.depth: _Rung(decoder.input, session(decoder.file))
             for decoder in manifest.decoders
         }
         self._rung_at = {segment.entry: at for at, segment in enumerate(manifest.segments)}

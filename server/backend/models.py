@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from edge_sdk.errors import BundleError, ManifestError
 from edge_sdk.manifest import ModelManifest
+from edge_sdk.providers.names import CPU
 from server.backend.ladder import LadderEngine
 from server.errors import NotReadyError, UnknownModelError
 
@@ -53,6 +54,8 @@ class ModelStore:
     Args:
         check: called with the folder and the manifest of a model before it is loaded; a BundleError
             refuses the model.
+        provider: runs the segments.
+        or_cpu: whether the CPU does where the provider does not start.
     """
 
     def __init__(
@@ -61,9 +64,13 @@ class ModelStore:
         *,
         threads: int = 1,
         check: Check | None = None,
+        provider: str = CPU,
+        or_cpu: bool = False,
     ) -> None:
         self._folder = folder
         self._threads = threads
+        self._provider = provider
+        self._or_cpu = or_cpu
         self._check = check
         self._models: dict[tuple[str, str], StoredModel] = {}
         self._unloaded: frozenset[str] = frozenset()
@@ -210,7 +217,7 @@ class ModelStore:
         try:
             model = read_model(folder, check=self._check)
             if served:
-                model = serve_model(model, threads=self._threads)
+                model = self._served(model)
         except BundleError as err:
             if self._broken.get(key) != str(err):  # logged once, however often it is tried
                 logger.error("model=%s version=%s cannot be loaded: %s", *key, err)  # noqa: TRY400 - no traceback for a bad file
@@ -219,7 +226,23 @@ class ModelStore:
             return
         self._broken.pop(key, None)
         self._models = {**self._models, key: model}
-        logger.info("model=%s version=%s %s", *key, "loaded" if served else "read")
+        how = f"loaded, by {self._provider}" if served else "read"
+        logger.info("model=%s version=%s %s", *key, how)
+
+    def _served(self, model: StoredModel) -> ServedModel:
+        """A model with its graphs loaded, by the CPU if the provider does not start and it may.
+
+        Raises: BundleError if it cannot be served.
+        """
+        try:
+            return serve_model(model, threads=self._threads, provider=self._provider)
+        except BundleError as err:
+            if not self._or_cpu or self._provider == CPU:
+                raise
+            served = serve_model(model, threads=self._threads)  # raises if the model is at fault
+            logger.warning("%s is not used, the CPU is: %s", self._provider, err)
+            self._provider = CPU
+            return served
 
 
 def manifests_in(models: Path) -> list[Path]:
@@ -240,12 +263,12 @@ def read_model(folder: Path, *, check: Check | None = None) -> StoredModel:
     return StoredModel(folder, manifest)
 
 
-def serve_model(model: StoredModel, *, threads: int = 1) -> ServedModel:
+def serve_model(model: StoredModel, *, threads: int = 1, provider: str = CPU) -> ServedModel:
     """Load the graphs of a model.
 
     Raises: BundleError if it cannot be served.
     """
-    engine = LadderEngine(model.folder, model.manifest, threads=threads)
+    engine = LadderEngine(model.folder, model.manifest, threads=threads, provider=provider)
     return ServedModel(model.folder, model.manifest, engine)
 
 

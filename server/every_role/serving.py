@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
+from edge_sdk.providers.names import AUTO
+from edge_sdk.session import available_providers
 from server.backend.batcher import Batcher
 from server.backend.inference import Inference
 from server.backend.models import ModelStore
+from server.backend.provider import provider_of
 from server.backend.senders import Senders
 from server.deployment.publisher import refuse_used_number
 from server.registry.catalogue import ModelCatalogue
@@ -35,11 +38,14 @@ class Serving:
 
         Args:
             catalogue: knows the files of each published version, and refuses others.
+        Raises: ConfigurationError for a provider that this onnxruntime was not built with.
         """
         traces = None if settings.traces is None else QueryTraces.open(settings.traces)
         models = ModelStore(
             settings.state / "models",
             threads=settings.threads,
+            provider=provider_of(settings.provider, available_providers()),
+            or_cpu=settings.provider == AUTO,
             check=partial(refuse_used_number, catalogue),
         )
         batcher = Batcher(

@@ -17,6 +17,7 @@ from server.options import (
     Batch,
     Insecure,
     MqttPasswordFile,
+    Provider,
     Queue,
     Threads,
     TlsKey,
@@ -66,6 +67,7 @@ def backend(
         float | None, typer.Option(help="Most bytes a second of one device at this backend.")
     ] = None,
     threads: Threads = 0,
+    provider: Provider = "auto",
     tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate for HTTPS.")] = None,
     tls_key: TlsKey = None,
     mqtt_ca: Annotated[
@@ -115,6 +117,7 @@ def backend(
         batch_max=batch,
         queue_max=queue,
         limits=SenderLimits(limit_requests, limit_rows, limit_bytes),
+        provider=provider,
         max_packet_bytes=mqtt_packet_bytes,
         tls_cert=tls_cert,
         mqtt_ca=mqtt_ca,
