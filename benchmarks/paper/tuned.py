@@ -13,11 +13,7 @@ from benchmarks.reports import RESULTS
 # Methods that came after the committed sweep, and the swept method whose rate and momentum their
 # rows have.
 NEIGHBOURS: Final[Mapping[str, str]] = {
-    "fedlc": "fedavg",
-    "fedper": "fedavg",
-    "ditto": "fedavg",
     "pfsl": "splitlpf",
-    "mergesfl": "minibatch-sfl",
 }
 
 
