@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from edge_sdk.session import Array
 from edge_sdk.tracing.spans import Attribute
+from server.backend.answering import AnsweringThread
 from server.backend.fair_queue import FairQueue, Part, Pushed, Waiting
 from server.backend.jobs import Job
 from server.backend.ladder import LadderEngine
@@ -111,7 +113,7 @@ class _Pace:
 
 
 class Batcher:
-    """The queue and the one thread that empties it.
+    """The queue, the one thread that empties it, and one that answers.
 
     Args:
         batch_max: most samples in a batch; a longer query is computed in several.
@@ -136,6 +138,8 @@ class Batcher:
         self._paces: WeakKeyDictionary[LadderEngine, _Pace] = WeakKeyDictionary()
         self._last_sender: str | None = None
         self._shared_until = 0.0
+        self._counting = threading.Lock()  # the answers of two threads
+        self._answering = AnsweringThread()
         self._thread = threading.Thread(target=self._work, name="splitedge-engine", daemon=True)
         self._thread.start()
 
@@ -146,9 +150,9 @@ class Batcher:
 
     @property
     def idle(self) -> bool:
-        """Whether no query waits, and no batch runs."""
+        """Whether no query waits, no batch runs, and all that are computed have their answers."""
         with self._filled:
-            return not self._queue and not self._busy
+            return not self._queue and not self._busy and self._answering.free
 
     @property
     def waiting_bytes(self) -> int:
@@ -261,6 +265,7 @@ class Batcher:
         for waiting in left:
             _settle(waiting, OverloadedError("the server is stopping; answer locally"))
         self._thread.join()
+        self._answering.stop()
 
     def _check_wait(self, job: Job, row_s: float, now: float) -> None:
         """Refuse a job whose deadline would pass in the queue.
@@ -348,7 +353,7 @@ class Batcher:
                 self.observers.ran(engine, rows, waits_s, ran.seconds)
 
     def _run(self, batch: Sequence[Part], ran: _Ran) -> None:
-        """Compute and answer a batch, and note what the engine took for it."""
+        """Compute a batch, note what the engine took, and answer it or have it answered."""
         start, begun = time.monotonic(), time.thread_time()
         try:
             outputs = batch[0].waiting.job.engine.run([part.entry for part in batch])
@@ -368,6 +373,22 @@ class Batcher:
         ran.processor_s += time.thread_time() - begun
         self.load.batches += 1
         _trace(batch, start, end)
+        if not (self._goes_on(batch, end - start) and self._hand_over(batch, outputs)):
+            self._answer(batch, outputs)
+
+    def _goes_on(self, batch: Sequence[Part], took_s: float) -> bool:
+        """Whether the engine would gain time if another thread gave the answers of a batch.
+
+        The parts of a split job are answered here, where one comes after the other.
+        """
+        whole = all(len(part.entry.array) == part.waiting.job.rows for part in batch)
+        return whole and took_s > HANDOVER_S and bool(self._queue)
+
+    def _hand_over(self, batch: Sequence[Part], outputs: Sequence[Array]) -> bool:
+        return self._answering.take(partial(self._answer, batch, outputs))
+
+    def _answer(self, batch: Sequence[Part], outputs: Sequence[Array]) -> None:
+        """Give each part of a batch its outputs."""
         for part, output in zip(batch, outputs, strict=True):
             try:
                 self._take(part, output)
@@ -395,15 +416,18 @@ class Batcher:
         if job.deadline is not None and job.deadline <= time.monotonic():
             self._expire(waiting)
             return
-        self.load.queries += 1
+        with self._counting:
+            self.load.queries += 1
         _settle(waiting, output)
 
     def _fail(self, waiting: Waiting, error: ServerError) -> None:
-        self.load.failed += 1
+        with self._counting:
+            self.load.failed += 1
         _settle(waiting, error)
 
     def _expire(self, waiting: Waiting) -> None:
-        self.load.expired += 1
+        with self._counting:
+            self.load.expired += 1
         _settle(waiting, ExpiredError("the deadline passed before the query was computed"))
 
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 import server.backend.batcher
-from server.backend.batcher import Batcher
+from server.backend.batcher import HANDOVER_S, Batcher
 from server.backend.jobs import Job
 from server.backend.ladder import Entry, LadderEngine
 from server.errors import BadRequestError, ExpiredError, OverloadedError, ServerError
@@ -450,6 +450,79 @@ def test_an_answer_that_fails_takes_no_later_one_with_it(
     odd = np.full((1, 1, 8, 8), 15, np.uint8)
     assert type(Asked(batcher, engine, odd).outcome) is ServerError
     assert Asked(batcher, engine, sample(exported, 1)).answer.shape == (1, 10)
+
+
+class Answered:
+    """A submitted query whose answer is given for as long as a test wants."""
+
+    def __init__(self, batcher: Batcher, engine: LadderEngine, x: Array) -> None:
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+        self.thread = ""
+        batcher.submit(Job(engine, Entry(0, x), None, self._done))
+
+    def _done(self, _outcome: Array | ServerError) -> None:
+        self.thread = threading.current_thread().name
+        self.begun.set()
+        assert self.go_on.wait(20)
+
+
+def open_late(engine: GatedEngine) -> None:
+    """Open the gate once the batch takes long enough for another thread to give its answers."""
+    time.sleep(2 * HANDOVER_S)
+    engine.gate.set()
+
+
+def test_the_engine_computes_the_next_batch_while_the_last_one_is_answered(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher = start(batch_max=1)
+    engine.gate.clear()
+    slow = Answered(batcher, engine, sample(exported, 0))
+    assert engine.entered.wait(10)
+    others = [Asked(batcher, engine, sample(exported, at)) for at in (1, 2)]
+    open_late(engine)
+    assert slow.begun.wait(10)
+    for other, at in zip(others, (1, 2), strict=True):
+        expected = exported.logits(exported.x[at : at + 1])
+        np.testing.assert_allclose(other.answer, expected, atol=1e-4, rtol=0)
+    assert not batcher.idle, "one has no answer yet"
+    slow.go_on.set()
+    wait_until(lambda: batcher.idle, "an answer was not given")
+
+
+def test_the_engine_gets_one_batch_ahead_of_the_answers_and_no_further(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher = start(batch_max=1)
+    engine.gate.clear()
+    slow = [Answered(batcher, engine, sample(exported, at)) for at in (0, 1, 2)]
+    assert engine.entered.wait(10)
+    open_late(engine)
+    assert slow[0].begun.wait(10)
+    assert slow[1].begun.wait(10)
+    assert (slow[0].thread, slow[1].thread) == ("splitedge-answers", "splitedge-engine")
+    assert not slow[2].begun.is_set()
+    assert engine.batches == [1, 1], "the third waits until the engine's thread is free"
+    for each in slow:
+        each.go_on.set()
+    assert slow[2].begun.wait(10)
+
+
+def test_stop_waits_for_the_answers_that_are_being_given(
+    start: Callable[..., Batcher], engine: GatedEngine, exported: Exported
+) -> None:
+    batcher = start(batch_max=1)
+    engine.gate.clear()
+    slow = Answered(batcher, engine, sample(exported, 0))
+    assert engine.entered.wait(10)
+    other = Asked(batcher, engine, sample(exported, 1))
+    open_late(engine)
+    assert slow.begun.wait(10)
+    assert other.answer.shape == (1, 10)
+    threading.Timer(0.05, slow.go_on.set).start()
+    batcher.stop()
+    assert slow.go_on.is_set()
 
 
 def test_one_query_that_fails_takes_no_other_with_it(
