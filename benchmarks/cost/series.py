@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,17 @@ def _agents(report: Report) -> Mapping[str, Points]:
     return networks
 
 
+def _backends(report: Report) -> Mapping[str, Points]:
+    """Answers a second by the number of backends, by the bound on each."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in report["rows"]:
+        share = row["share"]
+        name = "no bound" if share is None else f"each at most {share:g} of a core"
+        point = row["backends"], statistics.median(row["rates"])
+        found.setdefault(name, []).append(point)
+    return found
+
+
 def _connections(report: Report) -> Mapping[str, Points]:
     """Memory of brokers under load, in MB, by broker."""
     found: dict[str, list[tuple[float, float]]] = {}
@@ -157,7 +169,8 @@ def all_curves(plots: Sequence[Plot], results: Path) -> Iterator[tuple[Plot, lis
 
 
 _PLANNING: Final = "python -m benchmarks.planning"
-_ROUNDS: Final = "python -m benchmarks.speed.rounds measure --data DIR"
+_CLIENTS: Final = "python -m benchmarks.speed clients --data DIR"
+_ROUNDS: Final = "python -m benchmarks.speed rounds --data DIR"
 PLOTS: Final = (
     Plot(
         "latency-by-load",
@@ -175,6 +188,20 @@ PLOTS: Final = (
         "rows",
         "ms",
         (Source("planning-service", f"{_PLANNING} service", _batches),),
+    ),
+    Plot(
+        "queries-by-backends",
+        "Queries a second against backends",
+        "backends",
+        "queries/s",
+        (Source("backends", "python -m benchmarks.load.backends", _backends),),
+    ),
+    Plot(
+        "cohort-by-clients",
+        "A round of ten clients against the clients there are",
+        "clients",
+        "processor, s a round",
+        (Source("training-clients", _CLIENTS, _rounds("processor_s")),),
     ),
     Plot(
         "round-by-clients",

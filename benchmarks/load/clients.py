@@ -166,7 +166,7 @@ def median(values: list[float]) -> float:
     return statistics.median(values) if values else float("nan")
 
 
-class _Asker(Protocol):
+class Asker(Protocol):
     """One way to a server."""
 
     async def ask(self) -> tuple[str, bool]:
@@ -319,7 +319,7 @@ class _Agent:
 class _Counting:
     """Asks and counts, once the warm-up is over."""
 
-    def __init__(self, load: Load, asker: _Asker, began: float) -> None:
+    def __init__(self, load: Load, asker: Asker, began: float) -> None:
         self._load = load
         self._asker = asker
         self._count_from = began + load.warm_s
@@ -347,7 +347,7 @@ async def run(load: Load, start: Callable[[], Awaitable[None]]) -> Tally:
     Args:
         start: awaited once the first connection may be made.
     """
-    asker = _asker(load)
+    asker = asker_of(load)
     await start()
     began = time.perf_counter()
     counting = _Counting(load, asker, began)
@@ -357,7 +357,8 @@ async def run(load: Load, start: Callable[[], Awaitable[None]]) -> Tally:
     return counting.tally
 
 
-def _asker(load: Load) -> _Asker:
+def asker_of(load: Load) -> Asker:
+    """What sends the queries of a load, and waits for their answers."""
     if load.backs_off:
         return _Agent(load)
     return _Mqtt(load) if urlsplit(load.url).scheme == "mqtt" else _Http(load)
