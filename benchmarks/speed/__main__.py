@@ -3,6 +3,9 @@
     python -m benchmarks.speed throughput --data DIR    against plain PyTorch loops, and by workers
     python -m benchmarks.speed memory --data DIR        10 to 10,000 clients with the same data
     python -m benchmarks.speed precision --data DIR     accuracy of bf16 beside fp32
+    python -m benchmarks.speed engines --data DIR       one process, two workers, two actors of Ray
+    python -m benchmarks.speed clients --data DIR       a round of ten of 10 to 10,000 clients
+    python -m benchmarks.speed rounds --data DIR        a round of all of 10 to 10,000 clients
 
 Each writes a report (JSON), a table (markdown) and, for memory, a plot into benchmarks/results/.
 """
@@ -36,6 +39,7 @@ from benchmarks.reports import (
     provenance,
     write,
 )
+from benchmarks.speed import clients, engines, rounds
 from benchmarks.speed.cases import CASES, SHARED, SHARED_LEAST, Case
 from edge_sdk.nets.precision import PRECISIONS, Precision
 from server.training.recipe.recipe import load_recipe
@@ -58,6 +62,13 @@ PRECISION_RECIPES: Final = (
 )
 
 app = typer.Typer(add_completion=False, help=__doc__.partition("\n")[0] if __doc__ else None)
+app.command(epilog="Example: python -m benchmarks.speed engines --data DIR")(engines.engines)
+app.command(epilog="Example: python -m benchmarks.speed clients --data DIR")(clients.clients)
+app.command(epilog="Example: python -m benchmarks.speed rounds --data DIR")(rounds.rounds)
+# what these run in processes of their own
+app.command(hidden=True)(engines.engine)
+app.command(hidden=True)(clients.round_of)
+app.command(hidden=True)(rounds.all_in_round)
 
 
 @app.command(epilog="Example: python -m benchmarks.speed throughput --data DIR")

@@ -1,6 +1,6 @@
 """Time of a round and peak memory of a simulation against its clients, who are all in the round.
 
-    python -m benchmarks.speed.rounds measure --data DIR
+    python -m benchmarks.speed rounds --data DIR
 
 Every client has two samples of Fashion-MNIST, so that the work grows with the clients alone. Each
 number of clients is a process of its own. Writes training-rounds.json and .md into
@@ -41,12 +41,10 @@ SAMPLES: Final = 2  # of a client
 ROUNDS: Final = 2  # the first one warms up
 WARM_MOST: Final = 1_000  # clients; a round of more is long beside its warm-up
 
-app = typer.Typer(add_completion=False, help=__doc__.partition("\n")[0] if __doc__ else None)
 Data = Annotated[Path, typer.Option(metavar="DIR", help="Folder of Fashion-MNIST's files.")]
 
 
-@app.command(epilog="Example: python -m benchmarks.speed.rounds measure --data DIR")
-def measure(
+def rounds(
     data: Data,
     method: Annotated[
         list[str] | None, typer.Option(help="Method, may be repeated.", show_default="three")
@@ -60,7 +58,7 @@ def measure(
             rows.append({"method": name, "clients": clients} | _measured(name, clients, data))
             typer.echo(rows[-1])
     report = {
-        "command": "python -m benchmarks.speed.rounds measure --data DIR",
+        "command": "python -m benchmarks.speed rounds --data DIR",
         **provenance(),
         "load": os.getloadavg()[0],
         "rows": rows,
@@ -68,9 +66,9 @@ def measure(
     write(results / NAME, report, page(report))
 
 
-@app.command(hidden=True)
-def one(method: str, clients: int, data: Path) -> None:
-    """Run the rounds and print the last one's seconds and the peak memory."""
+def all_in_round(method: str, clients: int, data: Path) -> None:
+    """Be one simulation: print the last round's seconds, and the peak memory, as JSON."""
+    torch.set_num_threads(1)
     recipe = load_recipe(RECIPES / f"{method}-fashion-mnist.toml")
     recipe = replace(
         recipe,
@@ -98,9 +96,9 @@ def one(method: str, clients: int, data: Path) -> None:
 
 
 def _measured(method: str, clients: int, data: Path) -> dict[str, float]:
-    command = [sys.executable, "-P", "-m", "benchmarks.speed.rounds", "one", method, str(clients)]
+    words = ["all-in-round", method, str(clients), str(data.resolve())]
     done = subprocess.run(
-        [*command, str(data.resolve())],
+        [sys.executable, "-P", "-m", "benchmarks.speed", *words],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
@@ -130,8 +128,3 @@ def page(report: dict[str, Any]) -> list[str]:
         "\n".join(lines),
         made_by(report),
     ]
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    app()
