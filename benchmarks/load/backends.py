@@ -57,7 +57,7 @@ BACK: Final = 0.9  # of the offered rate
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """So many backends in a closed loop; one number for each repetition.
+    """Figures of a number of backends in a closed loop, one for each repetition.
 
     Attributes:
         share: of a core, that each backend may take; None without a bound.
@@ -263,7 +263,7 @@ def _kill(site: Site, share: float, rate: float) -> Kill:
 
 
 def cost_of(asked: Sequence[Asked], rate: float, since: float, at: float) -> Kill:
-    """What a kill at a time cost the queries from `since` on."""
+    """Cost of a kill at a time to the queries from `since` on."""
     counted = [each for each in asked if each.due >= since]
     during = [each for each in counted if each.end >= at and each.due < at + 1]
     answered = [each for each in counted if each.outcome == ANSWERED]

@@ -358,7 +358,7 @@ async def run(load: Load, start: Callable[[], Awaitable[None]]) -> Tally:
 
 
 def asker_of(load: Load) -> Asker:
-    """What sends the queries of a load, and waits for their answers."""
+    """Sender of the queries of a load, which waits for their answers."""
     if load.backs_off:
         return _Agent(load)
     return _Mqtt(load) if urlsplit(load.url).scheme == "mqtt" else _Http(load)
