@@ -246,7 +246,7 @@ def _row(
         [quantile_ms(asked, 0.5) for asked, _ in runs],
         [quantile_ms(asked, 0.99) for asked, _ in runs],
         {part: [cores[part] for _, cores in runs] for part in runs[0][1]},
-        Counter(each.outcome for asked, _ in runs for each in asked),
+        dict(Counter(each.outcome for asked, _ in runs for each in asked)),
     )
 
 
@@ -269,7 +269,7 @@ def cost_of(asked: Sequence[Asked], rate: float, since: float, at: float) -> Kil
     answered = [each for each in counted if each.outcome == ANSWERED]
     return Kill(
         rate,
-        Counter(each.outcome for each in counted),
+        dict(Counter(each.outcome for each in counted)),
         len(counted) - len(answered),
         sum(each.took_s >= DEADLINE_MS / 2e3 for each in answered),
         quantile_ms([each for each in counted if each.end < at], 0.99),

@@ -122,7 +122,7 @@ def engine(case: str, rounds: int, data: Path, out: Path) -> None:
 def _run(case: str, rounds: int, data: Path) -> Run:
     with tempfile.TemporaryDirectory(prefix="splitedge-engines-") as text:
         out = Path(text) / "run"
-        words = ["engine", case, str(rounds), str(data.resolve()), str(out)]
+        words = ["engine", "--", case, str(rounds), str(data.resolve()), str(out)]
         began = time.monotonic()
         with subprocess.Popen(
             [sys.executable, "-P", "-m", "benchmarks.speed", *words],
