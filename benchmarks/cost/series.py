@@ -219,7 +219,7 @@ PLOTS: Final = (
     ),
     Plot(
         "simulation-memory-by-clients",
-        "Memory of a simulation against clients, ten of them in a round",
+        "Memory of a simulation against clients, ten of them at a time",
         "clients",
         "peak memory, MiB",
         (Source("training-memory", "python -m benchmarks.speed memory --data DIR", _memory),),

@@ -87,7 +87,7 @@ def round_of(method: str, count: int, data: Path) -> None:
             test_max=100,
         ),
         train=replace(recipe.train, training=training),
-        round=replace(recipe.round, cohort=COHORT),
+        round=replace(recipe.round, cohort=COHORT, participation=COHORT / count),
     )
     began = time.process_time()
     simulation = build_simulation(recipe)
