@@ -379,8 +379,11 @@ class Batcher:
     def _goes_on(self, batch: Sequence[Part], took_s: float) -> bool:
         """Whether the engine would gain time if another thread gave the answers of a batch.
 
-        The parts of a split job are answered here, where one comes after the other.
+        What a caller computes in its own thread is answered there, as it expects. The parts of a
+        split job are answered here, where one comes after the other.
         """
+        if threading.current_thread() is not self._thread:
+            return False
         whole = all(len(part.entry.array) == part.waiting.job.rows for part in batch)
         return whole and took_s > HANDOVER_S and bool(self._queue)
 
