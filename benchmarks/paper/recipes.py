@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,8 +56,11 @@ def _with_tuned(table: Table, row: Row, scale: Scale) -> dict[str, Any]:
     return over(over(base, chosen.get(plain["method"], {})), row.recipe)
 
 
+@cache
 def _held_out(table: Table, scale: Scale) -> float:
     """Share of the samples that no row of the table trains on.
+
+    It reads the recipes of all rows, and each row asks for it.
 
     Thresholds of gated pairs are chosen on it, in tables that have any; the other rows hold it out
     too, so that all train on the same samples. Where nothing is chosen after training, clients

@@ -28,9 +28,9 @@ class Row:
     paper: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Table:
-    """One table of a paper.
+    """One table of a paper; equal to itself alone.
 
     Attributes:
         source: where in the paper. data: data set of its figures.

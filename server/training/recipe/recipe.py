@@ -26,7 +26,7 @@ import inspect
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_type_hints
 
@@ -348,6 +348,12 @@ def _factory(name: str, folder: Path | None) -> Callable[..., Method]:
     )
 
 
+@cache
+def _types(factory: Callable[..., Method]) -> Mapping[str, Any]:
+    """Types of a method's numbers; to look them up takes longer than all else of a recipe."""
+    return get_type_hints(factory)
+
+
 def _method(name: str, numbers: object, where: str, folder: Path | None) -> Method:
     factory = _factory(name, folder)
     if not isinstance(numbers, Mapping):
@@ -365,7 +371,7 @@ def _method(name: str, numbers: object, where: str, folder: Path | None) -> Meth
             " default"
         )
     try:
-        check_types(numbers, get_type_hints(factory))
+        check_types(numbers, _types(factory))
         method = factory(**numbers)
     except ConfigurationError as err:
         raise ConfigurationError(f"{where}: {err}") from err
