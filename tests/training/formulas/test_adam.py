@@ -22,8 +22,10 @@ from edge_sdk.training.formulas.adam import Adam
 from edge_sdk.training.formulas.sgd import Sgd
 import edge_sdk.training.client.fine_tuning, edge_sdk.training.client.inversion_guard
 import edge_sdk.training.protocol.update_codec, server.training.core.server_state
+from edge_sdk.nets import build
 
 warm_up()
+assert build("tiny").shape_at(2) == (16, 4, 4)
 layer = torch.nn.Linear(3, 2)
 for optimiser in (Sgd(layer.parameters(), 0.1, 0.9), Adam(layer.parameters(), 0.1)):
     loss = layer(torch.ones(4, 3)).sum()
