@@ -38,7 +38,7 @@ SEND_BYTES: Final = 1_000
 # parser itself, httptools, has no such limit, and keeps what is not whole yet.
 HEAD_BYTES: Final = 65_536
 # Requests that may wait behind the one that is being answered. Hardly any client sends ahead at
-# all, and one read of 256 KiB holds thousands of short requests, from a peer without a login.
+# all, and one read of 64 KiB holds a thousand short requests, from a peer without a login.
 PIPELINED_MOST: Final = 16
 
 

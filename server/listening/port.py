@@ -17,6 +17,8 @@ from server.listening.tls import TlsProtocol
 
 PLACES_MOST: Final = 8_192
 PLACES_LEAST: Final = 64
+# at most in one read of a connection; the allocator keeps memory of that size
+READ_BYTES: Final = 65_536
 # descriptors for files, databases and connections of our own
 DESCRIPTORS_KEPT: Final = 256
 
@@ -110,6 +112,8 @@ class Port:
             accepted.close()
             lost()
             return
+        # asyncio reads up to 256 KiB at a time: for so much memory it asks the system, at each read
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # of its sockets
         connection.transport = transport
         if connection.is_cut:
             transport.abort()
