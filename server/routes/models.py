@@ -55,6 +55,7 @@ class VersionView(BaseModel):
     version: int
     active: bool
     published_at: float
+    activated_at: float | None
     fleets: list[str]
     pinned: list[str]
     wanted_by: list[str]
