@@ -123,7 +123,7 @@ def _of_length(recipe: Recipe, rounds: int | None) -> Recipe:
 
 
 def _of_quiet_seeds(quiet: int) -> str:
-    """Whose seconds by the clock the tables show."""
+    """Sentence on the seeds whose seconds by the clock the tables show."""
     whose = f"{quiet} of the seeds alone, the first" if quiet else "no seed"
     return (
         f"Seconds by the clock are of {whose}: the machine had other work while the others were"

@@ -6,7 +6,7 @@ import torch
 
 
 def warm_up() -> None:
-    """Have this thread look up how many threads were set.
+    """Make this thread look up how many threads were set.
 
     A new thread's first convolution takes all cores, whatever is set, if torch is not asked; and
     the last bits depend on their number.
