@@ -59,9 +59,11 @@ def _auxiliary(training: Training) -> float:
 
 
 def _after(rounds: int) -> Column:
-    """Accuracy after that round."""
+    """Accuracy after that round; None for a training that has fewer."""
 
     def column(training: Training) -> float | None:
+        if len(training.rows) < rounds:
+            return None
         found: float | None = training.rows[rounds - 1]["accuracy"]
         return None if found is None else 100 * found
 

@@ -80,9 +80,7 @@ def compare(
     ] = None,
     data: Data = None,
     resize: Resize = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Train again what is done in OUT.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Train again what --out holds.")] = False,
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="Device that holds networks and batches.")
     ] = "cpu",

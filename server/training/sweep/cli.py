@@ -85,7 +85,7 @@ def sweep(
     engine: Engine = "local",
     ray_address: RayAddress = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Keep what is done in OUT, and go on with the rest.")
+        bool, typer.Option("--resume", help="Keep what --out holds, and go on with the rest.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Train again what is in OUT.")] = False,
     data: Data = None,

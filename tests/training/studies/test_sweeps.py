@@ -135,6 +135,16 @@ def test_rounds_to_an_accuracy_are_of_the_seeds_that_got_there() -> None:
     assert table.endswith("| 3 | 5 (1 of 2) |")
 
 
+def test_a_start_of_few_rounds_has_no_figure_of_a_later_one() -> None:
+    sweep = Sweep("", "start", 5, [Group("a", [Line("fedavg", {"seed": 0})])], "")
+    report = {
+        "final": {"accuracy": 0.5, "accuracy_clients": 0.5},
+        "rounds": [{"accuracy": 0.5, "seconds": 1.0, "bytes_up": 0, "bytes_down": 0}],
+    }
+    (table,) = tables_of(sweep, [Training("fedavg_seed-0", 0, report)])
+    assert table.endswith("| random | 50 | never | 50 | never | never |")
+
+
 def test_a_sweep_that_chooses_is_judged_on_held_out_samples(tmp_path: Path) -> None:
     lines = [Line("fedprox", SMALL | {"method_numbers.mu": mu}) for mu in (0.0, 0.5)]
     # the same recipe under another name is not trained again
