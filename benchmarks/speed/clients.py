@@ -37,6 +37,7 @@ from server.training.recipe.recipe import load_recipe
 from server.training.simulation.build import build_simulation
 
 NAME: Final = "training-clients"
+COMMAND: Final = "python -m benchmarks.speed clients --data DIR"
 METHODS: Final = ("fedavg", "splitfed-v1", "supersfl")
 CLIENTS: Final = (10, 100, 1_000, 10_000)
 COHORT: Final = 10
@@ -61,7 +62,7 @@ def clients(
             rows.append({"method": name, "clients": count} | _measured(name, count, data))
             typer.echo(rows[-1])
     report = {
-        "command": "python -m benchmarks.speed clients --data DIR",
+        "command": f"{COMMAND}{''.join(f' --method {name}' for name in method or ())}",
         **provenance(),
         "load": os.getloadavg()[0],
         "rows": rows,

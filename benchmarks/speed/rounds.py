@@ -35,6 +35,7 @@ from server.training.recipe.recipe import load_recipe
 from server.training.simulation.build import build_simulation
 
 NAME: Final = "training-rounds"
+COMMAND: Final = "python -m benchmarks.speed rounds --data DIR"
 METHODS: Final = ("fedavg", "splitfed-v1", "supersfl")
 CLIENTS: Final = (10, 100, 1_000, 10_000)
 SAMPLES: Final = 2  # of a client
@@ -58,7 +59,7 @@ def rounds(
             rows.append({"method": name, "clients": clients} | _measured(name, clients, data))
             typer.echo(rows[-1])
     report = {
-        "command": "python -m benchmarks.speed rounds --data DIR",
+        "command": f"{COMMAND}{''.join(f' --method {name}' for name in method or ())}",
         **provenance(),
         "load": os.getloadavg()[0],
         "rows": rows,
