@@ -7,7 +7,6 @@ again and again, with the dashboard and without.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ import orjson
 from benchmarks.dashboard.simulated import SimulatedDevice
 from benchmarks.dashboard.world import make_models, make_training
 from benchmarks.load.clients import Load
+from benchmarks.processes import children, memory_bytes, processor_s
 from benchmarks.reports import RESULTS, child_environment
 from edge_sdk import api
 from edge_sdk.identity import Identity
@@ -187,22 +187,3 @@ def _heartbeats(broker: str, devices: Sequence[dict[str, str]]) -> Iterator[None
         yield
     finally:
         child.close()
-
-
-def children(pid: int) -> list[int]:
-    """Ids of a process's children, and of theirs; each is listed by the thread that started it."""
-    lists = Path(f"/proc/{pid}/task").glob("*/children")
-    own = [int(word) for each in lists for word in each.read_text(encoding="ascii").split()]
-    return [*own, *(one for child in own for one in children(child))]
-
-
-def processor_s(pid: int) -> float:
-    """Seconds of the processor that a process used."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def memory_bytes(pid: int) -> int:
-    """Resident memory of a process."""
-    fields = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-import urllib3
 
-from benchmarks.dashboard.site import children, processor_s
 from benchmarks.load.clients import ANSWERED, Load
 from benchmarks.load.quota import bounded
 from benchmarks.load.timed_crowd import Asked, CrowdProcess, quantile_ms
+from benchmarks.processes import children, processor_s
 from benchmarks.reports import RESULTS, Results, made_by, provenance, write
 from edge_sdk import api
+from edge_sdk.http import HttpClient, Timeout
 from profiles.reference import load_reference
 from server.bench.models import export_random
 from server.processes import ChildProcess
@@ -141,8 +141,9 @@ class Site:
                 line = child.expect("(HTTP),", "did not start").split()
                 url = f"{line[line.index('(HTTP),') - 1]}/v2/health/ready"
                 until = time.monotonic() + READY_S
-                while urllib3.request("GET", url).status != 200 and time.monotonic() < until:
-                    time.sleep(0.05)
+                with HttpClient() as client:
+                    while not _is_ready(client, url) and time.monotonic() < until:
+                        time.sleep(0.05)
                 yield child
             finally:
                 child.stop()
@@ -351,6 +352,10 @@ def _spread(values: Sequence[float]) -> str:
 
 def _words(outcomes: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {word}" for word, count in sorted(outcomes.items()))
+
+
+def _is_ready(client: HttpClient, url: str) -> bool:
+    return client.request("GET", url, timeout=Timeout(total_s=5.0), at_most=65_536).status == 200
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.dashboard.site import children, memory_bytes, processor_s
 from benchmarks.load.clients import Load, LoadProcess
 from benchmarks.load.fairness import Site
 from benchmarks.planning.networks import NETWORKS, Network, smashed
+from benchmarks.processes import children, memory_bytes, processor_s
 from benchmarks.reports import made_by, provenance, write
 from server.backend.ladder import Entry, LadderEngine
 

@@ -25,7 +25,7 @@ import orjson
 import torch
 import typer
 
-from benchmarks.dashboard.site import children
+from benchmarks.processes import children
 from benchmarks.reports import (
     RECIPES,
     RESULTS,
