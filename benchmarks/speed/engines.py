@@ -24,6 +24,7 @@ from typing import Annotated, Any, Final
 import orjson
 import torch
 import typer
+from safetensors.torch import load_file
 
 from benchmarks.processes import children
 from benchmarks.reports import (
@@ -62,7 +63,7 @@ class Run:
         round_s: median of the rounds after the first. start_s: until the first round began.
         end_s: from the end of the last round to the end of the process.
         peak_mib: most memory of its processes together; what they share counts once.
-        weights: digest of the file.
+        weights: digest of their names and values.
     """
 
     case: str
@@ -141,7 +142,7 @@ def _run(case: str, rounds: int, data: Path) -> Run:
         if process.returncode:
             raise typer.Exit(process.returncode)  # its error is on stderr
         found = orjson.loads(raw)
-        digest = hashlib.sha256((out / WEIGHTS).read_bytes()).hexdigest()[:16]
+        digest = _digest(load_file(out / WEIGHTS))
     first, *others = found
     return Run(
         case,
@@ -151,6 +152,14 @@ def _run(case: str, rounds: int, data: Path) -> Run:
         peak,
         digest,
     )
+
+
+def _digest(weights: Mapping[str, torch.Tensor]) -> str:
+    """A digest of weights. That of their file would not do: its own notes come in any order."""
+    found = hashlib.sha256()
+    for name in sorted(weights):
+        found.update(name.encode() + weights[name].numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def _memory_mib(pid: int) -> float:
