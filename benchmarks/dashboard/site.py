@@ -19,7 +19,7 @@ import orjson
 from benchmarks.dashboard.simulated import SimulatedDevice
 from benchmarks.dashboard.world import make_models, make_training
 from benchmarks.load.clients import Load
-from benchmarks.processes import children, memory_bytes, processor_s
+from benchmarks.load.processes import children, memory_bytes, processor_s
 from benchmarks.reports import RESULTS, child_environment
 from edge_sdk import api
 from edge_sdk.identity import Identity

@@ -30,9 +30,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from benchmarks.load.clients import ANSWERED, Load
+from benchmarks.load.processes import children, processor_s
 from benchmarks.load.quota import bounded
 from benchmarks.load.timed_crowd import Asked, CrowdProcess, quantile_ms
-from benchmarks.processes import children, processor_s
 from benchmarks.reports import RESULTS, Results, made_by, provenance, write
 from edge_sdk import api
 from edge_sdk.http import HttpClient, Timeout

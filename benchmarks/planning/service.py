@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.load.clients import Load, LoadProcess
 from benchmarks.load.fairness import Site
+from benchmarks.load.processes import children, memory_bytes, processor_s
 from benchmarks.planning.networks import NETWORKS, Network, smashed
-from benchmarks.processes import children, memory_bytes, processor_s
 from benchmarks.reports import made_by, provenance, write
 from server.backend.ladder import Entry, LadderEngine
 

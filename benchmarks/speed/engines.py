@@ -26,7 +26,7 @@ import torch
 import typer
 from safetensors.torch import load_file
 
-from benchmarks.processes import children
+from benchmarks.load.processes import children
 from benchmarks.reports import (
     RECIPES,
     RESULTS,

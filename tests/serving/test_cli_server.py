@@ -206,7 +206,8 @@ def test_devices_of_one_fleet_are_listed(tmp_path: Path, splitedge: Splitedge) -
     devices = ("server", "devices", "--state", state, "--fleet", "shed")
     shown = splitedge(*devices).out
     assert "pi-2" not in shown
-    for text in ("pi-1", "now", "never", "revoked", "not reported", "no model yet"):
+    assert "now" in shown or "second" in shown  # a busy machine takes one to begin
+    for text in ("pi-1", "never", "revoked", "not reported", "no model yet"):
         assert text in shown
     rows = json.loads(splitedge(*devices, "--json").out)
     assert [(row["device"], row["revoked"]) for row in rows] == [("pi-1", False), ("pi-3", True)]

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
@@ -144,9 +144,9 @@ def test_a_broken_model_is_read_again_when_its_files_change_or_when_asked(
     tried: list[Path] = []
 
     class Counted(LadderEngine):
-        def __init__(self, folder: Path, manifest: ModelManifest, *, threads: int = 1) -> None:
+        def __init__(self, folder: Path, manifest: ModelManifest, **options: Any) -> None:
             tried.append(folder)
-            super().__init__(folder, manifest, threads=threads)
+            super().__init__(folder, manifest, **options)
 
     monkeypatch.setattr("server.backend.models.LadderEngine", Counted)
     store = ModelStore(tmp_path)

@@ -7,6 +7,7 @@ server for every answer, which it gets none of in time.
 from __future__ import annotations
 
 import json
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -172,7 +173,8 @@ def test_good_versions_reach_all_and_bad_ones_go_back_by_themselves(yard: Yard) 
     finally:
         stop.set()
         stream.join()
-    assert failed["reason"] == "fallback is 100.0 %, expected below 5.0 %"
+    # a question may have got its answer before the server was killed
+    assert re.fullmatch(r"fallback is (9\d|100)\.\d %, expected below 5\.0 %", failed["reason"])
     assert len(failed["members"]) == 1
     yard.wait_runs(2)
     assert yard.digests() == before
