@@ -40,13 +40,11 @@ from benchmarks.reports import (
     write,
 )
 from benchmarks.speed import clients, engines, rounds
-from benchmarks.speed.cases import CASES, SHARED, SHARED_LEAST, Case
+from benchmarks.speed.cases import CASES, SHARED, SHARED_LEAST, Case, Data
 from edge_sdk.nets.precision import PRECISIONS, Precision
 from server.training.recipe.recipe import load_recipe
 from server.training.report.evaluate import Evaluator
 from server.training.simulation.build import build_simulation
-
-Data = Annotated[Path, typer.Option(metavar="DIR", help="Folder of Fashion-MNIST's files.")]
 
 MEMORY_METHODS: Final = ("supersfl", "splitfed-v1", "splitfed-v2", "multi-exit", "fedavg")
 MEMORY_CLIENTS: Final = (10, 100, 1_000, 10_000)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from benchmarks.plain_loops import SuperSfl, WholeNetwork
 from benchmarks.reports import RECIPES
 from edge_sdk.nets.precision import Precision
 from server.training.recipe.recipe import Recipe, load_recipe
+
+Data = Annotated[Path, typer.Option(metavar="DIR", help="Folder of Fashion-MNIST's files.")]
+# of the plots against clients
+CURVE_METHODS: Final = ("fedavg", "splitfed-v1", "supersfl")
+CURVE_CLIENTS: Final = (10, 100, 1_000, 10_000)
 
 LOOPS: Final[dict[str, type[WholeNetwork | SuperSfl]]] = {
     "fedavg": WholeNetwork,

@@ -33,19 +33,16 @@ from benchmarks.reports import (
     provenance,
     write,
 )
+from benchmarks.speed.cases import CURVE_CLIENTS, CURVE_METHODS, Data
 from server.training.recipe.recipe import load_recipe
 from server.training.simulation.build import build_simulation
 
 NAME: Final = "training-clients"
 COMMAND: Final = "python -m benchmarks.speed clients --data DIR"
-METHODS: Final = ("fedavg", "splitfed-v1", "supersfl")
-CLIENTS: Final = (10, 100, 1_000, 10_000)
 COHORT: Final = 10
 SAMPLES: Final = 20_000
 ROUNDS: Final = 9  # counted; two more warm up
 BATCH: Final = 2
-
-Data = Annotated[Path, typer.Option(metavar="DIR", help="Folder of Fashion-MNIST's files.")]
 
 
 def clients(
@@ -57,8 +54,8 @@ def clients(
 ) -> None:
     """Time of a round against 10 to 10,000 clients, ten of them in it."""
     rows: list[dict[str, Any]] = []
-    for name in method or METHODS:
-        for count in CLIENTS:
+    for name in method or CURVE_METHODS:
+        for count in CURVE_CLIENTS:
             rows.append({"method": name, "clients": count} | _measured(name, count, data))
             typer.echo(rows[-1])
     report = {

@@ -36,6 +36,7 @@ from benchmarks.reports import (
     provenance,
     write,
 )
+from benchmarks.speed.cases import Data
 from exporters.run.record import WEIGHTS
 from server.training.commands import cluster_of
 from server.training.recipe.recipe import load_recipe
@@ -72,9 +73,6 @@ class Run:
     end_s: float
     peak_mib: float
     weights: str
-
-
-Data = Annotated[Path, typer.Option(metavar="DIR", help="Folder of Fashion-MNIST's files.")]
 
 
 def engines(

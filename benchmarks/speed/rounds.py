@@ -31,18 +31,15 @@ from benchmarks.reports import (
     provenance,
     write,
 )
+from benchmarks.speed.cases import CURVE_CLIENTS, CURVE_METHODS, Data
 from server.training.recipe.recipe import load_recipe
 from server.training.simulation.build import build_simulation
 
 NAME: Final = "training-rounds"
 COMMAND: Final = "python -m benchmarks.speed rounds --data DIR"
-METHODS: Final = ("fedavg", "splitfed-v1", "supersfl")
-CLIENTS: Final = (10, 100, 1_000, 10_000)
 SAMPLES: Final = 2  # of a client
 ROUNDS: Final = 2  # the first one warms up
 WARM_MOST: Final = 1_000  # clients; a round of more is long beside its warm-up
-
-Data = Annotated[Path, typer.Option(metavar="DIR", help="Folder of Fashion-MNIST's files.")]
 
 
 def rounds(
@@ -54,8 +51,8 @@ def rounds(
 ) -> None:
     """Measure rounds of 10 to 10,000 clients."""
     rows = []
-    for name in method or METHODS:
-        for clients in CLIENTS:
+    for name in method or CURVE_METHODS:
+        for clients in CURVE_CLIENTS:
             rows.append({"method": name, "clients": clients} | _measured(name, clients, data))
             typer.echo(rows[-1])
     report = {

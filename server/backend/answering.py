@@ -6,8 +6,11 @@ it never gets further ahead than that.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 
 
 class AnsweringThread:
@@ -26,7 +29,7 @@ class AnsweringThread:
         return self._work is None
 
     def take(self, work: Callable[[], None]) -> bool:
-        """Take a piece of work, which must not fail.
+        """Take a piece of work. If it fails, the log says so, and the thread goes on.
 
         Returns: False while it has one already.
         """
@@ -54,6 +57,8 @@ class AnsweringThread:
                 return
             try:
                 work()
+            except Exception:  # outermost loop of this thread: later answers must come
+                logger.exception("answers were not given")
             finally:
                 with self._changed:
                     self._work = None
