@@ -16,11 +16,13 @@ import orjson
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError, StorageError
 from edge_sdk.service.listening import listen
+from edge_sdk.session import available_providers
 from edge_sdk.state import StateLock
 from edge_sdk.systemd.notify import Notifier
 from edge_sdk.wire.address import Address
 from edge_sdk.wire.broker_address import BrokerAddress
 from server.app import create_app
+from server.backend.provider import provider_of
 from server.dashboard.links import first_link, keep_page_url, page_url
 from server.discovery.announcement import announcing
 from server.every_role.answering import answer_until_stopped
@@ -148,6 +150,7 @@ def serve(
         used, or if the state folder is a device's; StateInUseError if another server runs on it.
     """
     check_not_a_device(settings.state)
+    provider_of(settings.provider, available_providers())  # refused before anything is written
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if settings.tls_cert is not None and settings.tls_key is not None:
         check_certificate(settings.tls_cert, settings.tls_key)

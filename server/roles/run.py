@@ -10,9 +10,11 @@ from pathlib import Path
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.service.listening import listen
+from edge_sdk.session import available_providers
 from edge_sdk.systemd.notify import Notifier
 from edge_sdk.wire.address import Address
 from edge_sdk.wire.broker_address import BrokerAddress
+from server.backend.provider import provider_of
 from server.broker.config import BACKEND_FILE, read_password
 from server.broker.mosquitto_child import reached_at
 from server.broker.mosquitto_files import BACKEND
@@ -113,6 +115,7 @@ def serve_backend(
     Raises: ConfigurationError; LinkError if the broker cannot be reached.
     """
     check_not_a_device(settings.state)
+    provider_of(settings.provider, available_providers())  # refused before anything is written
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if settings.tls_cert is not None and settings.tls_key is not None:
         check_certificate(settings.tls_cert, settings.tls_key)

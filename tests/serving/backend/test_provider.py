@@ -62,3 +62,19 @@ def test_an_unknown_provider_is_refused_by_its_name(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["run", "--state", str(tmp_path), "--provider", "gpu"])
     assert "provider" in str(result.exception)
     assert "cuda" in str(result.exception)
+
+
+def test_a_provider_that_is_not_there_leaves_no_state_behind(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    words = [
+        "run",
+        "--state",
+        str(state),
+        "--http",
+        "127.0.0.1:0",
+        "--mqtt",
+        "embedded:127.0.0.1:0",
+    ]
+    result = CliRunner().invoke(app, [*words, "--provider", "cuda"])
+    assert "onnxruntime-gpu" in str(result.exception)
+    assert not state.exists()
