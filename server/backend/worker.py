@@ -129,8 +129,8 @@ class MqttWorker:
                 self._refuse(query.id, sender, outcome)
             else:
                 reply = pack_reply(Reply(query.id, {output: outcome}), name, version)
+                self.recent.replied(served, reply)  # first: a second message may come at once
                 self._send(sender, reply)
-                self.recent.replied(served, reply)
             if trace is not None:
                 trace.end(outcome, reply_s)
 

@@ -26,6 +26,7 @@ from edge_sdk.wire.frames import Tensor, pack_request, unpack
 from edge_sdk.wire.messages import Problem, Query, new_id, pack_query
 from edge_sdk.wire.topics import Kind
 from server.backend.batcher import Batcher
+from server.backend.duplicates import Served
 from server.backend.inference import Inference
 from server.backend.jobs import Job
 from server.backend.ladder import Entry, LadderEngine
@@ -313,6 +314,24 @@ def test_a_query_that_comes_twice_is_computed_once_and_answered_again(
     assert first.id == second.id
     np.testing.assert_array_equal(first.tensors["logits"], second.tensors["logits"])
     assert backend.inference.senders.totals().answered == answered + 1
+
+
+def test_a_query_that_comes_again_as_its_reply_arrives_is_answered_again(
+    pi: Device, backend: Backend, exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recent = backend.worker.recent
+    keep = recent.replied
+
+    def keep_late(served: Served, reply: bytes) -> None:
+        time.sleep(0.3)  # as on a busy machine
+        keep(served, reply)
+
+    monkeypatch.setattr(recent, "replied", keep_late)
+    query = exported.query(0, exported.x[:1], id=new_id())
+    assert pi.ask(query).problem is None
+    pi.send(pack_query(query))
+    replies = pi.wait(lambda: pi.replies if len(pi.replies) == 2 else [])
+    assert [reply.problem for reply in replies] == [None, None]
 
 
 def test_a_second_message_above_the_limits_does_not_refuse_what_the_first_asked(
