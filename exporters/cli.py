@@ -18,8 +18,8 @@ from edge_sdk.manifest import BundleManifest, ModelManifest
 from exporters.next_step import next_step
 from exporters.options import (
     GATE_HELP,
-    Bottleneck,
-    Codec,
+    RunBottleneck,
+    RunCodec,
     Version,
     read_bottleneck,
     read_codec,
@@ -103,8 +103,8 @@ def export(
             show_default="what the exits were trained for",
         ),
     ] = None,
-    codec: Codec = "auto",
-    bottleneck: Bottleneck = "never",
+    codec: RunCodec = None,
+    bottleneck: RunBottleneck = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Export a trained network: ONNX graphs for devices, segments for the server.
@@ -115,7 +115,11 @@ def export(
 
     data = None if data is None else with_resize(data, resize)
     gate = None if gate is None else str(read_gate(gate, "--gate"))
-    sent = {"codec": read_codec(codec), "bottleneck": read_bottleneck(bottleneck)}
+    sent: dict[str, Any] = {}
+    if codec is not None:
+        sent["codec"] = read_codec(codec)
+    if bottleneck is not None:
+        sent["bottleneck"] = read_bottleneck(bottleneck)
     if run is not None:
         if backbone is not None or weights is not None:
             raise ConfigurationError(

@@ -34,6 +34,7 @@ from exporters.offloads.bottleneck import (
     find_bottleneck,
     write_decoder,
 )
+from exporters.offloads.settings import Narrow
 from exporters.parity import (
     AUTO,
     CHANGED_AT_MOST,
@@ -46,7 +47,6 @@ from exporters.quantize import CALIBRATION_SAMPLES
 
 Array = NDArray[Any]
 Progress = Callable[[str], None]
-Narrow = int | Literal["auto", "never"]
 
 MODEL_NAME: Final = "model.json"
 DTYPES: Final = ("uint8", "float32")

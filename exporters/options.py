@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import typer
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.manifest import CODECS
+from exporters.offloads.settings import CODEC_WORDS, Narrow
 
 GATE_HELP: Final = (
     "Uncertainty that exits are judged by: entropy, margin, vacuity-exp for a network that learnt"
@@ -22,22 +23,25 @@ Version = Annotated[
         show_default="the next free",
     ),
 ]
-Codec = Annotated[
-    str,
-    typer.Option(
-        metavar="CODEC",
-        help="Codec of what an offload sends: auto takes the first of int8, fp16 and fp32 that"
-        " keeps the server's answers; smallest takes that of all codecs with the fewest bytes that"
-        f" keeps them; or one of {', '.join(CODECS)}. Devices of 0.1.0 know fp32, fp16, int8 only.",
-    ),
+_CODEC: Final = (
+    "Codec of what an offload sends: auto takes the first of int8, fp16 and fp32 that keeps the"
+    " server's answers; smallest takes that of all codecs with the fewest bytes that keeps them; or"
+    f" one of {', '.join(CODECS)}. Devices of 0.1.0 know fp32, fp16, int8 only."
+)
+_BOTTLENECK: Final = (
+    "Send so few channels in place of z's, and widen them on the server: a number, or auto for the"
+    " width with the fewest bytes that keeps the server's answers. It is trained on samples without"
+    " labels. Devices of 0.1.0 refuse such bundles."
+)
+Codec = Annotated[str, typer.Option(metavar="CODEC", help=_CODEC)]
+RunCodec = Annotated[
+    str | None,
+    typer.Option(metavar="CODEC", help=_CODEC, show_default="that of the run's recipe, or auto"),
 ]
-Bottleneck = Annotated[
-    str,
+RunBottleneck = Annotated[
+    str | None,
     typer.Option(
-        metavar="CHANNELS",
-        help="Send so few channels in place of z's, and widen them on the server: a number, or auto"
-        " for the width with the fewest bytes that keeps the server's answers. It is trained on"
-        " samples without labels. Devices of 0.1.0 refuse such bundles.",
+        metavar="CHANNELS", help=_BOTTLENECK, show_default="that of the run's recipe, or never"
     ),
 ]
 
@@ -47,13 +51,12 @@ def read_codec(text: str) -> str:
 
     Raises: ConfigurationError naming the words that it takes.
     """
-    if text in {"auto", "smallest", *CODECS}:
+    if text in CODEC_WORDS:
         return text
-    known = ", ".join(("auto", "smallest", *CODECS))
-    raise ConfigurationError(f"--codec: expected one of {known}, got {text!r}")
+    raise ConfigurationError(f"--codec: expected one of {', '.join(CODEC_WORDS)}, got {text!r}")
 
 
-def read_bottleneck(text: str) -> int | Literal["auto", "never"]:
+def read_bottleneck(text: str) -> Narrow:
     """The width that `--bottleneck` names.
 
     Raises: ConfigurationError for anything but a number above 0, `auto` and `never`.

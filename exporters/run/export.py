@@ -31,8 +31,9 @@ from edge_sdk.training.data.dataset import Dataset
 from exporters.adopt.deployed import deployed_answers
 from exporters.errors import ExportError
 from exporters.graphs import DeviceGraphs, own_exit, shared_exit
-from exporters.model import Narrow, check_place, export_model
-from exporters.parity import AUTO, run_torch
+from exporters.model import check_place, export_model
+from exporters.offloads.settings import Narrow
+from exporters.parity import run_torch
 from exporters.run.heads import train_exits
 from exporters.run.network import TrainedRun, load_run
 from exporters.run.record import RunRecord, ScoreRecord
@@ -56,7 +57,7 @@ class RunExport:
         train_exits: samples to train exits on; None trains none.
         depths: to publish; empty for those that the run offers.
         gate: measure of the exits, as text; None for the one that they were trained for.
-        codec, bottleneck: as in `exporters.model.export_model`.
+        codec, bottleneck: as in `exporters.model.export_model`; None for those of the run's recipe.
     """
 
     run: Path
@@ -68,8 +69,8 @@ class RunExport:
     depths: tuple[int, ...] = ()
     int8: Literal["auto", "never"] = "auto"
     gate: str | None = None
-    codec: str = AUTO
-    bottleneck: Narrow = "never"
+    codec: str | None = None
+    bottleneck: Narrow | None = None
 
     def command(self, train_exits: str) -> str:
         """The whole command that trains exits."""
@@ -82,9 +83,9 @@ class RunExport:
             words += ["--int8", self.int8]
         if self.gate is not None:
             words += ["--gate", self.gate]
-        if self.codec != AUTO:
+        if self.codec is not None:
             words += ["--codec", self.codec]
-        if self.bottleneck != "never":
+        if self.bottleneck is not None:
             words += ["--bottleneck", str(self.bottleneck)]
         return shlex.join([*words, "--out", str(self.out), "--name", self.name])
 
@@ -122,8 +123,8 @@ def export_run(
         int8=wanted.int8,
         device=lambda net, depth: graphs_of(trained, net, depth, gate),
         server=trained.halves.server if record.own_server else None,
-        codec=wanted.codec,
-        bottleneck=wanted.bottleneck,
+        codec=record.export.codec if wanted.codec is None else wanted.codec,
+        bottleneck=(record.export.bottleneck if wanted.bottleneck is None else wanted.bottleneck),
         unlabelled_x=samples.x_train,
         progress=progress,
     )

@@ -22,6 +22,7 @@ from edge_sdk.manifest import GatePolicy
 from edge_sdk.records import added, read_record, table_of
 from edge_sdk.training.protocol.client_part import AuxiliaryHead
 from exporters.errors import ExportError
+from exporters.offloads.settings import OffloadSettings
 from profiles.checks import one_of, optional, share, whole
 
 RECORD: Final = "run.json"
@@ -127,6 +128,7 @@ class RunRecord:
         back: whether the weights hold a last layer that all devices can start with.
         own_prefix: whether clients have stages of their own (SplitGP, personalisation).
         gate: measure that the exits were trained for.
+        export: what offloads send, as the recipe asks for it.
         scores: of the weights as they are deployed, without personal ones.
     """
 
@@ -149,6 +151,7 @@ class RunRecord:
     run: str = ""
     scores: tuple[ScoreRecord, ...] = ()
     format: int = FORMAT
+    export: OffloadSettings = field(default=OffloadSettings(), metadata=added())
 
     def __post_init__(self) -> None:
         need(self.format == FORMAT, "format", f"{FORMAT} (update splitedge)", self.format)

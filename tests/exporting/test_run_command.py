@@ -129,3 +129,24 @@ def test_a_run_of_an_own_network_is_rebuilt_from_its_record(
     assert done.returncode == 0, done.stderr
     assert [row["variant"] for row in orjson.loads(done.stdout)["bundles"]] == ["d1", "d2"]
     assert b"as scored after training" in done.stderr
+
+
+def test_what_offloads_send_comes_from_the_recipe_and_flags_override_it(tmp_path: Path) -> None:
+    text = SMALL_RUN + '[export]\ncodec = "int8-zstd"\nbottleneck = 4\n'
+    simulate(read_recipe(tomllib.loads('method = "harmony"\n' + text)), tmp_path / "run")
+    asked = orjson.loads((tmp_path / "run" / RECORD).read_bytes())["export"]
+    assert asked == {"codec": "int8-zstd", "bottleneck": 4}
+    words = ["--run", str(tmp_path / "run"), "--depth", "1", "--int8", "never", "--json"]
+    sent = []
+    for flags in ([], ["--codec", "fp16", "--bottleneck", "never"]):
+        command = [*words, *flags, "--out", str(tmp_path / "models"), "--name", "digits"]
+        run = CliRunner().invoke(app, command)
+        assert run.exit_code == 0, (run.stderr, run.exception)
+        path = Path(orjson.loads(run.stdout)["path"])
+        bundle = BundleManifest.load(path / "bundles" / "d1")
+        sent.append((bundle.smashed.codec, bundle.sent[1][0]))
+    assert sent == [("int8-zstd", 4), ("fp16", bundle.smashed.shape[0])]
+
+
+def test_a_run_of_a_recipe_without_the_table_asks_for_nothing(runs: Path) -> None:
+    assert "export" not in orjson.loads((runs / "harmony" / RECORD).read_bytes())

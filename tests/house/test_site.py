@@ -72,7 +72,7 @@ def test_the_reference_has_every_public_name_command_and_key(site: Path) -> None
 
 def test_every_key_of_a_recipe_is_described() -> None:
     keys = recipe_keys()
-    assert {"", "data", "train", "round", "evaluate", "privacy", "energy"} == {
+    assert {"", "data", "train", "round", "evaluate", "privacy", "energy", "export"} == {
         k.table for k in keys
     }
     assert not [f"[{key.table}] {key.name}" for key in keys if not key.meaning]

@@ -40,6 +40,7 @@ from edge_sdk.training.data.load import HELD_OUT_SHARE, OF_PICTURES, PUBLISHED, 
 from edge_sdk.training.data.pictures import holds_pictures
 from edge_sdk.training.protocol.training import Training
 from edge_sdk.training.protocol.update_codec import UpdateCoding
+from exporters.offloads.settings import OffloadSettings
 from profiles.checks import flag, number, one_of, optional, share, whole
 from profiles.energy import PowerModel, declared_power
 from profiles.errors import InvalidProfileError
@@ -278,6 +279,7 @@ class Recipe:
             its name, or a table of `method` and `numbers`.
         method_folder: searched for that module after the current folder; by default the folder of
             the recipe's file.
+        export: what the offloads of the exported model send; it changes nothing in the training.
         gate: what exits are judged by, as text (edge_sdk.gate_form); None for the method's measure.
             An export fits scales that it leaves open.
         seed: of every random stream; the same seed gives the same weights on one machine.
@@ -290,6 +292,7 @@ class Recipe:
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     energy: EnergySettings = field(default_factory=EnergySettings)
+    export: OffloadSettings = field(default=OffloadSettings(), metadata=added())
     method_numbers: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, Any] = field(default_factory=dict)
     gate: str | None = None

@@ -100,6 +100,7 @@ def trained_run(run: Run, rows: Sequence[Row], run_id: str = "") -> TrainedRun:
         own_prefix=bool(part.personal_share or method.finetune_steps),
         gate=method.gate,
         run=run_id,
+        export=recipe.export,
     )
     return TrainedRun(record, halves, auxiliaries)
 

@@ -40,6 +40,7 @@ FORMAT: Final = 3
 _MAY_CHANGE: Final = {
     *("train.rounds", "train.backbone_folder", "train.start", "data.folder", "method_folder"),
     *("evaluate.every", "evaluate.rho", "evaluate.local", "evaluate.powers"),
+    *("export.codec", "export.bottleneck"),
 }
 _NAME: Final = re.compile(r"round-(\d{6,})\.safetensors")
 

@@ -111,6 +111,16 @@ def test_the_numbers_of_a_method_reach_its_record() -> None:
         ({"energy": {"idle_w": 3}}, "energy: expected idle_w and busy_w, or neither"),
         ({"energy": {"co2_g_kwh": -1}}, "co2_g_kwh: expected"),
         ({"energy": {"idle_w": 3, "busy_w": 2}}, "energy: power model: busy_w: expected at least"),
+        (
+            {"export": {"codec": "gif"}},
+            "export: codec: expected one of auto, smallest, fp32.*'gif'",
+        ),
+        ({"export": {"bottleneck": 0}}, "export: bottleneck: expected a number of channels, auto"),
+        (
+            {"export": {"bottleneck": "narrow"}},
+            "bottleneck: expected a whole number or one of auto",
+        ),
+        ({"export": {"width": 3}}, "export: unknown width; known are bottleneck, codec"),
         ({"round": {"step_deadline_s": 0}}, "step_deadline_s"),
         ({"round": {"norm_bound": -1}}, "norm_bound"),
         ({"round": {"speed": 1}}, "round: unknown speed"),

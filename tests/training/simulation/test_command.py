@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from edge_sdk.errors import ConfigurationError, StateInUseError
 from edge_sdk.state import StateLock
 from edge_sdk.training.data.load import load_dataset
+from exporters.run.record import read_run
 from server.training.commands import simulate_app as app
 from server.training.run.checkpoint import read_checkpoint
 from tests.commands import Splitedge
@@ -160,7 +161,7 @@ def test_resuming_nothing_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def test_clients_are_tested_on_classes_of_their_own_unless_rho_is_given(tmp_path: Path) -> None:
-    """A run may go on with another rho, which changes what is tested and not what is trained."""
+    """A run may go on with another rho and another codec of its export: neither is trained."""
     recipe = recipe_at(tmp_path, "fedavg", rounds=1)
     recipe.write_text(recipe.read_text().replace('"dirichlet"', '"udd"'))
     command = [str(recipe), "--out", "run", "--resume"]
@@ -172,9 +173,10 @@ def test_clients_are_tested_on_classes_of_their_own_unless_rho_is_given(tmp_path
     assert "evaluate.rho = 0" in report["final"]["accuracy_ood_why"]
     assert report["final"]["accuracy_clients"] == report["final"]["accuracy_id"]
     assert {client["tested_ood"] for client in report["each_client"]} == {0}
-    recipe.write_text(recipe.read_text() + "[evaluate]\nrho = 0.2\n")
+    recipe.write_text(recipe.read_text() + '[evaluate]\nrho = 0.2\n[export]\ncodec = "smallest"\n')
     run = CliRunner().invoke(app, command)
     assert run.exit_code == 0, run.output
+    assert read_run(tmp_path / "run").export.codec == "smallest"
     assert "of other classes" in " ".join(run.output.split())
     final = report_of(tmp_path / "run" / "report.json")["final"]
     assert final["accuracy_id"] == report["final"]["accuracy_id"]
