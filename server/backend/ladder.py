@@ -7,7 +7,8 @@ runs once over all queries that need it:
     x ──[0-2]──┬──[2-4]──┬──[4-end]── logits
          z2 ───┘   z4 ───┘
 
-Samples that passed a bottleneck (`b2`) are widened to z first, by the decoder of their depth.
+Samples that passed a bottleneck (`b2`) are widened to z first, by the decoder of their depth. From
+the last joint on, a small model runs as one graph.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from edge_sdk.manifest import ModelManifest, TensorSpec
 from edge_sdk.providers.names import CPU
 from edge_sdk.session import Array, Session
+from server.backend.joined import joined_suffixes
 from server.errors import BadRequestError
 
 # the leading binary digits in which sizes of batches differ
@@ -56,10 +58,19 @@ class LadderEngine:
     ) -> None:
         self.manifest = manifest
 
-        def session(file: str) -> Session:
-            return Session(folder / "segments" / file, threads=threads, provider=provider)
+        def session(file: str, content: bytes | None = None) -> Session:
+            path = folder / "segments" / file
+            return Session(path, content=content, threads=threads, provider=provider)
 
         self._rungs = [_Rung(segment.input, session(segment.file)) for segment in manifest.segments]
+        joined = joined_suffixes(folder, manifest)
+        # from each entry to the end
+        self._suffixes = [
+            [_Rung(rung.input, session(f"from-{segment.entry}", joined[segment.entry]))]
+            if segment.entry in joined
+            else self._rungs[at:]
+            for at, (segment, rung) in enumerate(zip(manifest.segments, self._rungs, strict=True))
+        ]
         self._decoders = {
             decoder.depth: _Rung(decoder.input, session(decoder.file))
             for decoder in manifest.decoders
@@ -109,10 +120,11 @@ class LadderEngine:
         if len(entries) == 1:  # no joint, and nothing to part: an idle engine runs no other batch
             array = entries[0].array
             whole = len(array) == padded(len(array))
-            for rung in self._rungs[self._rung_at[entries[0].depth] :]:
+            for rung in self._suffixes[self._rung_at[entries[0].depth]]:
                 array = rung.run_whole(array) if whole else rung.run([array])
             return [array]
         order = sorted(range(len(entries)), key=lambda index: entries[index].depth)
+        last = entries[order[-1]].depth
         climbing: list[Array] = []
         waiting = 0
         first = self._rung_at[entries[order[0]].depth]
@@ -120,6 +132,10 @@ class LadderEngine:
             while waiting < len(order) and entries[order[waiting]].depth == depth:
                 climbing.append(entries[order[waiting]].array)
                 waiting += 1
+            if depth == last:
+                break
+            climbing = [rung.run(climbing)]
+        for rung in self._suffixes[self._rung_at[last]]:
             climbing = [rung.run(climbing)]
         return _split(climbing[0], [len(entries[index].array) for index in order], order)
 

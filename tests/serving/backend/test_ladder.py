@@ -11,6 +11,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from server.backend import joined
 from server.backend.ladder import Entry, LadderEngine, padded
 from server.errors import BadRequestError
 
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module")
-def engine(exported: Exported) -> LadderEngine:
-    return LadderEngine(exported.folder, exported.manifest)
+@pytest.fixture(scope="module", params=["joined", "one by one"])
+def engine(exported: Exported, request: pytest.FixtureRequest) -> LadderEngine:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "one by one":
+            patch.setattr(joined, "JOINED_BYTES", 0)  # as for a large model
+        return LadderEngine(exported.folder, exported.manifest)
 
 
 def test_mixed_depths_are_answered_as_torch_answers_each(
