@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from benchmarks.paper.report import RESULTS
 from edge_sdk.errors import ConfigurationError
 from tests.house.pictures import same_picture
 
+ROOT = Path(__file__).parents[2]
+SECTION = re.compile(r"^## The algorithms?, beside our files\n(.*?)^## ", re.MULTILINE | re.DOTALL)
+# `server/training/methods/steps.py`: `shared`, `joint_step`
+OUR_LINES = re.compile(r"`([\w/]+\.py)`: (`\w+`(?:, `\w+`)*)")
+NAME = re.compile(r"`(\w+)`")
 MARKED = "# A method\n\n<!-- measured: besplit -->\nold\n<!-- end of measured -->\n\nThe end.\n"
 
 
@@ -60,19 +66,40 @@ def test_a_curve_has_the_rounds_that_were_measured_with_every_seed() -> None:
 
 
 METHOD_PAGES = sorted(
-    page
-    for page in PAGES.glob("*.md")
-    if page.stem not in {"index", "common", "baselines", "costs"}
+    page for page in PAGES.glob("*.md") if page.stem not in {"index", "common", "costs"}
 )
 
 
 @pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda page: page.stem)
-def test_every_method_s_page_has_figures_and_a_curve(page: Path) -> None:
+def test_every_method_s_page_has_figures_a_curve_and_what_is_not_shown(page: Path) -> None:
     text = page.read_text()
     assert marks_of(text)
     shown = re.findall(r"\(\.\./pictures/curves/([a-z0-9-]+)\.svg\)", text)
     assert shown
     assert all((CURVES / f"{name}.svg").is_file() for name in shown)
+    assert len(text.partition("\n## Not shown\n")[2].split()) > 20
+
+
+@pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda page: page.stem)
+def test_the_algorithm_on_a_method_s_page_names_our_lines(page: Path) -> None:
+    section = SECTION.search(page.read_text())
+    assert section
+    lines = [line for line in section[1].splitlines() if line.startswith("| ")][2:]
+    assert len(lines) >= 3
+    for line in lines:
+        *_, here, _ = line.split(" |")
+        for path, names in OUR_LINES.findall(here):
+            defined = names_in(ROOT / path)
+            lacking = [name for name in NAME.findall(names) if name not in defined]
+            assert not lacking, f"{path} defines no {', '.join(lacking)}"
+        assert OUR_LINES.search(here), line
+
+
+def names_in(path: Path) -> set[str]:
+    """Names of all functions and classes in a file."""
+    tree = ast.parse(path.read_text())
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
 
 
 def test_a_page_shows_some_rows_of_another_s_table_with_their_curve() -> None:
