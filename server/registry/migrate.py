@@ -75,6 +75,7 @@ def alembic_config(scripts: Path = SCRIPTS) -> Config:
     """Alembic's settings, without its command line and ini file."""
     config = Config()
     config.set_main_option("script_location", str(scripts).replace("%", "%%"))
+    config.set_main_option("recursive_version_locations", "true")  # `versions` has folders
     return config
 
 

@@ -89,7 +89,7 @@ def test_wheel_holds_the_packages_their_data_and_nothing_else(wheel: Path) -> No
     }
     assert expected <= files
     assert "profiles/catalog/raspberry-pi-4.toml" in files
-    assert "server/registry/migrations/versions/v0001_registry.py" in files
+    assert "server/registry/migrations/versions/to_v0010/v0001_registry.py" in files
     assert {f"{package}/py.typed" for package in PACKAGES} <= files
 
 
