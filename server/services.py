@@ -337,8 +337,10 @@ class Services:
         self.telemetry.note(news.heartbeats, news.gone)
         if news.seen:
             self._duties.do("last seen", partial(self.registry.touch, *news.seen))
+        if news.gone:
+            self._duties.do("devices that went away", partial(self.registry.depart, *news.gone))
         heard_at = {device: at for device, (at, _) in news.heartbeats.items()}
-        self.rollouts.heard(news.running, news.seen, news.gone - news.connected, at=heard_at)
+        self.rollouts.heard(news.running, heard_at)
         reports = self.registry.reports.all()
         new = {
             device: bundle

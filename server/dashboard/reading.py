@@ -170,7 +170,7 @@ def _add_devices(routes: APIRouter, services: ReadingServices) -> None:
     @routes.get("/devices/{device_id}")
     def show_device(device_id: str, request: Request) -> Response:
         """One device."""
-        found = device_facts(registry, models, device_id, time.time())
+        found = device_facts(registry, models, device_id)
         return _answer(orjson.dumps(found), request)
 
     @routes.get("/devices/{device_id}/history")
@@ -217,7 +217,7 @@ def _fleet(services: ReadingServices, reader: FleetReader) -> FleetFacts:
         version=edge_sdk.__version__,
         state=str(settings.state),
         local=settings.local,
-        devices=reader.lines(time.time()),
+        devices=reader.lines(),
         fleets=registry.catalogue.fleets(),
     )
 

@@ -30,7 +30,8 @@ class News:
     Attributes:
         seen: devices from which anything came.
         connected: those that have just connected.
-        gone: those that have said goodbye, or were cut off.
+        gone: those that said goodbye, or whose connection broke, and from which nothing came after
+            that.
         running: bundle that each of these runs, by device id.
         heartbeats: the newest heartbeat of each of these, by device id: the time that it came, UTC
             seconds since 1970, and its content.
@@ -59,6 +60,7 @@ class Heartbeats:
         """Note that something came from a device."""
         with self._lock:
             self._news.seen.add(device)
+            self._news.gone.discard(device)
 
     def note_message(self, kind: Kind, device: str, payload: bytes) -> None:
         """Note a status or a telemetry message; content that cannot be read is left out."""
@@ -66,6 +68,7 @@ class Heartbeats:
         bundle = _bundle(content.get("bundle")) if kind is Kind.TELEMETRY else None
         with self._lock:
             self._news.seen.add(device)
+            self._news.gone.discard(device)
             if kind is Kind.STATUS and content.get("status") == "online":
                 self._news.connected.add(device)
             elif kind is Kind.STATUS:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from server.deployment.calls import version_of
+from server.deployment.presence import Presence, presence_of
 from server.registry.database import Registry
 from server.registry.records import Device, DeviceReport, FleetModel, ModelVersion
 from server.registry.rollouts.targets import targets_of
@@ -26,6 +27,7 @@ class DeviceState:
             asked for its bundle of that version.
         refused, why: bundle that it could not take on, and the reason.
         last_seen: UTC seconds since 1970.
+        presence: `waiting` for the operator's approval; `never` heard of since it enrolled.
         approved: False while the device waits for the operator's approval.
         pinned: depth or bundle to which the operator pinned it; None if its fleet's rule chooses.
         tags: the operator's words for it.
@@ -41,6 +43,7 @@ class DeviceState:
     refused: str | None
     why: str | None
     last_seen: float | None
+    presence: Presence
     revoked: bool
     pinned: str | None = None
     approved: bool = True
@@ -108,7 +111,7 @@ def states_of(registry: Registry, devices: Sequence[Device]) -> list[DeviceState
     fleets = _fleets_of(registry, devices)
     for device, target in targets_of(registry.rollouts.orders(), devices, fleets).items():
         own.setdefault(device, target.bundle or target.version)
-    states = _states(devices, registry.reports.all(), fleets, own)
+    states = _states(devices, registry.reports.all(), fleets, own, registry.rollouts.now())
     return [
         replace(one, pinned=str(pins[one.device])) if one.device in pins else one for one in states
     ]
@@ -133,11 +136,13 @@ def _states(
     reports: Mapping[str, DeviceReport],
     fleets: Mapping[str, FleetModel],
     own: Mapping[str, str],
+    now: float,
 ) -> list[DeviceState]:
     """The devices' states.
 
     Args:
         own: version or bundle that a device should run whatever its fleet runs, by id.
+        now: UTC seconds since 1970.
     """
     states = []
     for device in devices:
@@ -155,6 +160,7 @@ def _states(
                 refused=report.refused,
                 why=report.why,
                 last_seen=device.last_seen,
+                presence=presence_of(device, now),
                 revoked=revoked,
                 approved=device.approved_at is not None,
                 tags=device.tags,

@@ -68,7 +68,7 @@ def devices(
             one.runs or "not reported",
             _wanted(one),
             one.refused or "",
-            ago(one.last_seen) or "never",
+            _seen(one),
         )
     print_table(table)
     for one in states:
@@ -272,6 +272,12 @@ def _print_tags(device: str, tags: Sequence[str], as_json: bool) -> None:
 def _waiting(registry: Registry) -> list[Device]:
     """The devices that wait for approval."""
     return [one for one in registry.devices() if not one.active and one.revoked_at is None]
+
+
+def _seen(state: DeviceState) -> str:
+    """Whether a device is there, and when it was last heard."""
+    last = ago(state.last_seen) or "never"
+    return f"{state.presence}, {last}" if state.presence in ("online", "offline") else last
 
 
 def _wanted(state: DeviceState) -> str:

@@ -13,7 +13,19 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import orjson
-from sqlalchemy import URL, Connection, and_, delete, func, insert, not_, or_, select, update
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    Connection,
+    and_,
+    delete,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from edge_sdk.wire.topics import ID_PATTERN
@@ -437,21 +449,33 @@ class Registry:
             return _need_device(connection, device_id)
 
     def touch(self, *device_ids: str) -> None:
-        """Store that these devices were seen now, to within `TOUCH_RESOLUTION_S`.
+        """Store that these devices were seen now, to within `TOUCH_RESOLUTION_S`, and are there.
 
         Unknown ids are ignored. A call writes nothing if all of them were seen just before.
         """
         now = self._transactions.now()
         # a last_seen ahead of the clock is due too: the clock was set back
         fresh = devices.c.last_seen.between(now - TOUCH_RESOLUTION_S, now)
-        due = and_(devices.c.id.in_(device_ids), or_(devices.c.last_seen.is_(None), not_(fresh)))
+        stale = or_(devices.c.last_seen.is_(None), not_(fresh), devices.c.gone_at.is_not(None))
+        self._write_where(
+            and_(devices.c.id.in_(device_ids), stale), {"last_seen": now, "gone_at": None}
+        )
+
+    def depart(self, *device_ids: str) -> None:
+        """Store that these devices went away now: they said goodbye, or their connections broke.
+
+        Unknown ids, and devices that went away before and were not heard since, are ignored.
+        """
+        there = and_(devices.c.id.in_(device_ids), devices.c.gone_at.is_(None))
+        self._write_where(there, {"gone_at": self._transactions.now()})
+
+    def _write_where(self, due: ColumnElement[bool], values: Mapping[str, float | None]) -> None:
+        """Write values to the devices that are due; nothing is written if none is."""
         with self._transactions.reading() as connection:
             ids = connection.scalars(select(devices.c.id).where(due)).all()
         if ids:
             with self._transactions.writing() as connection:
-                connection.execute(
-                    update(devices).where(devices.c.id.in_(ids)).values(last_seen=now)
-                )
+                connection.execute(update(devices).where(devices.c.id.in_(ids)).values(**values))
 
     def keep_mosquitto_hashes(self, hashes: Mapping[tuple[str, str], str]) -> None:
         """Store the hashes by which Mosquitto checks credentials, for devices that lack them.

@@ -32,6 +32,7 @@ class Device:
         depth: stages that it runs, once decided.
         bundle: bundle that it should run, `{model}/{version}/{variant}`, once decided.
         last_seen: to within `TOUCH_RESOLUTION_S`.
+        gone_at: when it said goodbye or its connection broke; None if it was heard after that.
         approved_at: None while it waits for the operator's approval.
         next_sha256: hash of a new credential, which is valid beside the other one until the device
             confirms it, at most until `next_until`.
@@ -54,6 +55,7 @@ class Device:
     next_until: float | None = None
     tags: tuple[str, ...] = ()
     title: str | None = None
+    gone_at: float | None = None
 
     @property
     def active(self) -> bool:

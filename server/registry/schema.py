@@ -67,6 +67,8 @@ devices: Final = Table(
     Column("enrolled_at", Double, nullable=False),
     Column("revoked_at", Double),
     Column("last_seen", Double),
+    # since then it is away: it said goodbye, or its connection broke; null again once it is heard
+    Column("gone_at", Double),
     Column("approved_at", Double),
     # a new credential, until the device confirms it or its time is over
     Column("next_sha256", String(64)),

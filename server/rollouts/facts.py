@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -38,7 +38,6 @@ class History(Protocol):
 def read_facts(
     registry: Registry,
     running: Mapping[str, str] | None = None,
-    gone: Collection[str] = (),
     *,
     heard_at: Mapping[str, float] | None = None,
     settled: bool = True,
@@ -47,8 +46,6 @@ def read_facts(
 
     Args:
         running: bundles that devices said they run in heartbeats since the last step.
-        gone: ids of devices that said that they go, or whose connection ended, and not since that
-            they are back.
         heard_at: times of these heartbeats, UTC seconds since 1970.
         settled: whether each device that is there has been heard.
     """
@@ -60,9 +57,7 @@ def read_facts(
         fleets={one.fleet: one for one in registry.catalogue.fleets()},
         devices=devices,
         pinned=frozenset(device for device, pin in pins if pin.bundle is not None),
-        present=frozenset(
-            one.id for one in devices if one.id not in gone and is_online(one.last_seen, now)
-        ),
+        present=frozenset(one.id for one in devices if is_online(one, now)),
         running=running or {},
         reports=registry.reports.all(),
         heard_at=heard_at or {},

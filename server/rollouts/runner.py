@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from server.registry.database import Registry
@@ -36,30 +36,19 @@ class RolloutRunner:
         self._began = clock()
         self._running: dict[str, str] = {}
         self._heard_at: dict[str, float] = {}
-        self._gone: set[str] = set()
         self._next_back = 0.0
         self._sums: dict[int, BehaviourSums] = {}
         self._judged: dict[int, tuple[float, int, tuple[Finding, ...]]] = {}
 
-    def heard(
-        self,
-        running: Mapping[str, str],
-        seen: Iterable[str] = (),
-        gone: Iterable[str] = (),
-        *,
-        at: Mapping[str, float] | None = None,
-    ) -> None:
+    def heard(self, running: Mapping[str, str], at: Mapping[str, float]) -> None:
         """Take news of devices.
 
         Args:
             running: bundles that they said they run in heartbeats.
-            seen: ids of those from which anything came. gone: of those that went away last.
             at: times of the heartbeats, UTC seconds since 1970, by device.
         """
         self._running.update(running)
-        self._heard_at.update(at or {})
-        self._gone.difference_update(seen)
-        self._gone.update(gone)
+        self._heard_at.update(at)
 
     def turn(self) -> None:
         """Make the next step of each roll-out for which something may be due."""
@@ -73,7 +62,6 @@ class RolloutRunner:
             facts = read_facts(
                 self._registry,
                 self._running,
-                self._gone,
                 heard_at=self._heard_at,
                 settled=settled,
             )

@@ -20,6 +20,7 @@ from edge_sdk.wire.topics import ID_PATTERN
 from profiles.device import DeviceProfile
 from profiles.errors import InvalidProfileError
 from server.deployment.overview import states_of, tagged
+from server.deployment.presence import Presence as DevicePresence
 from server.errors import (
     BadRequestError,
     ForbiddenError,
@@ -143,7 +144,7 @@ class DeviceView(BaseModel):
     """A device as the API shows it; times are UTC seconds since 1970.
 
     It says that it `runs` a bundle, and that it `refused` another, and `why`; it should run what it
-    `wants`. `bundle` is the one that it was last assigned.
+    `wants`. `bundle` is the one that it was last assigned. `presence`: as the dashboard has it.
     """
 
     model_config = ConfigDict(from_attributes=True)
@@ -157,6 +158,7 @@ class DeviceView(BaseModel):
     revoked_at: float | None
     approved_at: float | None
     last_seen: float | None
+    presence: DevicePresence = "never"
     runs: str | None = None
     wants: str | None = None
     refused: str | None = None
@@ -440,6 +442,7 @@ def _views(registry: Registry, devices: Sequence[Device]) -> list[DeviceView]:
         views.append(
             view.model_copy(
                 update={
+                    "presence": state.presence,
                     "runs": state.runs,
                     "wants": state.wants,
                     "refused": state.refused,

@@ -64,7 +64,7 @@ class DeviceFacts:
     events: tuple[AuditEntry, ...]
 
 
-def device_facts(registry: Registry, models: Path, device_id: str, now: float) -> DeviceFacts:
+def device_facts(registry: Registry, models: Path, device_id: str) -> DeviceFacts:
     """The facts of one device.
 
     Args:
@@ -78,7 +78,7 @@ def device_facts(registry: Registry, models: Path, device_id: str, now: float) -
     last = registry.telemetry.last((device_id,)).get(device_id)
     present = (Now() if last is None else Now.of(last)).completed(known.conditions)
     told = Told({device_id: hardware_of(device.profile)}, {device_id: present}, sums)
-    (line,) = fleet_lines((device,), states, told, now)
+    (line,) = fleet_lines((device,), states, told)
     wanted = registry.catalogue.wanted(device.fleet)
     version = models / str(wanted.model) / str(wanted.version)
     return DeviceFacts(

@@ -14,7 +14,7 @@ from edge_sdk.answers.prediction import DEVICE
 from edge_sdk.answers.tally import latency_quantile_ms
 from profiles.measured import Conditions
 from server.deployment.overview import DeviceState, states_of
-from server.deployment.presence import Presence, presence_of
+from server.deployment.presence import Presence
 from server.registry.database import Registry
 from server.registry.records import Device
 from server.registry.telemetry.history import LastReading
@@ -141,12 +141,8 @@ class FleetReader:
         self._sums: Sums = {}
         self._sums_at = self._hardware_at = -PROFILES_OLD_S
 
-    def lines(self, now: float) -> list[FleetLine]:
-        """Every device of every fleet, by id.
-
-        Args:
-            now: UTC seconds since 1970.
-        """
+    def lines(self) -> list[FleetLine]:
+        """Every device of every fleet, by id."""
         registry = self._registry
         devices = registry.devices(profiles=False)
         self._read_heartbeats()
@@ -157,7 +153,7 @@ class FleetReader:
         states = states_of(registry, devices)
         poor = [one.id for one in devices if not self._now.get(one.id, Now()).is_whole]
         told = Told(self._hardware, self._completed(poor), self._sums)
-        return fleet_lines(devices, states, told, now)
+        return fleet_lines(devices, states, told)
 
     def _read_heartbeats(self) -> None:
         """Read the last heartbeats that have come since the last look."""
@@ -188,7 +184,7 @@ class FleetReader:
 
 
 def fleet_lines(
-    devices: Iterable[Device], states: Iterable[DeviceState], told: Told, now: float
+    devices: Iterable[Device], states: Iterable[DeviceState], told: Told
 ) -> list[FleetLine]:
     """The line of each device, in their order."""
     lines = []
@@ -201,7 +197,7 @@ def fleet_lines(
             FleetLine(
                 id=device.id,
                 fleet=device.fleet,
-                presence=presence_of(device, now),
+                presence=state.presence,
                 depth=device.depth,
                 runs=state.runs,
                 wants=state.wants,

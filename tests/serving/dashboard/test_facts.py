@@ -22,7 +22,7 @@ from server.dashboard.facts.history import HistoryFacts
 from server.dashboard.facts.training import read_rounds
 from server.dashboard.pages import assets
 from server.dashboard.reading import FRESH_S, Fresh
-from server.deployment.presence import ONLINE_S, presence_of
+from server.deployment.presence import GONE_S, ONLINE_S, presence_of
 from server.registry.rollouts.records import Member, RolloutPlan
 from server.registry.telemetry.history import LastReading
 from server.registry.telemetry.reading import Reading
@@ -57,6 +57,18 @@ def test_a_device_is_online_while_its_heartbeats_come(world: World) -> None:
     assert presence_of(seen, seen.last_seen + ONLINE_S) == "offline"
     assert presence_of(world.enrol("pi-2", approve=True), time.time()) == "waiting"
     assert presence_of(world.registry.revoke("pi-1"), time.time()) == "revoked"
+
+
+def test_a_device_that_went_away_is_offline_unless_it_comes_back_at_once(world: World) -> None:
+    world.enrol("pi-1")
+    world.registry.touch("pi-1")
+    world.registry.depart("pi-1")
+    gone = world.registry.device("pi-1")
+    assert gone.gone_at is not None
+    assert presence_of(gone, gone.gone_at + GONE_S - 0.1) == "online"
+    assert presence_of(gone, gone.gone_at + GONE_S) == "offline"
+    world.registry.touch("pi-1")
+    assert presence_of(world.registry.device("pi-1"), gone.gone_at + GONE_S) == "online"
 
 
 def test_a_line_says_what_a_device_runs_wants_and_refused(world: World) -> None:
@@ -280,7 +292,7 @@ def test_lines_that_are_read_again_show_what_is_new(world: World) -> None:
         world.registry.telemetry.record({name: last})
 
     def memory() -> dict[str, int | None]:
-        return {one.id: one.memory_bytes for one in reader.lines(time.time())}
+        return {one.id: one.memory_bytes for one in reader.lines()}
 
     world.enrol("pi-1")
     assert memory() == {"pi-1": None}
@@ -290,13 +302,13 @@ def test_lines_that_are_read_again_show_what_is_new(world: World) -> None:
     beat("pi-2", 200)
     assert memory() == {"pi-1": 100, "pi-2": 200}
     beat("pi-1", 300)
-    lines = reader.lines(time.time())
+    lines = reader.lines()
     assert [one.memory_bytes for one in lines] == [300, 200]
     assert {one.hardware for one in lines} == {"raspberry-pi-4, 4 cores"}
     assert lines[1].exits is None, "the sums of an hour are those of the first look"
     world.registry.update_profile("pi-1", {"name": "other"})
     now += PROFILES_OLD_S
-    (first, second) = reader.lines(time.time())
+    (first, second) = reader.lines()
     assert (first.hardware, second.exits is not None) == ("other", True)
 
 

@@ -153,6 +153,20 @@ def test_news_is_taken_once() -> None:
     assert heartbeats.take() == News()
 
 
+def test_the_last_word_of_a_device_decides_whether_it_went_away() -> None:
+    heartbeats = Heartbeats()
+    words = {"online": b'{"status": "online"}', "offline": b'{"status": "offline"}'}
+    for device, said in (("stays", "offline online"), ("goes", "online offline")):
+        for word in said.split():
+            heartbeats.note_message(Kind.STATUS, device, words[word])
+    for device in ("asks", "beats"):
+        heartbeats.note_message(Kind.STATUS, device, words["offline"])
+    heartbeats.note("asks")
+    heartbeats.note_message(Kind.TELEMETRY, "beats", b"{}")
+    taken = heartbeats.take()
+    assert (taken.gone, taken.connected) == ({"goes"}, {"stays", "goes"})
+
+
 @pytest.mark.parametrize(
     "payload",
     [

@@ -73,6 +73,7 @@ def test_a_token_makes_a_device_that_can_authenticate(registry: Registry, clock:
         "next_until": None,
         "tags": (),
         "title": None,
+        "gone_at": None,
     }
     assert registry.authenticate("pi", credential) == device == registry.device("pi")
     (kept,) = registry.tokens()
@@ -259,6 +260,20 @@ def test_last_seen_follows_the_clock_to_within_ten_seconds(
     assert seen == [1_000_000.0, 1_000_000.0, 1_000_011.0, 999_511.0]
     assert registry.device(second).last_seen is None
     registry.touch()
+
+
+def test_a_device_that_went_away_is_away_until_it_is_heard_again(
+    registry: Registry, clock: Clock
+) -> None:
+    device = enrol(registry)[0]
+    registry.touch(device)
+    for step in (1.0, 2.0):  # the first goodbye counts: its time is that of the absence
+        clock.now += step
+        registry.depart(device, "unknown")
+        assert registry.device(device).gone_at == 1_000_001.0
+    registry.touch(device)  # within the ten seconds in which nothing else is written
+    assert (registry.device(device).gone_at, registry.device(device).last_seen) == (None, clock.now)
+    registry.depart()
 
 
 @pytest.mark.parametrize("device", ["pi", "Not An Id", "\x00"])
@@ -481,6 +496,7 @@ def test_the_last_change_grows_with_what_a_server_follows(registry: Registry) ->
     marks.append(registry.last_change())
     assert marks == sorted(set(marks))
     registry.touch(device.id)  # heartbeats are not followed
+    registry.depart(device.id)
     assert registry.last_change() == marks[-1]
 
 

@@ -168,7 +168,7 @@ def test_a_device_is_enrolled_from_token_to_bundle(world: World) -> None:
     assert set(shown) == {
         *("device", "fleet", "profile", "depth", "bundle"),
         *("enrolled_at", "revoked_at", "approved_at", "last_seen"),
-        *("runs", "wants", "refused", "why", "tags", "title"),
+        *("runs", "wants", "refused", "why", "tags", "title", "presence"),
     }
     reply = world.call("GET", "/devices/pi/connection", login=login)
     assert reply.json() == {"broker": {"url": "mqtt://127.0.0.1:1883"}}

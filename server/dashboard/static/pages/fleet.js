@@ -87,7 +87,12 @@ const COLUMNS = [
     right: true,
   },
   { label: "Latency", of: (one) => one.latency_ms, cell: (one) => ms(one.latency_ms), right: true },
-  { label: "Last seen", of: (one) => one.last_seen, cell: (one) => ago(one.last_seen), right: true },
+  {
+    label: "Last seen",
+    of: (one) => one.last_seen,
+    cell: (one) => html`${one.presence === "offline" && html`<span class="bad-text">offline</span>, `}${ago(one.last_seen)}`,
+    right: true,
+  },
 ];
 
 /** What a device runs, and what it should run where that is something else. */
