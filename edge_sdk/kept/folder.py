@@ -7,10 +7,14 @@
     FOLDER/kept.json                  input and classes of the model
 
 Files are pictures (png, without loss) where the model takes pictures of bytes, else arrays (npy).
+An input that comes again is kept once, with its newest label; a correction gives way to another
+correction alone.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import re
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -29,6 +33,8 @@ from edge_sdk.manifest import BundleManifest
 from edge_sdk.pipeline.samples import CLASSES_NAME
 from edge_sdk.state import StateLock
 
+logger = logging.getLogger(__name__)
+
 LABELLED: Final = "labelled"
 UNLABELLED: Final = "unlabelled"
 _OURS: Final = re.compile(r"[0-9a-f]{32}\.(png|npy)")
@@ -41,6 +47,8 @@ class KeptFolder:
         folder: it is made with the first input.
         inputs_max, bytes_max: limits of the files together. Beyond them the oldest input goes:
             first those that the user has not corrected.
+    Attributes:
+        relabelled: inputs whose label was replaced by another one.
     Raises: StateInUseError if another agent keeps its inputs there; ConfigurationError if the
         folder has other files in the place of ours; StorageError.
     """
@@ -59,6 +67,8 @@ class KeptFolder:
         self._size_bytes = sum(each.size_bytes for each in self._kept.values())
         self._lines = len(self._kept)
         self._torn = False
+        self._digests: dict[str, bytes] = {}  # of the files' bytes, by id, once they were compared
+        self.relabelled = 0
         if self._form is not None:
             self._remove_strays()
             self._write_index()
@@ -78,6 +88,9 @@ class KeptFolder:
     def put(self, x: Array, manifest: BundleManifest, entry: KeptInput) -> bool:
         """Keep an input, or give one that is kept another label; then drop what is beyond limits.
 
+        An input is kept already if it has the same id or the same content. It stays as it is if it
+        was corrected and this is no correction, or if only it has a label.
+
         Args:
             entry: its `file`, `size_bytes` and `class_name` are filled in here.
         Returns: False if a picture cannot hold the input's values, or it is above the limit alone.
@@ -89,6 +102,10 @@ class KeptFolder:
         data = self._form.encode(x)
         if data is None or len(data) > self._bytes_max:
             return False
+        digest = hashlib.sha256(data).digest()
+        olds = self._kept_already(entry.id, digest, len(data))
+        if any(_stays(old, entry) for old in olds):
+            return True
         name = "" if entry.label is None else manifest.class_names[entry.label]
         place = UNLABELLED
         if entry.label is not None:
@@ -97,14 +114,16 @@ class KeptFolder:
         entry = replace(entry, file=file, size_bytes=len(data), class_name=name)
         make_folder(self.folder / place)
         write_atomic(self.folder / file, data)
-        old = self._kept.pop(entry.id, None)
-        if old is not None:
+        for old in olds:
+            del self._kept[old.id]
+            self._digests.pop(old.id, None)
             self._size_bytes -= old.size_bytes
-            if old.file != file:
-                (self.folder / old.file).unlink(missing_ok=True)
         self._kept[entry.id] = entry
+        self._digests[entry.id] = digest
         self._size_bytes += entry.size_bytes
         self._append(asdict(entry))
+        for old in olds:
+            self._replace(old, entry)
         self._drop_oldest()
         return True
 
@@ -119,11 +138,48 @@ class KeptFolder:
         write_atomic(self.folder / FORM, orjson.dumps(asdict(form), option=orjson.OPT_INDENT_2))
         self._form = form
 
+    def _kept_already(self, identity: str, digest: bytes, size_bytes: int) -> list[KeptInput]:
+        """The inputs with this id or this content: more than one where an older release kept it."""
+        return [
+            each
+            for each in self._kept.values()
+            if each.id == identity
+            or (each.size_bytes == size_bytes and self._digest_of(each) == digest)
+        ]
+
+    def _digest_of(self, kept: KeptInput) -> bytes:
+        if kept.id not in self._digests:
+            try:
+                data = (self.folder / kept.file).read_bytes()
+            except OSError:  # a person deleted it
+                return b""
+            self._digests[kept.id] = hashlib.sha256(data).digest()
+        return self._digests[kept.id]
+
+    def _replace(self, old: KeptInput, new: KeptInput) -> None:
+        """Delete the file of an input that is kept anew, and say so if it has another label now."""
+        if old.id != new.id:
+            self._append({"id": old.id, "gone": True})
+        if old.file != new.file:
+            (self.folder / old.file).unlink(missing_ok=True)
+        if old.label is not None and old.label != new.label:
+            self.relabelled += 1
+            logger.info(
+                "%s: input %s is %r now (%s), it was %r (%s)",
+                self.folder,
+                new.id,
+                new.class_name,
+                new.label_from,
+                old.class_name,
+                old.label_from,
+            )
+
     def _drop_oldest(self) -> None:
         while len(self._kept) > self._inputs_max or self._size_bytes > self._bytes_max:
             uncorrected = (each for each in self._kept.values() if each.label_from != "correction")
             oldest = next(uncorrected, None) or next(iter(self._kept.values()))
             del self._kept[oldest.id]
+            self._digests.pop(oldest.id, None)
             self._size_bytes -= oldest.size_bytes
             (self.folder / oldest.file).unlink(missing_ok=True)
             self._append({"id": oldest.id, "gone": True})
@@ -152,6 +208,13 @@ class KeptFolder:
         for path in _files(self.folder):
             if str(path.relative_to(self.folder)) not in known:
                 path.unlink(missing_ok=True)
+
+
+def _stays(old: KeptInput, new: KeptInput) -> bool:
+    """Whether a kept input stays as it is although it comes again."""
+    if old.label_from == "correction":
+        return new.label_from != "correction"
+    return old.label is not None and new.label is None
 
 
 def clear(folder: Path) -> int:

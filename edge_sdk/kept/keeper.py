@@ -70,12 +70,13 @@ class Keeper(AnswerObserver):
         self._queue(answered, label, "correction")
 
     def report(self) -> Mapping[str, Any]:
-        """Inputs and bytes in the folder, and what was not kept."""
+        """Inputs and bytes in the folder, labels that were replaced, and what was not kept."""
         with self._state:
             return {
                 "folder": str(self._folder.folder),
                 "inputs": len(self._folder),
                 "bytes": self._folder.size_bytes,
+                "relabelled": self._folder.relabelled,
                 **self._counts,
             }
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 import pytest
 from PIL import Image
 
@@ -145,6 +146,76 @@ def test_a_correction_moves_the_file(manifest: BundleManifest, tmp_path: Path) -
     assert (each.label, each.label_from, each.class_name) == (7, "correction", "7")
 
 
+@pytest.mark.parametrize(
+    ("earlier", "later", "wins", "relabelled"),
+    [
+        ((3, "server"), (7, "server"), (7, "server"), 1),
+        ((3, "server"), (3, "server"), (3, "server"), 0),
+        ((3, "server"), (7, "correction"), (7, "correction"), 1),
+        ((3, "correction"), (7, "correction"), (7, "correction"), 1),
+        ((3, "correction"), (7, "server"), (3, "correction"), 0),
+        ((3, "server"), (None, ""), (3, "server"), 0),
+        ((None, ""), (7, "server"), (7, "server"), 0),
+    ],
+)
+@pytest.mark.parametrize("ending", ["png", "npy"])
+@pytest.mark.parametrize("opened_again", [False, True])
+def test_a_picture_that_comes_again_is_kept_once_with_the_later_label(
+    earlier: tuple[int | None, LabelFrom],
+    later: tuple[int | None, LabelFrom],
+    wins: tuple[int | None, LabelFrom],
+    relabelled: int,
+    ending: str,
+    opened_again: bool,
+    manifest: BundleManifest,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x = picture(9) if ending == "png" else picture(9) + 0.5
+    other = x.copy()
+    other[0, 0, 0] += 1  # as an array, a file of the same size
+    kept = opened(tmp_path)
+    kept.put(x, manifest, entry(1, *earlier))
+    kept.put(other, manifest, entry(2, 5, "server"))
+    if opened_again:
+        kept.close()
+        kept = opened(tmp_path)
+    with caplog.at_level("INFO", logger="edge_sdk.kept.folder"):
+        assert kept.put(x, manifest, entry(3, *later))
+    assert kept.relabelled == relabelled
+    assert (f"is '{later[0]}' now ({later[1]}), it was '3'" in caplog.text) == bool(relabelled)
+    assert len(kept) == 2
+    on_disk = sum((tmp_path / name).stat().st_size for name in files(tmp_path))
+    assert kept.size_bytes == on_disk
+    kept.close()
+    assert len(files(tmp_path)) == 2
+    found = {each.label: each for each in read_index(tmp_path)}
+    assert set(found) == {wins[0], 5}
+    assert found[wins[0]].label_from == wins[1]
+    assert found[wins[0]].file in files(tmp_path)
+    assert found[wins[0]].file.endswith(ending)
+
+
+def test_every_copy_of_a_picture_that_an_older_release_kept_gives_way(
+    manifest: BundleManifest, tmp_path: Path
+) -> None:
+    kept = opened(tmp_path)
+    kept.put(picture(9), manifest, entry(1, 3, "server"))
+    kept.close()
+    (first,) = read_index(tmp_path)
+    copy = replace(first, id=f"{2:032x}", label=4, class_name="4", file=f"labelled/4/{2:032x}.png")
+    (tmp_path / "labelled" / "4").mkdir()
+    (tmp_path / copy.file).write_bytes((tmp_path / first.file).read_bytes())
+    with (tmp_path / INDEX).open("ab") as index:
+        index.write(orjson.dumps(asdict(copy)) + b"\n")
+    kept = opened(tmp_path)
+    assert len(kept) == 2
+    kept.put(picture(9), manifest, entry(3, 7, "server"))
+    kept.close()
+    assert files(tmp_path) == [f"labelled/7/{3:032x}.png"]
+    assert ids(tmp_path) == [3]
+
+
 def test_beyond_the_number_the_oldest_goes_and_corrected_ones_last(
     manifest: BundleManifest, tmp_path: Path
 ) -> None:
@@ -262,7 +333,7 @@ def test_a_line_that_a_full_disk_tore_costs_no_other_one(
     with full_disk((place / INDEX).stat().st_size + 40), pytest.raises(OSError, match="too large"):
         folder.put(picture(5), manifest, entry(3))
     for number in (4, 5):
-        assert folder.put(picture(6), manifest, entry(number))
+        assert folder.put(picture(number + 2), manifest, entry(number))
     folder.close()
     assert ids(place) == [0, 1, 2, 3, 4, 5]
     assert len(files(place)) == 6
