@@ -61,7 +61,7 @@ def splitlpf(  # noqa: PLR0917 - the numbers of a recipe
         alpha: 1 weighs clients by their samples alone, 0 by their direction alone.
         signed: keep the sign of Eq. 8's cosine; False is Eq. 9 as printed, with a `dead_zone` of 0.
         dead_zone: a smaller cosine, of either sign, counts as 0.
-        dropout: before the personal layer.
+        dropout: before the personal layer; the paper does not state its share.
         back_rate: the personal layer's learning rate; None for `train.learning_rate`.
         follow_accuracy: lower that rate as a client's accuracy grows.
         refit_epochs: passes over a client's samples that train the personal layer behind the
