@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
 from benchmarks.reports import RESULTS
-
-# Methods that came after the committed sweep, and the swept method whose rate and momentum their
-# rows have.
-NEIGHBOURS: Final[Mapping[str, str]] = {
-    "pfsl": "splitlpf",
-}
 
 
 @cache
@@ -22,8 +16,7 @@ def tuned_numbers(data: str) -> Mapping[str, Mapping[str, Any]]:
     """Changes to a recipe by method, as the committed report of the sweep has them.
 
     The recipe of the default is found under `default`. A sweep with trials left has no numbers, so
-    that no table compares a method that was swept with one that was not. A method that came after
-    the sweep has its neighbour's rate and momentum.
+    that no table compares a method that was swept with one that was not.
 
     Args:
         data: name of the data set. One that was not swept has no numbers.
@@ -32,8 +25,5 @@ def tuned_numbers(data: str) -> Mapping[str, Mapping[str, Any]]:
         report = orjson.loads((RESULTS / f"tuning-{data}.json").read_bytes())
     except FileNotFoundError:
         return {}
-    chosen: dict[str, dict[str, Any]] = report["chosen"] if report.get("complete") else {}
-    for method, neighbour in NEIGHBOURS.items():
-        if neighbour in chosen and method not in chosen:
-            chosen[method] = {"train": chosen[neighbour]["train"]}
+    chosen: Mapping[str, Mapping[str, Any]] = report["chosen"] if report.get("complete") else {}
     return chosen

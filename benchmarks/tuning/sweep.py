@@ -103,6 +103,7 @@ SWEEP: Final[Mapping[str, Swept]] = {
     "harmony": Swept({"method": "harmony"}, ("method_numbers.align_weight", (0.1, 1.0)), "rho 0.4"),
     "scala": Swept({"method": "scala"}, ("method_numbers.strength", (1.0, 0.5))),
     "mergesfl": Swept({"method": "mergesfl", "method_numbers": {"speeds": list(SPEEDS)}}),
+    "pfsl": Swept({"method": "pfsl"}, measure="rho 0"),
     "splitlpf": Swept({"method": "splitlpf"}, ("method_numbers.dead_zone", (0.0, 0.2)), "rho 0"),
     "supersfl": Swept({"method": "supersfl"}, ("method_numbers.normalise_weights", (False, True))),
     "besplit": Swept({"method": "besplit"}, ("method_numbers.weight_power", (1.0, 0.5))),

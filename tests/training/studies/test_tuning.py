@@ -16,7 +16,6 @@ from benchmarks.jobs.results import Report, Trial
 from benchmarks.paper import tuned
 from benchmarks.paper.measures import measured
 from benchmarks.paper.tables import over
-from benchmarks.paper.tuned import NEIGHBOURS
 from benchmarks.reports import provenance
 from benchmarks.tuning.__main__ import app
 from benchmarks.tuning.report import changes_of, chosen
@@ -29,7 +28,7 @@ from server.training.run.build import load_data
 
 @pytest.mark.parametrize("data", get_args(DataName))
 def test_every_method_has_eight_trials_on_as_many_samples(data: DataName) -> None:
-    assert set(METHODS) <= set(SWEEP) | set(NEIGHBOURS)
+    assert set(METHODS) <= set(SWEEP)
     for method in SWEEP:
         jobs = trials_of(method, data)
         assert len({job.row for job in jobs}) == len({job.slug for job in jobs}) == 8
