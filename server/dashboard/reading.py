@@ -178,7 +178,7 @@ def _add_devices(routes: APIRouter, services: ReadingServices) -> None:
         device_id: str, window: Annotated[Window, Query()], request: Request
     ) -> Response:
         """One device over time."""
-        found = history_facts(registry, device_id, window.since_s)
+        found = history_facts(registry, models, device_id, window.since_s)
         return _answer(orjson.dumps(found), request)
 
 

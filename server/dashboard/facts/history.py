@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from edge_sdk.answers.prediction import DEVICE, SERVER
+from edge_sdk.gate.gate import largest_uncertainty
+from edge_sdk.manifest import BundleManifest, GatePoint
+from server.dashboard.facts.models import bundle_manifest
 from server.registry.database import Registry
 from server.registry.telemetry.point import TelemetryPoint, merged
 
@@ -37,10 +45,20 @@ class HistoryPoint:
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """Histogram of the answers' uncertainty; `edges` has one more entry than `counts`."""
+    """Histogram of the uncertainty of answers with one bundle.
+
+    Attributes:
+        edges: of the bins, one more than `counts`.
+        since: when the bundle began to run, UTC seconds since 1970; None if it ran all the time.
+        held_out: share of the held-out samples in each bin; None if the bundle's curve is not
+            known, or the device has another gate.
+    """
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
+    bundle: str
+    since: float | None
+    held_out: tuple[float, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +66,7 @@ class HistoryFacts:
     """A device in a stretch of time.
 
     Attributes:
-        uncertainty: of all answers since the gate was last another one; None if no agent told it.
+        uncertainty: of the answers with the bundle that ran last; None if no agent told it.
         threshold: of the gate now; None if it is not known, or infinite.
         agreement_bound: highest disagreement with the server among exits, with 95 % confidence, and
             its limit; None without that controller.
@@ -71,25 +89,32 @@ class HistoryFacts:
     earned: float | None = None
 
 
-def history_facts(registry: Registry, device_id: str, since_s: float) -> HistoryFacts:
+def history_facts(registry: Registry, models: Path, device_id: str, since_s: float) -> HistoryFacts:
     """The history of a device in the last `since_s` seconds.
 
+    Args:
+        models: folder of the exports.
     Raises: UnknownDeviceError.
     """
     registry.device(device_id)
-    return summed_up(registry.telemetry.of(device_id, since_s=since_s, points_max=POINTS_MOST))
+    points = registry.telemetry.of(device_id, since_s=since_s, points_max=POINTS_MOST)
+    return summed_up(points, partial(bundle_manifest, models))
 
 
-def summed_up(points: Sequence[TelemetryPoint]) -> HistoryFacts:
-    """The facts of points that follow each other, oldest first."""
+def summed_up(
+    points: Sequence[TelemetryPoint], manifest_of: Callable[[str], BundleManifest | None]
+) -> HistoryFacts:
+    """The facts of points that follow each other, oldest first.
+
+    Args:
+        manifest_of: of a bundle by its name, if the server has it.
+    """
     if not points:
         return HistoryFacts([])
     whole = merged(points)
     return HistoryFacts(
         points=[_point(one) for one in points],
-        uncertainty=Uncertainty(whole.uncertainty_edges, whole.uncertainty)
-        if whole.uncertainty
-        else None,
+        uncertainty=_uncertainty(points, whole, manifest_of),
         threshold=whole.threshold,
         exits=whole.exits,
         offloads=whole.offloads,
@@ -100,6 +125,48 @@ def summed_up(points: Sequence[TelemetryPoint]) -> HistoryFacts:
         audits=whole.audits,
         spent=whole.spent,
         earned=whole.earned,
+    )
+
+
+def held_out_shares(curve: Sequence[GatePoint], edges: Sequence[float]) -> tuple[float, ...] | None:
+    """Share of the held-out samples in each bin of a histogram; None for too few points.
+
+    Between two thresholds of the operating curve, where only the share of both together is known,
+    the samples count as spread evenly.
+
+    Args:
+        edges: of the bins, from 0 to the largest uncertainty of the gate.
+    """
+    inside = sorted(
+        (one.threshold, one.exit_rate) for one in curve if 0 < one.threshold < edges[-1]
+    )
+    if len(inside) < 3:
+        return None
+    at, below = zip((0.0, 0.0), *inside, (edges[-1], 1.0), strict=True)
+    return tuple(np.diff(np.interp(edges, at, below)).tolist())
+
+
+def _uncertainty(
+    points: Sequence[TelemetryPoint],
+    whole: TelemetryPoint,
+    manifest_of: Callable[[str], BundleManifest | None],
+) -> Uncertainty | None:
+    if not whole.uncertainty:
+        return None
+    others = [index for index, one in enumerate(points) if one.bundle != whole.bundle]
+    first = None if not others else points[others[-1] + 1]
+    edges, manifest = whole.uncertainty_edges, manifest_of(whole.bundle)
+    held_out = None
+    if manifest is not None:
+        largest = largest_uncertainty(manifest.gate.policy, len(manifest.class_names))
+        if math.isclose(largest, edges[-1], rel_tol=1e-6):
+            held_out = held_out_shares(manifest.gate.curve, edges)
+    return Uncertainty(
+        edges,
+        whole.uncertainty,
+        bundle=whole.bundle,
+        since=None if first is None else first.at - first.span_s,
+        held_out=held_out,
     )
 
 

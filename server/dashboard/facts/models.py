@@ -72,11 +72,14 @@ def model_facts(registry: Registry, models: Path) -> ModelFacts:
 
 def bundle_facts(models: Path, name: str | None) -> BundleFacts | None:
     """The facts of one bundle `MODEL/VERSION/VARIANT`; None if it is not there."""
-    if name is None or name.count("/") != 2:
-        return None
-    model, version, variant = name.split("/")
-    found = _load(models / model / version / "bundles" / variant)
+    found = _find(models, name)
     return None if found is None else _bundle(*found)
+
+
+def bundle_manifest(models: Path, name: str) -> BundleManifest | None:
+    """The manifest of one bundle `MODEL/VERSION/VARIANT`; None if it is not there."""
+    found = _find(models, name)
+    return None if found is None else found[0]
 
 
 def bundles_in(version: Path) -> list[tuple[BundleManifest, int]]:
@@ -84,6 +87,13 @@ def bundles_in(version: Path) -> list[tuple[BundleManifest, int]]:
     folders = sorted(path.parent for path in (version / "bundles").glob(f"*/{MANIFEST_NAME}"))
     found = [each for each in map(_load, folders) if each is not None]
     return sorted(found, key=lambda each: (each[0].depth, each[0].bundle))
+
+
+def _find(models: Path, name: str | None) -> tuple[BundleManifest, int] | None:
+    if name is None or name.count("/") != 2:
+        return None
+    model, version, variant = name.split("/")
+    return _load(models / model / version / "bundles" / variant)
 
 
 def _load(folder: Path) -> tuple[BundleManifest, int] | None:

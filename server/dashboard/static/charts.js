@@ -157,16 +157,17 @@ export function OperatingCurve({ curve, threshold, unit, right }) {
 
 /** Counts of answers by uncertainty: what exits lies below the threshold.
  *
- * `edges`: of the bins, one more than `counts`. Bins are narrow near 0, where sure answers are, and
+ * `edges`: of the bins, one more than `counts`. `heldOut`: share of the held-out samples in each bin, drawn as
+ * outlines; null if it is not known. Bins are narrow near 0, where sure answers are, and
  * all are drawn equally wide.
  */
-export function Histogram({ edges, counts, threshold, unit }) {
+export function Histogram({ edges, counts, threshold, unit, heldOut, of }) {
   const total = counts.reduce((sum, one) => sum + one, 0) || 1;
   const percent = (value) => `${Number((100 * value).toFixed(1))} %`;
   const exits = (index) => threshold === null || edges[index + 1] <= threshold + 1e-12;
   const at = threshold === null ? null : placeOf(threshold, edges);
   const options = () => ({
-    kind: [at, edges.length, edges.at(-1)],
+    kind: [at, edges.length, edges.at(-1), of],
     cursor: { ...cursor(), points: { show: false } },
     legend: legend(),
     padding: [18, null, null, null],
@@ -176,6 +177,7 @@ export function Histogram({ edges, counts, threshold, unit }) {
       { label: `uncertainty (${unit})`, value: (_, place) => (place === null ? "–" : valueAt(place, edges).toFixed(3)) },
       line("exits", "accent", percent, { width: 0, fill: colour("accent"), paths: bars() }),
       line("offloads", "second", percent, { width: 0, fill: colour("second"), paths: bars() }),
+      ...(heldOut ? [line("held-out samples", "text", percent, { width: 1.25, paths: bars() })] : []),
     ],
     plugins: at === null ? [] : [marked(at)],
   });
@@ -183,9 +185,10 @@ export function Histogram({ edges, counts, threshold, unit }) {
     counts.map((_, index) => index + 0.5),
     counts.map((count, index) => (exits(index) ? count / total : null)),
     counts.map((count, index) => (exits(index) ? null : count / total)),
+    ...(heldOut ? [heldOut] : []),
   ];
   return html`<${Chart} options=${options} data=${data} height=${210}
-    label=${`Histogram of the uncertainty of ${total} answers; the threshold is ${threshold}`} />`;
+    label=${`Histogram of the uncertainty of ${total} answers with ${of}; the threshold is ${threshold}${heldOut ? "; outlines show the held-out samples" : ""}`} />`;
 }
 
 /** The value at a place of the axis, on which each bin is 1 wide. */

@@ -180,7 +180,8 @@ def point_between(
 def merged(points: Iterable[TelemetryPoint], *, at: float | None = None) -> TelemetryPoint:
     """One point for points that follow each other: counts added up, the state of the last one.
 
-    Histograms of gates with another largest uncertainty than the last one are left out.
+    Histograms of uncertainty with another bundle than the last one, or another largest uncertainty
+    of the gate, are left out: they are of another exit head.
 
     Args:
         at: its time; None takes that of the last one.
@@ -194,7 +195,10 @@ def merged(points: Iterable[TelemetryPoint], *, at: float | None = None) -> Tele
 def _joined(first: TelemetryPoint, last: TelemetryPoint) -> TelemetryPoint:
     sources = first.latency.keys() | last.latency.keys()
     alike = first.largest == last.largest or not last.uncertainty
-    uncertainty = _sum(first.uncertainty, last.uncertainty) if alike else last.uncertainty
+    if alike and first.bundle == last.bundle:
+        uncertainty = _sum(first.uncertainty, last.uncertainty)
+    else:
+        uncertainty = last.uncertainty
     return replace(
         last,
         span_s=round(first.span_s + last.span_s, 3),

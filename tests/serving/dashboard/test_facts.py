@@ -6,19 +6,22 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import orjson
 import pytest
 
 import server
 from benchmarks.dashboard.simulated import SimulatedDevice
+from edge_sdk.manifest import BundleManifest, GatePoint
 from edge_sdk.state import StateLock
 from profiles.measured import BundleMeasurement, Conditions, GraphMeasurement
 from server.dashboard.facts.fleet import PROFILES_OLD_S, FleetReader
-from server.dashboard.facts.history import HistoryFacts
+from server.dashboard.facts.history import HistoryFacts, held_out_shares
 from server.dashboard.facts.training import read_rounds
 from server.dashboard.pages import assets
 from server.dashboard.reading import FRESH_S, Fresh
@@ -144,6 +147,41 @@ def test_a_devices_history_adds_up(world: World) -> None:
     off = Reading.from_heartbeat({**device.heartbeat(60.0), "offloading": False})
     world.registry.telemetry.record({"pi-1": LastReading(now, off)})
     assert not world.facts("devices/pi-1")["line"]["offloading"]
+
+
+def test_a_histogram_begins_anew_with_a_bundle_and_has_its_held_out_samples(
+    world: World, exported: Exported
+) -> None:
+    world.sign_in()
+    world.enrol("pi-1")
+    exported.install(world.settings.state / "models")
+    now, counted = time.time(), Counter[str]()
+    for minutes, bundle in ((3, "digits/1/d1"), (2, "digits/1/d2"), (1, "digits/1/d2")):
+        device = SimulatedDevice("pi-1", bundle, seed=minutes)
+        reading = Reading.from_heartbeat(device.heartbeat(60.0))
+        world.registry.telemetry.record({"pi-1": LastReading(now - 60 * minutes, reading)})
+        counted[bundle] += sum(reading.counts[one] for one in ("exits", "offloads", "fallbacks"))
+        shown = world.facts("devices/pi-1/history")["uncertainty"]
+        assert (shown["bundle"], sum(shown["counts"])) == (bundle, counted[bundle])
+    assert shown["since"] == pytest.approx(now - 180, abs=1)
+    assert sum(shown["held_out"]) == pytest.approx(1)
+    gate = BundleManifest.load(exported.folder / "bundles" / "d2").gate
+    below = np.cumsum([0, *shown["held_out"]])
+    for edge, share in zip(shown["edges"], below, strict=True):
+        # the exit rates beside the edge hold the share between them
+        rates = [one.exit_rate for one in gate.curve if one.threshold <= edge]
+        above = [one.exit_rate for one in gate.curve if one.threshold >= edge]
+        assert max(rates, default=0) - 1e-9 <= share <= min(above, default=1) + 1e-9
+
+
+def test_shares_of_held_out_samples_are_differences_of_exit_rates() -> None:
+    rates = {0.5: 0.2, 1.0: 0.6, 2.0: 0.9}
+    curve = [GatePoint(at, rate, 1.0, 1.0) for at, rate in rates.items()]
+    shares = held_out_shares(curve, (0.0, 0.5, 1.0, 2.0, 2.4))
+    assert shares == pytest.approx((0.2, 0.4, 0.3, 0.1))
+    # 0.75 lies in the middle of 0.5 and 1.0, 2.1 at a quarter of the way from 2.0 to 2.4
+    assert held_out_shares(curve, (0.0, 0.75, 2.1, 2.4)) == pytest.approx((0.4, 0.525, 0.075))
+    assert held_out_shares(curve[:2], (0.0, 2.4)) is None
 
 
 def test_models_show_their_curves_and_a_damaged_one_none(world: World, exported: Exported) -> None:

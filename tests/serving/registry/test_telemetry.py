@@ -101,6 +101,25 @@ def test_a_span_that_has_offloading_switched_off_in_it_says_so(registry: Registr
     assert "offloading" not in points[0].to_dict()  # as it nearly always is
 
 
+def test_a_histogram_begins_anew_with_another_bundle(registry: Registry) -> None:
+    history = registry.telemetry
+    bundles = ("m/1/d1", "m/1/d1", "m/2/d1", "m/2/d1", "m/1/d1")
+    for at, bundle in enumerate(bundles):
+        content = heartbeat(7 * (at + 1), bundle=bundle)
+        content["answers"]["since"] = f"{bundles.index(bundle) if at < 4 else 9:04x}"
+        if at in (2, 4):  # counts of answers since the bundle was loaded
+            content["answers"]["uncertainty"] = [3] * UNCERTAINTY_BINS
+        if at == 3:
+            content["answers"]["uncertainty"] = [5] * UNCERTAINTY_BINS
+        history.record({"pi-1": last(NOON - 300 + 30 * at, content)})
+    points = history.of("pi-1")
+    assert [sum(one.uncertainty) for one in points] == [7, 7, 96, 64, 96]
+    assert sum(merged(points[:2]).uncertainty) == 14
+    assert merged(points[:4]).uncertainty == (5,) * UNCERTAINTY_BINS  # 3, and 2 more
+    assert merged(points).uncertainty == (3,) * UNCERTAINTY_BINS  # not those of its first time
+    assert merged(points).exits == 35
+
+
 def test_a_restart_counts_from_zero_even_if_the_counts_are_higher(registry: Registry) -> None:
     history = registry.telemetry
     history.record({"pi-1": last(NOON - 60, heartbeat(10))})

@@ -94,6 +94,10 @@ const WINDOWS = [
   [30 * 86400, "30 days"],
 ];
 
+/** Which answers a histogram counts: after an update it begins anew. */
+const noteOf = ({ bundle, since }) =>
+  since === null ? `answers with ${bundle}` : `answers since the update to ${bundle}, ${ago(since)}`;
+
 /** Charts of what the device did: how sure it was, where its answers came from, how fast they were. */
 function History({ id, running }) {
   const [since, setSince] = useState(3600);
@@ -128,9 +132,10 @@ function History({ id, running }) {
     ${points.length > 0 &&
     html`
       <div class="columns">
-        <${Card} title="Uncertainty" note=${facts.uncertainty ? "answers below the threshold exit" : ""}>
+        <${Card} title="Uncertainty" note=${facts.uncertainty ? noteOf(facts.uncertainty) : ""}>
           ${facts.uncertainty
-            ? html`<${Histogram} edges=${facts.uncertainty.edges} counts=${facts.uncertainty.counts} threshold=${facts.threshold} unit=${unit} />`
+            ? html`<${Histogram} edges=${facts.uncertainty.edges} counts=${facts.uncertainty.counts} threshold=${facts.threshold} unit=${unit}
+                heldOut=${facts.uncertainty.held_out} of=${facts.uncertainty.bundle} />`
             : html`<p class="soft">Its agent is of an older release, which does not tell how sure its answers are.</p>`}
         <//>
         <${Card} title="Answered on the device">
