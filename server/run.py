@@ -175,7 +175,12 @@ def serve(
             listener,
             settings.tls_cert,
             settings.tls_key,
-            direct=DirectQueries(services.inference, names, loopback=settings.local),
+            direct=DirectQueries(
+                services.inference,
+                names,
+                loopback=settings.local,
+                logins=services.recent_logins,
+            ),
         )
         services.listener_certificate = server.certificate_ends
 

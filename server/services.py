@@ -21,6 +21,7 @@ from edge_sdk.durable import make_folder
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.mqtt.link import MqttLink
 from edge_sdk.wire.topics import Kind, Topic
+from server.access.recent_logins import RecentLogins
 from server.alerts.limits import AlertLimits
 from server.alerts.senders import open_senders
 from server.alerts.trainings import running_trainings
@@ -89,6 +90,7 @@ class Services:
         serving = Serving.open(settings, catalogue)
         self.models, self.batcher = serving.models, serving.batcher
         self.inference, self.traces = serving.inference, serving.traces
+        self.recent_logins = RecentLogins(self.registry.keys.count_use, self.seen)
         self.audit = AuditLog(
             self.registry.trail, rows=settings.audit_rows, age_s=86_400 * settings.audit_days
         )

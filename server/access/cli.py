@@ -111,7 +111,7 @@ def list_(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: splitedge server keys revoke shop-app --state ./server")
 def revoke(name: str, state: State = STATE_DEFAULT) -> None:
-    """Revoke a key: the next request with it is refused."""
+    """Revoke a key: requests with it are refused, queries within a second."""
     from server.state import existing_registry
 
     with existing_registry(state) as registry:

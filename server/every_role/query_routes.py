@@ -10,6 +10,7 @@ from typing import Protocol
 from fastapi import FastAPI
 
 import edge_sdk
+from server.access.recent_logins import RecentLogins
 from server.backend.inference import Inference
 from server.metrics import routes as metrics
 from server.metrics.server_metrics import BackendMetrics
@@ -39,6 +40,10 @@ class QueryServices(Presence, Protocol):
         """The signed bundles."""
 
     @property
+    def recent_logins(self) -> RecentLogins:
+        """The logins of the last queries."""
+
+    @property
     def metrics(self) -> BackendMetrics:
         """The metrics."""
 
@@ -57,7 +62,12 @@ def query_app(services: QueryServices) -> FastAPI:
     )
     errors.install(app)
     app.add_middleware(Queries, inference=services.inference)  # the innermost, behind the guard
-    app.add_middleware(Guard, services=services, loopback=services.settings.local)
+    app.add_middleware(
+        Guard,
+        services=services,
+        loopback=services.settings.local,
+        recent=services.recent_logins,
+    )
     app.add_middleware(EarlyRefusals, senders=services.inference.senders)
     app.include_router(v2_models.router(services.inference))
     app.include_router(inference.router())

@@ -107,12 +107,17 @@ class ApiKeys:
             raise AuthenticationError(f"key {found.name}: revoked; ask the operator for another")
         if found.expires_at is not None and found.expires_at <= now:
             raise AuthenticationError(f"key {found.name}: expired; ask the operator for another")
-        with self._lock:
-            self._used[sha256] = self._used.get(sha256, (0, now))[0] + 1, now
+        self.count_use(found)
         return found
 
+    def count_use(self, key: ApiKey) -> None:
+        """Count a use of a key; `write_uses` writes it."""
+        now = self._transactions.now()
+        with self._lock:
+            self._used[key.key_sha256] = self._used.get(key.key_sha256, (0, now))[0] + 1, now
+
     def revoke(self, name: str, *, who: str = OPERATOR) -> None:
-        """Revoke the key of that name: the next request with it is refused.
+        """Revoke the key of that name; queries with it are refused within a second.
 
         Raises: UnknownKeyError if no key of that name is valid.
         """

@@ -15,6 +15,7 @@ from typing import Final
 
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.wire.broker_address import BrokerAddress
+from server.access.recent_logins import RecentLogins
 from server.backend.worker import MqttWorker
 from server.broker.mosquitto_files import SHARED_GROUP
 from server.deployment.publisher import follow_active
@@ -63,6 +64,7 @@ class Backend:
         serving = Serving.open(settings, self.registry.catalogue)
         self.models, self.batcher = serving.models, serving.batcher
         self.inference, self.traces = serving.inference, serving.traces
+        self.recent_logins = RecentLogins(self.registry.keys.count_use, self.seen)
         self._mirror = None
         if settings.artifacts is not None:
             self._mirror = StoreMirror(StoredFiles(settings.artifacts), settings.state)

@@ -131,7 +131,12 @@ def serve_backend(
             listener,
             settings.tls_cert,
             settings.tls_key,
-            direct=DirectQueries(backend.inference, names, loopback=settings.local),
+            direct=DirectQueries(
+                backend.inference,
+                names,
+                loopback=settings.local,
+                logins=backend.recent_logins,
+            ),
         )
 
         def started() -> None:

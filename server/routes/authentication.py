@@ -14,6 +14,8 @@ from typing import Final, Protocol
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.access.heads import is_query
+from server.access.recent_logins import RecentLogins
 from server.access.rules import Login, Rule
 from server.access.table import is_guarded, methods_of, rule_of
 from server.audit.requests import WHO
@@ -118,12 +120,21 @@ class Guard:
 
     Args:
         loopback: whether this machine's programs alone reach the server.
+        recent: logins of queries that need not be read again; None reads all of them.
     """
 
-    def __init__(self, app: ASGIApp, services: Presence, *, loopback: bool = False) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        services: Presence,
+        *,
+        loopback: bool = False,
+        recent: RecentLogins | None = None,
+    ) -> None:
         self._app = app
         self._services = services
         self._loopback = loopback
+        self._recent = recent
         # Logins are read from the registry in threads of their own. Those that FastAPI uses may all
         # be busy with requests that wait for the registry's database.
         self._threads = ThreadPoolExecutor(LOGINS, thread_name_prefix="logins")
@@ -154,14 +165,24 @@ class Guard:
         is_open = is_open_to(rule, fields, loopback=self._loopback)
         if is_open and (rule.without_login == "always" or AUTHORIZATION not in fields):
             return None
+        recent = self._recent if is_query(scope) else None
+        header, source = _header_and_source(scope)
+        if recent is not None:
+            known = recent.find(header, source, rule, names["name"])
+            if known is not None:
+                scope.setdefault("state", {})[WHO] = known.name
+                return known
         request = Request(scope)
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._threads, self._check, request, rule, names)
+            login = await loop.run_in_executor(self._threads, self._check, request, rule, names)
         except (AuthenticationError, RegistryError):
             if is_open:  # then it is anonymous
                 return None
             raise
+        if recent is not None:
+            recent.keep(header, source, login)
+        return login
 
     def _check(self, request: Request, rule: Rule, names: Mapping[str, str]) -> Login:
         login = authenticate(self._services, request, even_unapproved=rule.waiting)
@@ -179,6 +200,13 @@ def is_open_to(rule: Rule, fields: AbstractSet[bytes], *, loopback: bool) -> boo
         loopback: whether this machine's programs alone reach the server.
     """
     return rule.is_open(loopback=loopback and fields.isdisjoint(FORWARDED))
+
+
+def _header_and_source(scope: Scope) -> tuple[bytes, str]:
+    """The login of a request as it was sent, empty if there is none, and its client's address."""
+    header = next((value for name, value in scope["headers"] if name == AUTHORIZATION), b"")
+    client = scope.get("client")
+    return header, "" if client is None else str(client[0])
 
 
 def _no_route(path: str) -> ASGIApp:

@@ -13,9 +13,11 @@ from edge_sdk.wire.answers import HEADER_LENGTH, pack_answer, read_header_length
 from edge_sdk.wire.frames import HTTP_LIMITS, Frame, decode
 from edge_sdk.wire.messages import Query, frame_id, read_deadline
 from edge_sdk.wire.traceparent import TraceContext, read_traceparent
+from server.access.rules import Login
 from server.backend.inference import Inference
 from server.backend.jobs import Done
 from server.backend.models import ServedModel
+from server.backend.senders import SenderLimits, Senders
 from server.backend.turns import Turn
 from server.errors import BadRequestError, ServerError
 from server.listening.direct_request import Fields
@@ -89,6 +91,18 @@ def ask(
     with ending(traced):
         model = inference.submit(query, done, sender=head.sender, turn=turn, trace=traced)
     return Asked(frame, query, model, traced)
+
+
+def sender_of(login: Login | None, client: tuple[str, int] | None, senders: Senders) -> str:
+    """The sender of a query, for its limits and its share of the engine: who has logged in, or the
+    address of an anonymous client.
+    """
+    if login is None:
+        return "" if client is None else str(client[0])
+    if login.key is not None:
+        own = SenderLimits(login.key.requests, login.key.rows, login.key.bytes)
+        senders.limit(login.name, own)
+    return login.name
 
 
 class ending:  # noqa: N801 - as contextlib's own

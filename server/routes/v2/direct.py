@@ -1,7 +1,8 @@
-"""Short queries without a login, answered from their connection (docs/decisions/0073).
+"""Short queries answered from their connection (docs/decisions/0073, 0081).
 
 The way of `Queries` behind its middlewares, without a task: the same checks in the same order, by
-the same functions. Whatever is unusual is not let in here, and goes that way.
+the same functions. Whatever is unusual is not let in here, and goes that way: a login too that was
+not found right within the last second.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final, NamedTuple
 from edge_sdk.session import Array
 from edge_sdk.wire.answers import HEADER_LENGTH
 from server.access.heads import is_query
+from server.access.recent_logins import RecentLogins
 from server.access.rules import Rule
 from server.access.table import KNOWN_LENGTH, KNOWN_PATHS, rule_of
 from server.backend.inference import Inference
@@ -25,13 +27,11 @@ from server.listening.direct_request import Answer, Fields
 from server.routes.authentication import AUTHORIZATION, is_open_to
 from server.routes.errors import ANSWERED, failure, surprise
 from server.routes.host_names import OwnNames
-from server.routes.v2.asking import SHORT_BYTES, Asked, Head, ask, packed
+from server.routes.v2.asking import SHORT_BYTES, Asked, Head, ask, packed, sender_of
 from server.routes.v2.encodings import compressed, compressed_here, is_short
 
 # who sends one of these goes through the application
-UNUSUAL: Final = frozenset(
-    {AUTHORIZATION, b"content-encoding", b"expect", b"transfer-encoding", b"traceparent"}
-)
+UNUSUAL: Final = frozenset({b"content-encoding", b"expect", b"transfer-encoding", b"traceparent"})
 _LENGTH: Final = HEADER_LENGTH.lower().encode()
 
 _DIGITS: Final = len(str(SHORT_BYTES))
@@ -48,18 +48,22 @@ class _Route(NamedTuple):
 
 
 class DirectQueries:
-    """Lets queries in that need no login, where a connection can answer them itself.
+    """Lets queries in that a connection can answer itself.
 
     Args:
         names: of the server, if it listens on loopback.
         loopback: whether this machine's programs alone reach the server.
+        logins: those that need not be read from the registry.
     """
 
-    def __init__(self, inference: Inference, names: OwnNames | None, *, loopback: bool) -> None:
+    def __init__(
+        self, inference: Inference, names: OwnNames | None, *, loopback: bool, logins: RecentLogins
+    ) -> None:
         self.inference = inference
         self.turn = Turn(inference.batcher, is_alone)
         self._names = names
         self._loopback = loopback
+        self._logins = logins
         self._hosts = functools.lru_cache(64)(self._is_own)
 
     def admit(
@@ -73,16 +77,20 @@ class DirectQueries:
         if found is None or len(head) != len(fields):
             return None
         declared = _short_length(head)
-        if not (declared and self._lets_in(found.rule, head)):
+        if not declared or not self._hosts(head.get(b"host")):
             return None
-        sender = "" if client is None else str(client[0])
+        login = None
+        header = head.get(AUTHORIZATION)
+        if header is None:
+            if not is_open_to(found.rule, head.keys(), loopback=self._loopback):
+                return None
+        else:
+            source = "" if client is None else str(client[0])
+            login = self._logins.find(header, source, found.rule, found.names[0])
+            if login is None:
+                return None
+        sender = sender_of(login, client, self.inference.senders)
         return DirectQuery(self, found, head, sender, declared)
-
-    def _lets_in(self, rule: Rule, head: Mapping[bytes, bytes]) -> bool:
-        """Whether the checks in front of `Queries` let a request pass, without a login."""
-        return self._hosts(head.get(b"host")) and is_open_to(
-            rule, head.keys(), loopback=self._loopback
-        )
 
     def _is_own(self, host: bytes | None) -> bool:
         if self._names is None:

@@ -24,7 +24,7 @@ from edge_sdk.wire.traceparent import TRACEPARENT
 from server.access.heads import headers_of, is_query
 from server.access.table import rule_of
 from server.backend.inference import Inference
-from server.backend.senders import SenderLimits, Senders
+from server.backend.senders import Senders
 from server.backend.turns import Turn
 from server.errors import OverloadedError, ServerError
 from server.listening.direct_request import Answer
@@ -39,6 +39,7 @@ from server.routes.v2.asking import (
     ask,
     ending,
     packed,
+    sender_of,
 )
 from server.routes.v2.encodings import compressed, encoding_of, inflate
 from server.routes.v2.models import check_model
@@ -94,11 +95,13 @@ class Queries:
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
         """From the head of a query to its answer.
 
-        Raises: ServerError, FrameError, ClientDisconnect.
+        Raises: ServerError, FrameError, ClientDisconnect; ForbiddenError if the sender may not ask
+            the model.
         """
         names = _model_of(scope)
         headers = headers_of(scope)
-        sender = _sender(scope, self._senders, names[0])
+        login = check_model(Request(scope), names[0])
+        sender = sender_of(login, scope.get("client"), self._senders)
         declared = declared_bytes(headers)
         self._senders.arrived(sender, declared)
         head = Head.read(
@@ -140,22 +143,6 @@ def _model_of(scope: Scope) -> tuple[str, str | None]:
     found = rule_of(scope["method"], scope["path"])
     assert found is not None, "the guard lets no other path in"
     return found[1]["name"], found[1].get("version")
-
-
-def _sender(scope: Scope, senders: Senders, model: str) -> str:
-    """The sender of a query, for its limits and its share of the engine: who has logged in, or the
-    address of an anonymous client.
-
-    Raises: ForbiddenError if it may not ask the model.
-    """
-    login = check_model(Request(scope), model)
-    if login is None:
-        client = scope.get("client")
-        return "" if client is None else str(client[0])
-    if login.key is not None:
-        own = SenderLimits(login.key.requests, login.key.rows, login.key.bytes)
-        senders.limit(login.name, own)
-    return login.name
 
 
 def _charging(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -16,21 +14,26 @@ import numpy as np
 import orjson
 import pytest
 from numpy.typing import NDArray
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 import server.backend.batcher
-from edge_sdk.service.listening import listen
-from edge_sdk.wire.address import Address
-from server.app import create_app
 from server.backend.jobs import Job
 from server.backend.ladder import Entry, LadderEngine
 from server.backend.senders import SenderLimits
-from server.http_server import HttpServer
-from server.routes.host_names import checked, own_names
 from server.routes.v2.direct import DirectQueries
-from server.services import Services
-from server.settings import ServerSettings
 from tests.exposition import families_of, value_of
+from tests.serving.routes.v2.site import (
+    INFER,
+    LENGTH,
+    Site,
+    ask,
+    binary_of,
+    body_of,
+    connect,
+    outputs_of,
+    read_answer,
+    request_of,
+    undated,
+)
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -39,47 +42,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.broker  # the services start the embedded broker
 
 Array = NDArray[Any]
-INFER = "/v2/models/digits/infer"
-LENGTH = "Inference-Header-Content-Length"
-FREE = Address("127.0.0.1", 0)
-
-
-class Site:
-    """Services behind two servers: one answers short queries from their connections.
-
-    Attributes:
-        direct, other: URLs without scheme. reached: paths that came to the application of `direct`.
-    """
-
-    def __init__(self, state: Path, **more: Any) -> None:
-        self.stack = ExitStack()
-        settings = ServerSettings(state, FREE, FREE, threads=1, **more)
-        self.services = Services(settings)
-        self.services.start()
-        self.stack.callback(self.services.stop)
-        names = own_names(FREE, None)
-        app = checked(create_app(self.services), names)
-        queries = DirectQueries(self.services.inference, names, loopback=settings.local)
-        self.reached: list[str] = []
-        self.server = HttpServer(self._noted(app), listen(FREE), tick_s=0.05, direct=queries)
-        other = self.stack.enter_context(HttpServer(app, listen(FREE)))
-        self.stack.enter_context(self.server)
-        self.direct = self.server.url.partition("://")[2]
-        self.other = other.url.partition("://")[2]
-
-    def _noted(self, app: ASGIApp) -> ASGIApp:
-        async def noted(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "http":
-                self.reached.append(scope["path"])
-            await app(scope, receive, send)
-
-        return noted
-
-    def went_direct(self, raw: bytes) -> tuple[bytes, bool]:
-        """The answer to a request, and whether the application did not see it."""
-        before = len(self.reached)
-        answer = ask(self.direct, raw)
-        return answer, len(self.reached) == before
 
 
 @pytest.fixture(scope="module")
@@ -115,77 +77,6 @@ def busy(site: Site, exported: Exported) -> Iterator[threading.Event]:
     yield engine.gate
     engine.gate.set()
     assert done.wait(10)
-
-
-def body_of(x: Array, **more: Any) -> bytes:
-    """A query in JSON."""
-    described = {"name": "x", "shape": x.shape, "datatype": "UINT8", "data": x.ravel().tolist()}
-    return orjson.dumps({"inputs": [described], **more})
-
-
-def binary_of(x: Array, **more: Any) -> tuple[bytes, dict[str, str]]:
-    """A query in bytes, and the header that goes with it."""
-    parameters = {"binary_data_size": x.nbytes}
-    described = {"name": "x", "shape": x.shape, "datatype": "UINT8", "parameters": parameters}
-    text = orjson.dumps({"inputs": [described], **more})
-    return text + x.tobytes(), {LENGTH: str(len(text))}
-
-
-def request_of(
-    body: bytes,
-    headers: Mapping[str, str] | None = None,
-    *,
-    path: str = INFER,
-    version: str = "1.1",
-    host: str = "127.0.0.1",
-) -> bytes:
-    """The bytes of a request."""
-    fields = {"Host": host, "Content-Length": str(len(body)), **(headers or {})}
-    lines = [f"POST {path} HTTP/{version}", *(f"{name}: {fields[name]}" for name in fields)]
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-def connect(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
-
-
-def read_answer(peer: socket.socket, raw: bytes = b"") -> tuple[bytes, bytes]:
-    """One answer with a length, and what came behind it."""
-    while b"\r\n\r\n" not in raw:
-        part = peer.recv(65_536)
-        assert part, raw
-        raw += part
-    head, _, rest = raw.partition(b"\r\n\r\n")
-    found = re.search(rb"content-length: (\d+)", head)
-    assert found, head
-    size = int(found[1])
-    while len(rest) < size:
-        part = peer.recv(65_536)
-        assert part, raw
-        rest += part
-    return head + b"\r\n\r\n" + rest[:size], rest[size:]
-
-
-def ask(address: str, raw: bytes) -> bytes:
-    """The answer to a request on a connection of its own."""
-    with connect(address) as peer:
-        peer.sendall(raw)
-        return read_answer(peer)[0]
-
-
-def undated(answer: bytes) -> bytes:
-    """An answer without its time."""
-    return re.sub(rb"\r\ndate: [^\r]+", b"", answer)
-
-
-def outputs_of(answer: bytes) -> dict[str, Any]:
-    assert answer.startswith(b"HTTP/1.1 200 OK\r\n"), answer
-    outputs = orjson.loads(answer.partition(b"\r\n\r\n")[2])["outputs"]
-    return {output["name"]: output["data"] for output in outputs}
-
-
-# the same answers
 
 
 def requests(x: Array) -> dict[str, bytes]:
@@ -264,8 +155,9 @@ def test_where_a_login_is_asked_for_the_application_answers(site: Site, exported
     fields = [(b"host", b"127.0.0.1"), (b"content-length", b"%d" % len(body))]
     given = b"POST", INFER.encode(), fields, ("127.0.0.1", 9)
     inference = site.services.inference
-    assert DirectQueries(inference, None, loopback=True).admit(*given) is not None
-    assert DirectQueries(inference, None, loopback=False).admit(*given) is None
+    logins = site.services.recent_logins
+    assert DirectQueries(inference, None, loopback=True, logins=logins).admit(*given) is not None
+    assert DirectQueries(inference, None, loopback=False, logins=logins).admit(*given) is None
 
 
 def test_both_ways_count_the_same(site: Site, exported: Exported) -> None:
