@@ -15,8 +15,14 @@ def dashboard_link(
     state: State = STATE_DEFAULT,
     name: Annotated[
         str | None,
-        typer.Option(help="Whom it is for; the audit log then says operator:NAME."),
+        typer.Option(help="Whom it is for; the audit log then says operator:NAME or reader:NAME."),
     ] = None,
+    read_only: Annotated[
+        bool,
+        typer.Option(
+            "--read-only", help="All pages, and no action: the server refuses every change."
+        ),
+    ] = False,
     expires: Annotated[
         float | None,
         typer.Option(
@@ -47,7 +53,8 @@ def dashboard_link(
         if sign_out:
             registry.sign_ins.end_all()
         ttl_s = LINK_S if expires is None else expires
-        link = sign_in_url(page, registry.sign_ins.new_link(name, ttl_s))
+        secret = registry.sign_ins.new_link(name, ttl_s, reads_only=read_only)
+        link = sign_in_url(page, secret)
     if as_json:
         print_json({"link": link, "expires_in_s": ttl_s})
     else:

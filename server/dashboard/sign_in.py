@@ -24,6 +24,10 @@ from server.routes.turns import RegistryRoute
 SIGN_IN_AGAIN: Final = (
     "not signed in, or no longer; `splitedge server dashboard-link` prints a sign-in link"
 )
+READS_ONLY: Final = (
+    "this sign-in is for reading alone; for changes, ask for a link of `splitedge server"
+    " dashboard-link` without --read-only"
+)
 
 
 class SignInServices(Protocol):
@@ -47,10 +51,14 @@ class Link(BaseModel):
 
 
 class SignedIn(BaseModel):
-    """The person who is signed in, and until when, UTC seconds since 1970; None for nobody."""
+    """The person who is signed in, and until when, UTC seconds since 1970; None for nobody.
+
+    With `reads_only` the server refuses every action of this person.
+    """
 
     who: str | None = None
     expires_at: float | None = None
+    reads_only: bool = False
 
 
 class SignIn:
@@ -88,10 +96,14 @@ class SignIn:
     def actor(self, request: Request) -> Session:
         """The person who changes something.
 
-        Raises: as `reader`; ForbiddenError too if the request does not say that it is our page's.
+        Raises: as `reader`; ForbiddenError too if the request does not say that it is our page's,
+            or the person may only read.
         """
         require_own_origin(request)
-        return self.reader(request)
+        session = self.reader(request)
+        if not session.may_act:
+            raise ForbiddenError(READS_ONLY)
+        return session
 
 
 def router(services: SignInServices, sign_in: SignIn) -> APIRouter:
@@ -177,4 +189,4 @@ def require_own_origin(request: Request) -> None:
 
 
 def _view(session: Session) -> SignedIn:
-    return SignedIn(who=session.who, expires_at=session.expires_at)
+    return SignedIn(who=session.who, expires_at=session.expires_at, reads_only=not session.may_act)

@@ -55,6 +55,8 @@ from server.registry.trail.trail import AuditTrail
 from server.registry.transactions import (
     CHANGE,
     MAX_ID,
+    OPERATOR,
+    READER,
     Transactions,
     all_rows,
     check_id,
@@ -74,7 +76,7 @@ MAX_TOKEN_TTL_S: Final = 30 * 86_400.0
 # without it, heartbeats of 500 devices every few seconds would each be a synced write
 TOUCH_RESOLUTION_S: Final = 10.0
 # user names of the API and of brokers that no device may have
-RESERVED_IDS: Final = frozenset({"backend", "operator", "server"})
+RESERVED_IDS: Final = frozenset({"backend", OPERATOR, READER, "server"})
 
 REFUSED_ENROLMENT: Final = "token: unknown, used or expired; ask for a new one"
 

@@ -34,6 +34,7 @@ CHANGE: Final = "change"
 EVENT: Final = "event"
 
 OPERATOR: Final = "operator"
+READER: Final = "reader"  # of the dashboard, who changes nothing
 
 _SOURCE: Final = ContextVar("source", default="server")
 _ACTOR: Final[ContextVar[Callable[[], str | None]]] = ContextVar("actor", default=lambda: None)

@@ -8,8 +8,8 @@ import { FleetPage } from "./pages/fleet.js";
 import { ModelsPage } from "./pages/models.js";
 import { RolloutsPage } from "./pages/rollouts.js";
 import { TrainingPage } from "./pages/training.js";
-import { Command, Icon, Said, say } from "./parts.js";
-import { now, signIn, signOut, useFacts, whoIsThere } from "./server.js";
+import { Badge, Command, Icon, Said, say } from "./parts.js";
+import { mayAct, now, signIn, signOut, useFacts, whoIsThere } from "./server.js";
 import { plural } from "./words.js";
 
 const PAGES = [
@@ -115,7 +115,8 @@ function OpenAlerts() {
 
 const Person = ({ who, leave, on = "desk" }) => html`
   <div class=${`person on-${on}`}>
-    <span title="The audit log names your changes so">${who}</span>
+    <span title=${mayAct() ? "The audit log names your changes so" : "You see all pages, and change nothing"}>${who}</span>
+    ${!mayAct() && html`<${Badge} title="For changes, ask for a link without --read-only">reading only<//>`}
     <button class="plain" onClick=${leave} title="Sign out" aria-label="Sign out"><${Icon} name="out" /></button>
   </div>
 `;

@@ -1,7 +1,7 @@
 // Parts that pages are made of.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
-import { act } from "./server.js";
+import { act, mayAct } from "./server.js";
 
 const ICONS = {
   fleet: "M4 6h16v9H4zM9 19h6M12 15v4",
@@ -105,12 +105,13 @@ export function Dialog({ title, onClose, children }) {
   `;
 }
 
-/** A button that asks once, then does an action of the server.
+/** A button that asks once, then does an action of the server; nothing for a person who only reads.
  *
  * `path`, `body`: the action. `title`: of the question, `label` if it is left out. `question`: what happens then, as a sentence. `onDone`: called after.
  */
 export function Action({ label, title = label, question, path, body, onDone, tone = "", yes = null }) {
   const [asked, setAsked] = useState(false);
+  if (!mayAct()) return null;
   return html`
     <button class=${tone} onClick=${() => setAsked(true)}>${label}</button>
     ${asked &&

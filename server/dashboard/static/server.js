@@ -44,14 +44,27 @@ export const act = (path, body = {}) =>
     body: JSON.stringify(body),
   });
 
-export const whoIsThere = () => ask("session");
+let readsOnly = false;
+
+/** Whether the person who is signed in may change anything; the server refuses it in any case. */
+export const mayAct = () => !readsOnly;
+
+async function signedIn(answer) {
+  const session = await answer;
+  readsOnly = session.reads_only;
+  return session;
+}
+
+export const whoIsThere = () => signedIn(ask("session"));
 
 export const signIn = (link) =>
-  ask("session", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ link }),
-  });
+  signedIn(
+    ask("session", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({ link }),
+    }),
+  );
 
 export const signOut = () => ask("session", { method: "DELETE" });
 

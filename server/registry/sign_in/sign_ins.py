@@ -14,7 +14,14 @@ from sqlalchemy import delete, insert, select, update
 from server.errors import AuthenticationError, BadRequestError
 from server.registry.credentials import new_secret, secret_sha256
 from server.registry.schema import sign_ins
-from server.registry.transactions import OPERATOR, Transactions, check_id, one_row, record
+from server.registry.transactions import (
+    OPERATOR,
+    READER,
+    Transactions,
+    check_id,
+    one_row,
+    record,
+)
 
 LINK_S: Final = 15 * 60.0
 SESSION_S: Final = 7 * 86_400.0
@@ -33,12 +40,18 @@ class Session:
     """A person who has signed in.
 
     Attributes:
-        who: `operator`, or `operator:NAME` for a link that was made for somebody.
+        who: `operator`, or `operator:NAME` for a link that was made for somebody; `reader` and
+            `reader:NAME` where the link was for reading alone.
         expires_at: UTC seconds since 1970.
     """
 
     who: str
     expires_at: float
+
+    @property
+    def may_act(self) -> bool:
+        """Whether the person may change anything."""
+        return self.who.partition(":")[0] == OPERATOR
 
 
 class SignIns:
@@ -47,11 +60,14 @@ class SignIns:
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
-    def new_link(self, name: str | None = None, ttl_s: float = LINK_S) -> str:
+    def new_link(
+        self, name: str | None = None, ttl_s: float = LINK_S, *, reads_only: bool = False
+    ) -> str:
         """Make a link that signs one person in, once, within `ttl_s` seconds; returns its secret.
 
         Args:
             name: of the person, for the audit log.
+            reads_only: whether the person sees all pages and may change nothing.
         Raises: BadRequestError for a name that is not an id, or `ttl_s` outside (0, 1 day].
         """
         if name is not None:
@@ -60,7 +76,8 @@ class SignIns:
             raise BadRequestError(
                 f"ttl_s: expected more than 0, at most {LINK_MOST_S:.0f} seconds, got {ttl_s}"
             )
-        who = OPERATOR if name is None else f"{OPERATOR}:{name}"
+        role = READER if reads_only else OPERATOR
+        who = role if name is None else f"{role}:{name}"
         secret, now = new_secret(), self._transactions.now()
         with self._transactions.writing() as connection:
             connection.execute(delete(sign_ins).where(sign_ins.c.expires_at <= now))

@@ -25,12 +25,20 @@ from server.registry.telemetry.history import LastReading
 from server.registry.telemetry.reading import Reading
 from server.state import existing_registry
 from tests.serving.dashboard.test_facts import ROUND
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.serving.conftest import Exported, ServerRun
 
 DESK = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
+# the buttons that change something, as far as these pages can show them
+ACTS = {
+    *("Add a device", "Approve", "Reject", "Rename", "New credential", "Revoke", "Pin", "Unpin"),
+    *("Let it try again", "Activate", "Roll back", "Change", "Start a roll-out"),
+}
+REVOKE = """() => fetch("dashboard/actions/devices/pi-3/revoke", {method: "POST"})
+    .then((answer) => answer.status)"""
 PAGES = ("Fleet", "Models", "Roll-outs", "Training", "Alerts", "Audit")
 
 expect.set_options(timeout=20_000)  # a busy machine is no failure
@@ -104,7 +112,13 @@ def enrol(registry: Registry, name: str, fleet: str, *, approve: bool = False) -
 
 @contextmanager
 def visit(
-    browser: Browser, http: str, state: Path, size: dict[str, int], *, name: str | None = "anna"
+    browser: Browser,
+    http: str,
+    state: Path,
+    size: dict[str, int],
+    *,
+    name: str | None = "anna",
+    reads_only: bool = False,
 ) -> Iterator[Visit]:
     with existing_registry(state) as registry, contextlib.ExitStack() as stack:
         context = browser.new_context(viewport=size)  # type: ignore[arg-type]  # a plain dict
@@ -113,7 +127,8 @@ def visit(
         made.page.on("console", lambda message: made.trouble.append(message.text))
         made.page.on("pageerror", lambda error: made.trouble.append(str(error)))
         made.page.on("request", lambda request: made.asked.append(request.url))
-        made.page.goto(f"{http}/#/sign-in/{registry.sign_ins.new_link(name)}")
+        link = registry.sign_ins.new_link(name, reads_only=reads_only)
+        made.page.goto(f"{http}/#/sign-in/{link}")
         expect(made.page.get_by_role("heading", name="Fleet")).to_be_visible()
         yield made
         assert made.trouble == []
@@ -277,6 +292,41 @@ def test_rounds_and_the_audit_log_are_shown(desk: Visit) -> None:
     expect(page.get_by_text("device.enrol")).to_have_count(0)
     page.get_by_label("About").fill("pi-2")
     expect(page.get_by_text("No such entries.")).to_be_visible()
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_who_reads_finds_no_button_and_is_refused_by_the_server(
+    chromium: Browser, server: tuple[ServerRun, Path], size: dict[str, int]
+) -> None:
+    run, state = server
+    with visit(chromium, run.http, state, size, reads_only=True) as reader:
+        page = reader.page
+        shown = page.locator(".person").filter(visible=True)
+        expect(shown).to_contain_text("reader:anna")
+        expect(shown).to_contain_text("reading only")
+        for path, heading in (
+            *((name.lower().replace("-", ""), name) for name in PAGES),
+            ("device/pi-3", "pi-3"),
+        ):
+            reader.go(path)
+            expect(page.get_by_role("heading", name=heading, level=1)).to_be_visible()
+            expect(page.get_by_role("status").filter(has_text="Reading")).to_have_count(0)
+            found = {one.inner_text().strip() for one in page.get_by_role("button").all()}
+            assert not found & ACTS, path
+            assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], path
+        assert page.evaluate(REVOKE) == 403
+        assert reader.registry.device("pi-3").active
+        reader.trouble.clear()  # the browser says that the answer was a 403
+        refusals = wait_until(
+            lambda: reader.registry.trail.entries(5, who="reader:anna", outcome="refused"),
+            "the audit log does not have it",
+        )
+        assert "POST /dashboard/actions/devices/pi-3/revoke" in refusals[0].detail
+        assert "reading alone" in refusals[0].detail
+        reader.go("audit")
+        expect(page.get_by_text("reading alone", exact=False).first).to_be_visible()
+        page.get_by_role("button", name="Sign out").filter(visible=True).click()
+        expect(page.get_by_text("You are not signed in")).to_be_visible()
 
 
 def test_every_page_fits_a_phone(phone: Visit) -> None:

@@ -26,10 +26,11 @@ def test_the_command_prints_a_link(tmp_path: Path, splitedge: Splitedge) -> None
     command = "server", "dashboard-link", "--state", str(state), "--json"
     named = splitedge(*command, "--name", "anna", "--url", "https://edge.example").json["link"]
     assert named.startswith("https://edge.example/#/sign-in/")
-    for one, who in ((link, "operator"), (named, "operator:anna")):
+    reads = splitedge(*command, "--name", "anna", "--read-only").json["link"]
+    for one, who in ((link, "operator"), (named, "operator:anna"), (reads, "reader:anna")):
         assert registry.sign_ins.redeem(one.rpartition("/")[2])[0].who == who
     assert splitedge(*command, "--sign-out", "--expires", "1h").json["expires_in_s"] == 3600
-    assert registry.trail.entries(1)[0].detail == "all, 2 sessions"
+    assert registry.trail.entries(1)[0].detail == "all, 3 sessions"
     registry.close()
 
 

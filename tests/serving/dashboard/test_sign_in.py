@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from fastapi.routing import iter_route_contexts
 
 from server.errors import AuthenticationError, BadRequestError
 from server.registry.database import Registry
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tests.serving.dashboard.conftest import World
 
 ATTACKER = "http://attacker.example"
+ACTIONS = "/dashboard/actions/"
 
 
 class Clock:
@@ -111,11 +113,47 @@ def test_nothing_is_read_or_done_without_a_session(world: World) -> None:
         assert world.ask("GET", f"/dashboard/facts/{path}").status_code == 401
     assert world.act("devices/pi-1/revoke").status_code == 401
     assert world.registry.device("pi-1").active
-    assert world.ask("GET", "/dashboard/session").json() == {"who": None, "expires_at": None}
+    assert world.ask("GET", "/dashboard/session").json()["who"] is None
     world.sign_in()
     assert world.ask("GET", "/dashboard/session").json()["who"] == "operator"
     assert world.ask("DELETE", "/dashboard/session").status_code == 204
     assert world.ask("GET", "/dashboard/facts/fleet").status_code == 401
+
+
+def test_who_reads_sees_every_page_and_is_refused_every_action(world: World) -> None:
+    world.enrol("pi-1")
+    world.enrol("pi-2", approve=True)
+    world.registry.catalogue.publish("digits", 1)
+    link = world.registry.sign_ins.new_link("anna", reads_only=True)
+    answer = world.ask("POST", "/dashboard/session", {"link": link}).json()
+    assert (answer["who"], answer["reads_only"]) == ("reader:anna", True)
+    assert world.ask("GET", "/dashboard/session").json()["reads_only"]
+    for path in ("fleet", "history", "devices/pi-1", "models", "rollouts", "training", "alerts"):
+        assert world.facts(path) is not None
+    newest = world.registry.trail.entries(1)
+    assert world.facts("audit")["entries"][0]["what"] == newest[0].what == "dashboard.sign-in"
+    actions = [path for path, methods in paths_of(world) if "POST" in methods]
+    assert len(actions) > 15
+    for path in actions:
+        filled = path.replace("{device_id}", "pi-1").replace("{fleet}", "default")
+        filled = filled.replace("{name}", "digits").replace("{rollout_id}", "1")
+        refused = world.ask("POST", filled, {})
+        assert (refused.status_code, "reading alone" in refused.text) == (403, True), path
+    assert world.registry.trail.entries(1) == newest, "something was changed"
+    assert world.ask("DELETE", "/dashboard/session").status_code == 204
+    assert world.sign_in("anna").json()["reads_only"] is False
+    assert world.act("devices/pi-1/revoke").status_code == 200
+
+
+def paths_of(world: World) -> list[tuple[str, set[str]]]:
+    """The actions of the dashboard, and their methods."""
+    routes = iter_route_contexts(world.app.routes)
+    found = [(one.path or "", set(one.methods or ())) for one in routes]
+    return [(path, methods) for path, methods in found if path.startswith(ACTIONS)]
+
+
+def test_no_device_gets_the_name_of_a_reader(world: World) -> None:
+    assert world.enrol("reader").id != "reader"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/preact-htm.js";
 import { Histogram, Lines } from "../charts.js";
 import { Action, Badge, Card, Figure, Pairs, Question, Stale, Table, Waiting } from "../parts.js";
-import { act, useFacts } from "../server.js";
+import { act, mayAct, useFacts } from "../server.js";
 import { ago, bytes, clock, fallbackShare, ms, number, percent, short } from "../words.js";
 import { Events } from "./audit.js";
 import { Presence, moving } from "./fleet.js";
@@ -39,7 +39,7 @@ const Back = () => html`<a class="back" href="#/fleet">← Fleet</a>`;
 
 function Buttons({ facts, onDone }) {
   const { id, presence } = facts.line;
-  if (presence === "revoked") return null;
+  if (presence === "revoked" || !mayAct()) return null;
   if (presence === "waiting") {
     return html`
       <${Action} label="Reject" tone="bad" path=${`devices/${id}/reject`} onDone=${onDone} question=${`${id} is refused for good.`} />

@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/preact-htm.js";
 import { Lines } from "../charts.js";
 import { Action, Badge, Card, Command, Dialog, Empty, Figure, Stale, Table, Waiting, say } from "../parts.js";
-import { act, useFacts } from "../server.js";
+import { act, mayAct, useFacts } from "../server.js";
 import { ago, bytes, fallbackShare, ms, number, percent, plural, short } from "../words.js";
 
 const TONES = { online: "good", offline: "bad", never: "plain", waiting: "warn", revoked: "faint" };
@@ -29,7 +29,7 @@ export function FleetPage() {
   return html`
     <div class="heading">
       <h1>Fleet</h1>
-      <button class="main push" onClick=${() => setAdding(true)}>Add a device</button>
+      ${mayAct() && html`<button class="main push" onClick=${() => setAdding(true)}>Add a device</button>`}
     </div>
     <${Stale} error=${error} />
     ${adding && html`<${AddDevice} facts=${facts} onClose=${() => setAdding(false)} />`}
@@ -180,7 +180,7 @@ const First = ({ facts, onDone }) => html`
       <li>
         <p>Make a token, which lets one device in, once, within an hour. On the machine of the server, this command makes one, too:</p>
         <${Command} text=${`splitedge server token create --state ${facts.state}`} />
-        <${TokenMaker} fleets=${[]} />
+        ${mayAct() && html`<${TokenMaker} fleets=${[]} />`}
       </li>
       <li><p>Start the agent:</p><${Command} text="splitedge agent run --state device --serve 127.0.0.1:8080" /></li>
     </ol>

@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/preact-htm.js";
 import { OperatingCurve } from "../charts.js";
 import { Action, Badge, Card, Command, Dialog, Empty, Pairs, Stale, Table, Waiting, say } from "../parts.js";
-import { act, useFacts } from "../server.js";
+import { act, mayAct, useFacts } from "../server.js";
 import { ago, bytes, clock, percent, plural } from "../words.js";
 
 export function ModelsPage() {
@@ -160,7 +160,7 @@ function Fleets({ facts, onDone }) {
       cell: (one) => (one.pinned ? html`<${Badge}>stays at this version<//>` : "with the active version"),
     },
     { label: "Chosen", wide: true, of: (one) => String(one.assigned), cell: (one) => (one.assigned ? "by an operator" : "as the first model") },
-    { label: "", of: () => null, right: true, cell: (one) => html`<button onClick=${() => setChanged(one)}>Change</button>` },
+    { label: "", of: () => null, right: true, cell: (one) => mayAct() && html`<button onClick=${() => setChanged(one)}>Change</button>` },
   ];
   return html`
     <${Card} title="Fleets">

@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/preact-htm.js";
 import { Action, Badge, Card, Command, Dialog, Empty, Pairs, Stale, Table, Waiting, say } from "../parts.js";
-import { act, useFacts } from "../server.js";
+import { act, mayAct, useFacts } from "../server.js";
 import { ago, lasting, ms, number, percent, plural } from "../words.js";
 
 const TONES = { running: "good", paused: "warn", done: "plain", failed: "bad", aborted: "warn" };
@@ -15,7 +15,7 @@ export function RolloutsPage() {
   return html`
     <div class="heading">
       <h1>Roll-outs</h1>
-      ${facts.versions.length > 0 && html`<button class="main push" onClick=${() => setStarting(true)}>Start a roll-out</button>`}
+      ${facts.versions.length > 0 && mayAct() && html`<button class="main push" onClick=${() => setStarting(true)}>Start a roll-out</button>`}
     </div>
     <${Stale} error=${error} />
     ${starting && html`<${Start} facts=${facts} onClose=${() => setStarting(false)} onDone=${reload} />`}
