@@ -96,6 +96,7 @@ def test_the_limits_of_a_key_hold_on_its_connection(site: Site, exported: Export
     assert sum(answer.startswith(b"HTTP/1.1 429 ") for answer, _ in answers) >= 1
 
 
+@pytest.mark.deadline
 def test_a_revoked_key_is_refused_within_a_second(site: Site, exported: Exported) -> None:
     keys = site.services.registry.keys
     _, key = keys.create(["infer"], name="app")
