@@ -5,7 +5,6 @@ The platform's files are read below a root folder, so a test can pass a small tr
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import resource
@@ -13,12 +12,13 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, cast
 
 import psutil
 
 from profiles.checks import number, optional, text, whole
+from profiles.control_groups import memory_limits, read_text, usable_cores
 from profiles.fields import check_fields, exact_keys, need
 from profiles.link import LinkProfile
 
@@ -50,7 +50,7 @@ class DeviceProfile:
     Attributes:
         name: the device's or board's id.
         arch: machine as uname says: aarch64, x86_64.
-        cores: CPU cores this process may use.
+        cores: CPU cores this process may use, bounded by the container's quota.
         memory_total_bytes: RAM, bounded by the container's limit.
         memory_available_bytes: RAM that is available without swapping.
         accelerator: name of the GPU or NPU; None if there is none. The runtime does not use it
@@ -143,7 +143,7 @@ def probe(name: str | None = None, *, root: Path = Path("/")) -> DeviceProfile:
     return DeviceProfile(
         name=name or board_name(root) or platform.node() or "unnamed",
         arch=platform.machine() or "unknown",
-        cores=_usable_cores(),
+        cores=usable_cores(root),
         memory_total_bytes=total,
         memory_available_bytes=min(available, total),
         accelerator=accelerator_name(root),
@@ -159,7 +159,7 @@ def memory_bytes(root: Path = Path("/")) -> tuple[int, int]:
     Limits of the container and of this process (`ulimit -v`) count too.
     """
     memory = psutil.virtual_memory()
-    limits = tuple(_memory_limits(root))
+    limits = tuple(memory_limits(root))
     total = min([memory.total, *(limit for limit, _ in limits)])
     room = [max(limit - used, 0) for limit, used in (*limits, *_own_limit())]
     return total, min([memory.available, *room])
@@ -175,7 +175,7 @@ def _own_limit() -> Iterator[tuple[int, int]]:
 def board_name(root: Path = Path("/")) -> str | None:
     """The board's name in the catalogue, or its own name in that form; None if unknown."""
     for place in ("proc/device-tree/model", "sys/firmware/devicetree/base/model"):
-        model = _read_text(root / place).strip().lower()
+        model = read_text(root / place).strip().lower()
         if model:
             return next((board for words, board in BOARDS if words in model), _slug(model))
     return None
@@ -186,11 +186,11 @@ def accelerator_name(root: Path = Path("/")) -> str | None:
 
     Containers have the device tree too, but `/etc/nv_tegra_release` only exists on the host.
     """
-    compatible = _read_text(root / "proc/device-tree/compatible")
+    compatible = read_text(root / "proc/device-tree/compatible")
     for chip, gpu in TEGRA_GPUS.items():
         if f"nvidia,{chip}" in compatible:
             return gpu
-    release = _read_text(root / "etc/nv_tegra_release")
+    release = read_text(root / "etc/nv_tegra_release")
     return "NVIDIA Tegra GPU" if release.strip() else None
 
 
@@ -213,54 +213,6 @@ def measure_compute_score_gflops() -> float:
         np.matmul(left, right, out=out)
         times.append(time.perf_counter() - start)
     return 2 * SCORE_SIZE**3 / statistics.median(times) / 1e9
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Linux: fewer than all in a CPU set
-        return len(os.sched_getaffinity(0))
-    return psutil.cpu_count() or 1
-
-
-def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use, in bytes, of every control group of this process, up to the topmost.
-
-    Inside a container the path may be one of the host that does not exist; its parents do. Page
-    cache that can be dropped at once does not count as used.
-    """
-    for line in _read_text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "-", "")
-        if controllers == "":
-            mount, files = "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            mount = "sys/fs/cgroup/memory"
-            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        below = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]
-        for length in range(len(below), -1, -1):
-            group = root.joinpath(mount, *below[:length])
-            limit = _read_number(group / files[0])
-            if limit is not None:
-                used = _read_number(group / files[1]) or 0
-                yield limit, max(used - _droppable_bytes(group, files[2]), 0)
-
-
-def _droppable_bytes(group: Path, key: str) -> int:
-    found = re.search(rf"^{key} (\d+)$", _read_text(group / "memory.stat"), re.MULTILINE)
-    return int(found[1]) if found else 0
-
-
-def _read_number(path: Path) -> int | None:
-    text = _read_text(path).strip()
-    return int(text) if text.isdecimal() else None  # "max" means no limit
-
-
-def _read_text(path: Path) -> str:
-    """The file's text without NULs (device trees end in one); "" if it cannot be read."""
-    try:
-        return path.read_bytes().replace(b"\0", b"\n").decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def _slug(text: str) -> str | None:

@@ -36,7 +36,7 @@ MqttPasswordFile = Annotated[
 ]
 Batch = Annotated[int, typer.Option(help="Largest batch of queries.")]
 Queue = Annotated[int, typer.Option(help="Largest number of waiting queries; more are refused.")]
-Threads = Annotated[int, typer.Option(help="Compute threads; 0 means half the cores.")]
+Threads = Annotated[int, typer.Option(help="Compute threads; 0 means half of its cores.")]
 Provider = Annotated[
     str,
     typer.Option(

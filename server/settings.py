@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -17,6 +16,7 @@ from edge_sdk.wire.broker_address import BrokerAddress, shown_broker
 from edge_sdk.wire.clear_text import is_clear
 from edge_sdk.wire.frames import MQTT_LIMITS
 from profiles.checks import number, one_of, whole
+from profiles.control_groups import usable_cores
 from server.backend.senders import SenderLimits
 from server.registry.location import RegistryLocation
 from server.registry.telemetry.history import POINTS_MOST
@@ -48,7 +48,8 @@ class ServerSettings:
         queue_max, queue_bytes: most queries waiting, and most bytes of their tensors; above either,
             a query is refused.
         limits: of what each device may send.
-        threads: compute threads of onnxruntime; half the cores are left to network and broker.
+        threads: compute threads of onnxruntime; half the cores that the process may use are left to
+            network and broker.
         provider: by which onnxruntime runs the segments; `auto` takes a GPU where one works.
         allocation: rule of the devices' depths, `budget` or `supersfl`.
         max_packet_bytes: longest payload of an MQTT message; longer ones go over HTTP.
@@ -85,7 +86,7 @@ class ServerSettings:
     queue_max: int = 256
     queue_bytes: int = 64_000_000
     limits: SenderLimits = SenderLimits()  # noqa: RUF009 - frozen
-    threads: int = max(1, (os.cpu_count() or 2) // 2)
+    threads: int = field(default_factory=lambda: max(1, usable_cores() // 2))
     provider: str = AUTO
     allocation: str = "budget"
     max_packet_bytes: int = MQTT_LIMITS.frame_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -13,6 +12,7 @@ import typer
 from edge_sdk.cli.output import check_report, check_target, print_table, progress
 from exporters.next_step import next_step
 from exporters.options import GATE_HELP, Codec, Version, read_codec
+from profiles.control_groups import usable_cores
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help shall not
     from exporters.adopt.adoption import Adoption
@@ -150,7 +150,7 @@ def adopt(
             int8=int8,
             codec=read_codec(codec),
             seed=seed,
-            threads=os.cpu_count() or 1,
+            threads=usable_cores(),
         )
 
     # what does not fit is refused before anything takes time

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +22,7 @@ from edge_sdk.cli.output import (
 from edge_sdk.errors import ConfigurationError
 from exporters.run.next_step import export_command
 from exporters.run.record import read_run
+from profiles.control_groups import usable_cores
 from server.training.commands import (
     Data,
     Engine,
@@ -190,7 +190,7 @@ def _places(
     most = max(1, len(left))
     with_ray = stack.enter_context(cluster_of(engine if left else "local", address, jobs))
     if with_ray is None:
-        places = ProcessPlaces(min(jobs or len(os.sched_getaffinity(0)), most), measure)
+        places = ProcessPlaces(min(jobs or usable_cores(), most), measure)
     else:
         places = RayPlaces(with_ray, min(jobs or with_ray.cpus, most), measure)
     stack.callback(places.close)
