@@ -46,6 +46,7 @@ from server.registry.database import open_registry
 from server.registry.location import settle
 from server.registry.operator import load_or_create_operator_secret
 from server.registry.records import Device
+from server.registry.writer.lock import take_writer_lock
 from server.rollouts.runner import RolloutRunner
 from server.settings import ServerSettings
 from server.signing.artifacts import ArtifactRepository, SignedFiles
@@ -70,13 +71,16 @@ class Services:
     Args:
         settings: where the state is, and the limits.
         clock: the time to sign by.
-    Raises: at `start`, ConfigurationError or LinkError saying what to change.
+    Raises: StateInUseError if another server writes to the registry; at `start`, ConfigurationError
+        or LinkError saying what to change.
     """
 
     def __init__(self, settings: ServerSettings, *, clock: Clock = utc_now) -> None:
         self.settings = settings
         make_folder(settings.state, mode=0o700)
         location = settle(settings.state, settings.registry)
+        # before the registry is opened, which may bring its tables up to date
+        self._writer = take_writer_lock(location)
         self.registry = open_registry(settings.state, location)
         self._registry_location = location
         self.artifacts = ArtifactRepository(
@@ -184,6 +188,7 @@ class Services:
             self.traces.close()
         self.registry.checkpoint()
         self.registry.close()
+        self._writer.release()
 
     def hangs(self, limit_s: float) -> str:
         """Why the server does not do its work; empty while it does.
@@ -302,6 +307,9 @@ class Services:
             # revocations come first; a duty that fails does not stop the next one
             self._duties.do("devices", partial(self._follow_registry, full=full))
             self._duties.do("logins", self._keep_hashes)
+            self._duties.do("registry's lock", self._writer.keep)
+            if self._writer.lost:
+                continue  # another server publishes and signs now
             self._duties.do("models", partial(self.publisher.refresh, again=full))
             self._copy_artifacts()  # before devices are called to run them
             self._duties.do("calls to devices", self._call_devices)
