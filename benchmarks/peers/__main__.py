@@ -11,7 +11,9 @@ an open loop, whose load grows until a server does not serve it (`benchmarks/pee
 figure is the median of the rounds. A machine that does other work slows all of them alike, yet not
 in every moment. So the processor time of a request stands beside the time by the clock: that of all
 processes of a server, without what they take while nobody asks. The request is one digit in JSON.
-Our answer has logits, probabilities and label, those of the others have the logits alone. Writes
+Our answer has logits, probabilities and label, those of the others have the logits alone. In a
+closed loop our server is also asked with a key, as beyond loopback; the others know no logins.
+Writes
 benchmarks/results/peers.json, .md and .png.
 """
 
@@ -125,6 +127,7 @@ def main(
             point
             for _ in range(1 if quick else open_rounds)
             for side in sides
+            if side.key is None
             for point in offered.points_of(side, partial(_offer, load, x), quick=quick)
         ]
     about = provenance() | {
@@ -185,8 +188,10 @@ def _start(
 ) -> list[Running]:
     """Start all servers that there is an environment for."""
     alone = servers.this_python() if peers is None else peers
+    ours = stack.enter_context(servers.splitedge(state, model))
     sides = [
-        stack.enter_context(servers.splitedge(state, model)),
+        ours,
+        servers.with_key(ours, state),
         stack.enter_context(servers.plain_fastapi(alone, graph, "asyncio", "h11")),
     ]
     if peers is not None:
@@ -219,7 +224,7 @@ def _apply(
     Returns: the tally of the load, and seconds of processor time of the server.
     """
     before = side.processor_s
-    order = Order(servers.HOST, side.port, side.path, _body(x), in_flight, seconds)
+    order = Order(servers.HOST, side.port, side.path, _body(x), in_flight, seconds, key=side.key)
     tally = _ordered(load, side, order)
     return tally, side.processor_s - before
 

@@ -43,6 +43,7 @@ class Order:
         in_flight: connections, each with one request under way, or at most one in an open loop.
         seconds: how long requests are sent.
         rate: requests a second of an open loop; None for a closed one.
+        key: of the login; None sends none.
     """
 
     host: str
@@ -52,6 +53,7 @@ class Order:
     in_flight: int
     seconds: float
     rate: float | None = None
+    key: str | None = None
 
     @property
     def request(self) -> bytes:
@@ -63,6 +65,8 @@ class Order:
             "Content-Type: application/json",
             f"Content-Length: {len(body)}",
         ]
+        if self.key is not None:
+            lines.append(f"Authorization: Bearer {self.key}")
         return "\r\n".join([*lines, "", ""]).encode() + body
 
 

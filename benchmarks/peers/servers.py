@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,12 +31,14 @@ class Running:
 
     Attributes:
         pid: of its first process. port, path: where it takes the request.
+        key: sent with each request; None for a request without a login.
     """
 
     name: str
     pid: int
     port: int
     path: str
+    key: str | None = None
 
     @property
     def processor_s(self) -> float:
@@ -54,6 +56,15 @@ def splitedge(state: Path, model: str) -> Iterator[Running]:
         yield Running("splitedge", server.pid, port, f"/v2/models/{model}/infer")
     finally:
         server.stop()
+
+
+def with_key(server: Running, state: Path) -> Running:
+    """Our server, asked as clients beyond loopback ask it: with a key that may do no more."""
+    words = ("server", "keys", "create", "--scope", "infer", "--state", str(state))
+    command = [sys.executable, "-P", "-m", "edge_sdk.cli", *words]
+    made = subprocess.run(command, env=child_environment(), check=True, capture_output=True)
+    key = made.stdout.decode().split()[0]
+    return replace(server, name=f"{server.name}, with a key", key=key)
 
 
 @contextmanager
