@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -84,7 +85,12 @@ def _told(reached: list[dict[str, Any]], status: int, output: str) -> str:
     if status == 0:
         return told or "the tests passed and reported nothing"
     failed = [line[2:].strip() for line in output.splitlines() if line.startswith("E  ")]
-    last = failed[0] if failed else output.strip().splitlines()[-1]
+    if failed:
+        last = failed[0]
+    elif status < 0:
+        last = f"the tests were ended by {signal.Signals(-status).name}"
+    else:
+        last = f"the tests ended with status {status}: {output.strip().splitlines()[-1]}"
     return f"{told}; {last}" if told else last
 
 
