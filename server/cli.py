@@ -43,6 +43,7 @@ from server.options import (
 from server.planning.cli import plan
 from server.registry.options import RegistryPasswordFile, RegistryUrl
 from server.roles.cli import backend
+from server.roles.logins_cli import app as logins_app
 from server.rollouts.cli import app as rollout_app
 from server.signing.cli import app as root_app
 from server.systemd.cli import mount as mount_service
@@ -62,6 +63,7 @@ app = typer.Typer(
 app.add_typer(token_app, name="token")
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
+app.add_typer(logins_app, name="logins")
 app.add_typer(rollout_app, name="rollout")
 app.add_typer(alerts_app, name="alerts")
 app.add_typer(upkeep_app)  # backup, restore, doctor

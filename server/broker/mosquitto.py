@@ -18,7 +18,16 @@ from edge_sdk.mqtt.link import MqttLink
 from edge_sdk.mqtt.messages import Message
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.topics import Kind, Topic, check_id
-from server.broker.mosquitto_files import BACKEND, CONTROL, RESPONSE, device_acls, role_name
+from server.broker.mosquitto_files import (
+    BACKEND,
+    CONTROL,
+    LOGIN_PREFIX,
+    QUERIES,
+    RESPONSE,
+    device_acls,
+    query_acls,
+    role_name,
+)
 
 # names in one answer of Mosquitto
 PAGE: Final = 1000
@@ -126,6 +135,49 @@ class MosquittoAdmin:
         """
         clients, roles = self._names("clients"), self._names("roles")
         return frozenset(name for name in clients if role_name(name) in roles)
+
+    def add_backend(self, name: str, credential: str) -> None:
+        """Let a backend log in as `LOGIN_PREFIX` and `name`, to take queries and reply.
+
+        Raises: ConfigurationError for a name that is taken; LinkError when Mosquitto does not
+            answer.
+        """
+        self._upsert("Role", {"rolename": QUERIES, "acls": query_acls()})
+        user = LOGIN_PREFIX + check_id(name, "name")
+        client = {"username": user, "password": credential, "roles": [{"rolename": QUERIES}]}
+        create = [{"command": "createClient", **client}]
+        errors = self._send(create)
+        if errors[0].endswith("already exists"):
+            raise ConfigurationError(
+                f"login {name}: a backend has it already; take another name, or revoke it first:"
+                f" `splitedge server logins revoke {name}`"
+            )
+        _check(create, errors)
+
+    def remove_backend(self, name: str) -> None:
+        """Cut the backends of a login at once and refuse it from now on.
+
+        Raises: ConfigurationError for a login that is not there; LinkError when Mosquitto does not
+            answer.
+        """
+        user = LOGIN_PREFIX + check_id(name, "name")
+        if name not in self.backends():
+            raise ConfigurationError(
+                f"login {name}: no backend has it; `splitedge server logins list` shows all"
+            )
+        orders = [
+            {"command": "disableClient", "username": user},
+            {"command": "deleteClient", "username": user},
+        ]
+        _check(orders, self._send(orders), fine="not found")
+
+    def backends(self) -> list[str]:
+        """Names of the logins that `add_backend` made, in order.
+
+        Raises: LinkError when Mosquitto does not answer; ConfigurationError when it refuses.
+        """
+        users = (user for user in self._names("clients") if user.startswith(LOGIN_PREFIX))
+        return sorted(user.removeprefix(LOGIN_PREFIX) for user in users)
 
     def _names(self, what: str) -> set[str]:
         """Names of all clients or roles."""

@@ -36,6 +36,8 @@ CONFIG_NAME: Final = "mosquitto.conf"
 SECURITY_NAME: Final = "dynamic-security.json"
 BACKEND: Final = "backend"  # user name of the server's own clients
 SHARED_GROUP: Final = "splitedge"  # name of the backends' shared subscription
+QUERIES: Final = "queries"  # role of logins that take queries and reply, and do nothing else
+LOGIN_PREFIX: Final = f"{BACKEND}."  # of their user names; no device's id has a dot
 CONTROL: Final = "$CONTROL/dynamic-security/v1"  # the plugin takes orders there
 RESPONSE: Final = f"{CONTROL}/response"
 PLUGIN_NAME: Final = "mosquitto_dynamic_security.so"
@@ -112,8 +114,9 @@ def write_managed(
 ) -> Path:
     """Write the files of a Mosquitto that this server starts; returns the configuration's path.
 
-    The registry is the truth: logins that are not among `devices` are dropped. A file that has the
-    right content already is left alone, so a full disk is no obstacle then.
+    The registry is the truth of devices: others than `devices` are dropped. Logins of backends stay
+    (`server.roles.logins_cli`). A file that has the right content already is left alone, so a full
+    disk is no obstacle then.
 
     Args:
         credential: password of the server's own user, `backend`.
@@ -121,7 +124,9 @@ def write_managed(
     Raises: StorageError.
     """
     make_folder(folder, mode=0o700)
-    security = _security(_kept_or_new_hash(folder / SECURITY_NAME, credential), devices)
+    path = folder / SECURITY_NAME
+    logins = _kept_logins(path)
+    security = _security(_kept_or_new_hash(path, credential), devices, logins)
     _write_if_new(folder / SECURITY_NAME, json.dumps(security, indent=1).encode())
     lines = [
         "# Written by `splitedge server run` at each start.",
@@ -181,6 +186,15 @@ def _backend_acls() -> list[dict[str, Any]]:
         *(_acl("publishClientSend", topic) for topic in says),
         *(_acl("publishClientReceive", topic) for topic in (*BACKEND_HEARS, RESPONSE)),
         *(_acl("subscribeLiteral", topic) for topic in (*BACKEND_HEARS, *shared, RESPONSE)),
+    ]
+
+
+def query_acls() -> list[dict[str, Any]]:
+    """Rules of the role of backends that take queries alone, by the shared subscription."""
+    return [
+        _acl("publishClientSend", all_devices(Kind.REPLY)),
+        _acl("publishClientReceive", all_devices(Kind.QUERY)),
+        _acl("subscribeLiteral", f"{SHARED_PREFIX}{SHARED_GROUP}/{all_devices(Kind.QUERY)}"),
     ]
 
 
@@ -254,6 +268,15 @@ def _kept_or_new_hash(path: Path, credential: str) -> str:
     return kept or mosquitto_hash(credential)
 
 
+def _kept_logins(path: Path) -> list[dict[str, Any]]:
+    """Logins of backends in a security file; none where there is no file, or a damaged one."""
+    try:
+        clients = json.loads(path.read_bytes())["clients"]
+        return [client for client in clients if client["username"].startswith(LOGIN_PREFIX)]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return []
+
+
 def _backend_hash(path: Path, credential: str) -> str | None:
     """The hash of the server's own user in a security file, if it is that of `credential`."""
     clients = json.loads(path.read_bytes())["clients"]
@@ -270,9 +293,14 @@ def _write_if_new(path: Path, content: bytes) -> None:
         write_atomic(path, content, mode=0o600)
 
 
-def _security(backend_hash: str, devices: Iterable[Principal]) -> dict[str, Any]:
-    clients = [_client(BACKEND, backend_hash, BACKEND)]
-    roles: list[dict[str, Any]] = [{"rolename": BACKEND, "acls": _backend_acls()}]
+def _security(
+    backend_hash: str, devices: Iterable[Principal], logins: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    clients = [_client(BACKEND, backend_hash, BACKEND), *logins]
+    roles: list[dict[str, Any]] = [
+        {"rolename": BACKEND, "acls": _backend_acls()},
+        {"rolename": QUERIES, "acls": query_acls()},
+    ]
     for device in devices:
         if device.mosquitto_hash is None or device.fleet is None:
             continue

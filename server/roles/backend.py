@@ -73,6 +73,7 @@ class Backend:
         self.metrics = BackendMetrics(self)
         self._link = link_to(settings, settings.broker, pinned=pinned, keepalive_s=KEEPALIVE_S)
         self._worker: MqttWorker | None = None
+        self._told = ""  # why the link is down, as it was logged
         self._duties = Duties()
         self._turned_at = time.monotonic()
         self._stopping = threading.Event()
@@ -152,6 +153,16 @@ class Backend:
             if full:
                 next_full = self._turned_at + FULL_CHECK_S
             self._load(again=full)
+            self._tell_link()
+
+    def _tell_link(self) -> None:
+        """Log once that the broker is away, or refuses the login, and that it is back."""
+        lost = "" if self._link.connected else self._link.last_error
+        if lost and lost != self._told:
+            logger.warning("%s: %s; it takes no queries meanwhile", self.broker_url, lost)
+        elif self._told and not lost:
+            logger.info("%s: connected again", self.broker_url)
+        self._told = lost
 
     def _load(self, *, again: bool) -> None:
         if self._mirror is not None:
