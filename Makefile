@@ -7,7 +7,7 @@
 # make installations   build and use the images of deploy/, and the services under a booted systemd (as arm64)
 # make bench-peers   our server beside LitServe, Ray Serve and plain FastAPI, which get an environment of their own
 # make bench-flower   our simulation beside Flower's, which gets an environment of its own
-# make paper-plots   the curves and tables of docs/methods, from the committed reports
+# make paper-plots   the curves and tables of docs/methods and docs/index.md, from the committed reports
 # make cost-plots   how cost grows: plots and slopes, from the committed reports
 # make pictures   the pictures of the dashboard in docs/pictures (needs Chromium)
 PYTHON ?= python3
