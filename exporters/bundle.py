@@ -86,6 +86,7 @@ class BundleSource:
         changed_at_most: share of the final labels that codec and bottleneck may change.
         measure: the gate by the final logits (n, N) of offloads; None keeps `gate`, which takes the
             whole model's.
+        measured_x: (n, ...) raw inputs of these offloads; None for the held-out ones.
         notes: what the manifest says of the measurement in addition to its parity.
     """
 
@@ -106,6 +107,7 @@ class BundleSource:
     bottleneck: Bottleneck | None = None
     changed_at_most: float = CHANGED_AT_MOST
     measure: Callable[[NDArray[np.float32]], GateSpec] | None = None
+    measured_x: Array | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -295,7 +297,8 @@ def _deployed_gate(
 ) -> GateSpec:
     """The gate by the answers that offloads get, through bottleneck and codec."""
     assert source.measure is not None
-    _, z = DeviceRun(folder, graphs)(source.held_out.x)
+    x = source.held_out.x if source.measured_x is None else source.measured_x
+    _, z = DeviceRun(folder, graphs)(x)
     return source.measure(source.answer(through(_sent(source, folder, graphs, z), codec)))
 
 

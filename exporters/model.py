@@ -31,7 +31,7 @@ from exporters.offloads.bottleneck import (
     LEARNT_MOST,
     Bottleneck,
     channel_axis,
-    find_bottleneck,
+    fit_bottleneck,
     write_decoder,
 )
 from exporters.offloads.settings import Narrow
@@ -200,7 +200,7 @@ def _bottleneck(
     samples: tuple[Array, Array, NDArray[np.float32]],
     progress: Progress,
 ) -> tuple[Bottleneck, float] | None:
-    """The bottleneck of a depth, as `find_bottleneck` returns it.
+    """The bottleneck of a depth, as `fit_bottleneck` returns it.
 
     Args:
         samples: raw inputs to learn from, held-out ones, and the network's logits of these.
@@ -210,22 +210,15 @@ def _bottleneck(
     learn_x = learn_x[spread_rows(len(learn_x), LEARNT_MOST)]
     some = spread_rows(len(held_out_x), SAMPLES)
     z, z_held = (run_torch(prefix, x)[0] for x in (learn_x, held_out_x[some]))
-    axis = channel_axis(z.shape[1:], net.device.input_shape)
-    if wanted != "auto" and not 1 <= wanted < z.shape[axis]:
-        raise ExportError(
-            f"--bottleneck: expected 1 to {z.shape[axis] - 1} channels at depth {depth}, got"
-            f" {wanted}"
-        )
-    held_out = z_held, logits[some].argmax(axis=1)
-
-    def say(line: str) -> None:
-        progress(f"d{depth}: {line}")
-
-    say(f"learning a bottleneck from {len(z)} samples without labels")
-    found = find_bottleneck(z, axis, suffix, held_out, wanted=wanted, progress=say)
-    if found is None:
-        say("no bottleneck has fewer bytes and keeps the answers; none is used")
-    return found
+    return fit_bottleneck(
+        z,
+        channel_axis(z.shape[1:], net.device.input_shape),
+        suffix,
+        (z_held, logits[some].argmax(axis=1)),
+        wanted=wanted,
+        depth=depth,
+        progress=progress,
+    )
 
 
 class _Logits:

@@ -34,6 +34,7 @@ _BOTTLENECK: Final = (
     " labels. Devices of 0.1.0 refuse such bundles."
 )
 Codec = Annotated[str, typer.Option(metavar="CODEC", help=_CODEC)]
+Bottleneck = Annotated[str, typer.Option(metavar="CHANNELS", help=_BOTTLENECK)]
 RunCodec = Annotated[
     str | None,
     typer.Option(metavar="CODEC", help=_CODEC, show_default="that of the run's recipe, or auto"),

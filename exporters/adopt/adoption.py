@@ -51,12 +51,14 @@ class CutFigures:
     Attributes:
         z_bytes: of one offload in its codec, the mean of the held-out samples.
         x_bytes: of one raw input.
+        bottleneck: shape of what it sends in place of z; None for none.
     """
 
     cut: Cut
     z_bytes: int
     x_bytes: int
     codec: str
+    bottleneck: tuple[int, ...] | None
     gate: GateSpec
     figures: Figures
 
@@ -151,6 +153,7 @@ def adopt(
         plan,
         exits,
         settings,
+        train=train.part,
         held_out=(held_out.part, held_out.logits),
         calibration=calibration,
         progress=progress,
@@ -230,7 +233,7 @@ def _exit(
     """
     train, held_out = seen
     logits = head.logits(held_out.features[place])
-    judged = Judged(logits, held_out.logits, held_out.part.y)
+    judged, judged_x = Judged(logits, held_out.logits, held_out.part.y), held_out.part.x
     if len(held_out.part) < CROSSED_BELOW:
         features = np.concatenate([train.features[place], held_out.features[place]])
         whole = np.concatenate([train.logits, held_out.logits])
@@ -240,8 +243,9 @@ def _exit(
             whole,
             np.concatenate(labels) if len(labels) == len(seen) else None,
         )
+        judged_x = np.concatenate([train.part.x, held_out.part.x])
     gate = agreement_gate(settings.gate, judged, settings.agreement)
-    return Exit(cut, head, judged, gate, logits)
+    return Exit(cut, head, judged, gate, logits, judged_x)
 
 
 def _figures(
@@ -256,6 +260,7 @@ def _figures(
         z_bytes=round(offload.offload_bytes),
         x_bytes=_bytes_of(raw),
         codec=offload.codec,
+        bottleneck=offload.bottleneck,
         gate=each.gate,
         figures=figures,
     )

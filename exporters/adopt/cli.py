@@ -11,7 +11,7 @@ import typer
 
 from edge_sdk.cli.output import check_report, check_target, print_table, progress
 from exporters.next_step import next_step
-from exporters.options import GATE_HELP, Codec, Version, read_codec
+from exporters.options import GATE_HELP, Bottleneck, Codec, Version, read_bottleneck, read_codec
 from profiles.control_groups import usable_cores
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help shall not
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # torch takes seconds to import; --help shall not
 
 _EPILOG: Final = (
     "Example: splitedge adopt model.onnx --data pictures --name things --out server/models"
+    " --bottleneck auto"
 )
 _SEPARATOR: Final = re.compile(r"[,x\s]+")
 
@@ -113,6 +114,7 @@ def adopt(
         typer.Option(help="auto: also publish int8 if it gives the same answers and runs faster."),
     ] = "auto",
     codec: Codec = "auto",
+    bottleneck: Bottleneck = "never",
     samples: Annotated[
         int,
         typer.Option(min=6, help="Samples for heads and thresholds, at most; drawn by the seed."),
@@ -149,6 +151,7 @@ def adopt(
             gate=gate,
             int8=int8,
             codec=read_codec(codec),
+            bottleneck=read_bottleneck(bottleneck),
             seed=seed,
             threads=usable_cores(),
         )

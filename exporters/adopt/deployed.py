@@ -53,6 +53,11 @@ class DeployedOffload:
         return self._bundle.smashed.codec
 
     @property
+    def bottleneck(self) -> tuple[int, ...] | None:
+        """Shape of what is sent in place of z; None without a bottleneck."""
+        return None if self._narrow is None else self._bundle.sent[1]
+
+    @property
     def offload_bytes(self) -> float:
         """Bytes of one sample's tensor in that codec: the mean of the held-out samples."""
         return float(self._bundle.parity["offload_bytes"][self.codec])

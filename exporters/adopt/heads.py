@@ -51,11 +51,11 @@ def pooling(graph: Graph, cut: Cut) -> tuple[Addition, str, int]:
     match len(cut.shape):
         case 3:
             tensor, shape = cut.tensor, cut.shape
-            if not _channels_first(graph, cut.tensor):
+            if not channels_first(graph, cut.tensor):
                 tensor = builder.transposed(tensor, (0, 3, 1, 2))
                 shape = (shape[2], *shape[:2])
             tensor, features = builder.grid(tensor, shape)
-        case 2 if _channels_first(graph, cut.tensor):
+        case 2 if channels_first(graph, cut.tensor):
             tensor, features = builder.grid(cut.tensor, cut.shape)
         case 2:
             tensor, features = builder.tokens(cut.tensor, cut.shape)
@@ -225,7 +225,7 @@ class _Pooling:
         return made
 
 
-def _channels_first(graph: Graph, name: str) -> bool:
+def channels_first(graph: Graph, name: str) -> bool:
     """Whether the axis behind the batch is that of channels: so it is around convolutions, while
     products of matrices keep them last.
     """

@@ -106,6 +106,33 @@ def agreement_gate(policy: GatePolicy, judged: Judged, agreement: float) -> Gate
     return replace(spec, threshold=threshold, curve=_distinct(curve))
 
 
+def deployed_curve(
+    gate: GateSpec, judged: Judged, rows: NDArray[np.intp], offloaded: Floats
+) -> GateSpec:
+    """The gate with the accuracies that offloads through codec and bottleneck give.
+
+    At each threshold, the whole model's answers to the samples that do not exit are corrected by
+    the difference that those of `rows` show.
+
+    Args:
+        judged: samples that the gate was measured on.
+        rows: indices of those that were offloaded. offloaded: (n, classes), their final logits.
+    """
+    labels = judged.whole.argmax(axis=1) if judged.labels is None else judged.labels
+    right = (offloaded.argmax(axis=1) == labels[rows]).astype(np.float64)
+    gained = right - (judged.whole.argmax(axis=1) == labels)[rows]
+    uncertainty = uncertainties(gate.policy, judged.exit)[rows]
+
+    def corrected(point: GatePoint) -> GatePoint:
+        sent = gained[uncertainty >= point.threshold]
+        if not len(sent):
+            return point
+        accuracy = point.accuracy + (1 - point.exit_rate) * float(sent.mean())
+        return replace(point, accuracy=min(max(accuracy, 0.0), 1.0))
+
+    return replace(gate, curve=tuple(map(corrected, gate.curve)))
+
+
 def figures_at(
     gate: GateSpec, judged: Judged, offload: Offload | None = None, most: int = 1000
 ) -> Figures:

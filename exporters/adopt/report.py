@@ -70,6 +70,7 @@ def _row(each: CutFigures) -> dict[str, Any]:
         "z_bytes": each.z_bytes,
         "x_bytes": each.x_bytes,
         "codec": each.codec,
+        "bottleneck": None if each.bottleneck is None else list(each.bottleneck),
         "device_share": each.cut.device_share,
         "gate": each.gate.policy,
         "threshold": each.gate.threshold,

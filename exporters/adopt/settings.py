@@ -10,6 +10,7 @@ from typing import Final, Literal
 from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import GatePolicy
 from exporters.errors import ExportError
+from exporters.offloads.settings import Narrow
 
 # A threshold for an agreement of 98 % is good to 0.3 points on 2,400 samples, to 0.4 on 1,200; the
 # heads hardly gain from those. A run of training holds out a tenth.
@@ -26,6 +27,8 @@ class Settings:
         gate: what exits are judged by, as text (edge_sdk.gate_form); scales that it leaves open are
             fitted on the samples that choose the threshold.
         codec: of offloads, as `exporters.parity.choose_codec` takes it.
+        bottleneck: a number of channels, or `auto`, puts a bottleneck at each cut; `codec` auto is
+            then the smallest that keeps its answers.
         threads: of onnxruntime while features are computed.
     """
 
@@ -38,6 +41,7 @@ class Settings:
     gate: GatePolicy = "entropy"
     int8: Literal["auto", "never"] = "auto"
     codec: str = "auto"
+    bottleneck: Narrow = "never"
     seed: int = 0
     threads: int = 1
 

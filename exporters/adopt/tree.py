@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,12 +28,14 @@ from exporters.adopt.graph.cuts import Cut, Plan
 from exporters.adopt.graph.split import TOLERANCE, device_model, open_session, segment_model
 from exporters.adopt.heads import BIAS, LOGITS, WEIGHT, head_addition
 from exporters.adopt.inputs import as_raw
-from exporters.adopt.operating import Judged, figures_at
+from exporters.adopt.narrowing import bottleneck_at
+from exporters.adopt.operating import Judged, deployed_curve, figures_at
 from exporters.adopt.settings import Settings
 from exporters.bundle import BundleSource, HeldOut, spread_rows
 from exporters.graphs import make_overridable, save, strip
 from exporters.model import write_bundles, write_tree
-from exporters.parity import SAMPLES, require_segments
+from exporters.offloads.bottleneck import write_decoder
+from exporters.parity import AUTO, SAMPLES, SMALLEST, require_segments
 from exporters.quantize import CALIBRATION_SAMPLES
 
 Array = NDArray[Any]
@@ -56,6 +58,7 @@ class Exit:
         head: trained.
         judged: exit and whole model on the samples that chose the gate's threshold.
         logits: of the head for the held-out part.
+        judged_x: inputs of those samples.
     """
 
     cut: Cut
@@ -63,6 +66,7 @@ class Exit:
     judged: Judged
     gate: GateSpec
     logits: Floats
+    judged_x: Array
 
 
 def write_model(
@@ -71,6 +75,7 @@ def write_model(
     exits: Sequence[Exit],
     settings: Settings,
     *,
+    train: Part,
     held_out: tuple[Part, Floats],
     calibration: Array | None,
     progress: Progress,
@@ -78,6 +83,7 @@ def write_model(
     """Write `{out}/{name}/{version}`.
 
     Args:
+        train: samples that bottlenecks learn from.
         held_out: samples, and the whole model's logits of them.
         calibration: samples that set the int8 ranges; None leaves int8 out.
     Raises: ParityError, ExportError, StorageError.
@@ -95,8 +101,29 @@ def write_model(
         segments = _write_segments(classifier, exits, checked, work / "segments", progress)
         variants: list[str] = []
         timed = []
+        decoders = []
         for each in exits:
+            halves = _prefix(classifier, each), _suffix(classifier, each.cut)
+            narrow = bottleneck_at(
+                classifier,
+                plan,
+                each.cut,
+                halves=halves,
+                samples=(train.x, checked.x),
+                settings=settings,
+                progress=progress,
+            )
             source = _source(classifier, each, settings, checked, rows)
+            if narrow is not None:
+                pair, changed_at_most = narrow
+                z = halves[0](checked.x)
+                decoders.append(write_decoder(pair, each.cut.depth, z, work / "segments")[0])
+                source = replace(
+                    source,
+                    bottleneck=pair,
+                    changed_at_most=changed_at_most,
+                    codec=SMALLEST if settings.codec == AUTO else settings.codec,
+                )
             variants += write_bundles(source, work / "bundles", calibration, progress)
             bundle = BundleManifest.load(work / "bundles" / f"d{each.cut.depth}")
             exit_ms = bundle.parity["latency_us"] / 1e3
@@ -113,6 +140,7 @@ def write_model(
             segments=segments,
             variants=tuple(variants),
             cost=cost_table(classifier.graph, plan, timed, classifier.raw).to_dict(),
+            decoders=tuple(decoders),
         )
 
     return write_tree(settings.out, settings.name, settings.version, write, progress)
@@ -189,6 +217,7 @@ def _source(
         return {"exit": GraphSpec("exit.onnx", "fp32", inputs, outputs, (WEIGHT, BIAS))}
 
     exit_logits = each.logits[rows]
+    offloaded = spread_rows(len(each.judged_x), len(rows))
     return BundleSource(
         model=f"{settings.name}/{settings.version}",
         backbone=BACKBONE,
@@ -201,6 +230,8 @@ def _source(
         suffix=_suffix(classifier, cut),
         tolerance=_tolerance(exit_logits),
         codec=settings.codec,
+        measure=lambda logits: deployed_curve(each.gate, each.judged, offloaded, logits),
+        measured_x=as_raw(each.judged_x[offloaded], classifier.raw),
         notes={"threshold": _notes(each, settings)},
     )
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from edge_sdk.manifest import Codec, DecoderSpec, GraphSpec, TensorSpec
 from edge_sdk.session import Session
-from exporters.errors import ParityError
+from exporters.errors import ExportError, ParityError
 from exporters.graphs import write_module
 from exporters.measure import one_torch_thread
 from exporters.parity import CHANGED_AT_MOST, SMALLEST, CodecTrial, choose_codec, run_torch
@@ -40,8 +40,8 @@ SHARES: Final = (2, 4, 8)
 STEPS_OF_INT4: Final = 15
 TOLERANCE: Final = 1e-4
 LEARNT_MOST: Final = 10_000
-_STEPS: Final = 1_000
-_BATCH: Final = 128
+STEPS: Final = 1_000
+BATCH: Final = 128
 _RATE: Final = 3e-3
 _POSITIONS_MOST: Final = 200_000
 
@@ -76,7 +76,7 @@ def train_bottleneck(
     suffix: Answer | None,
     *,
     seed: int = 0,
-    steps: int = _STEPS,
+    steps: int = STEPS,
 ) -> Bottleneck:
     """A bottleneck that keeps the server's answers.
 
@@ -97,6 +97,43 @@ def train_bottleneck(
     return Bottleneck(encoder, decoder, tuple(shape))
 
 
+def fit_bottleneck(
+    z: Floats,
+    axis: int,
+    suffix: Answer,
+    held_out: tuple[Floats, NDArray[np.integer[Any]]],
+    *,
+    wanted: int | Literal["auto"],
+    depth: int,
+    progress: Callable[[str], None] = lambda _: None,
+    learns: bool = True,
+    steps: int = STEPS,
+) -> tuple[Bottleneck, float] | None:
+    """The bottleneck of a depth as `find_bottleneck` returns it, told line by line.
+
+    Args:
+        progress: called with lines that begin with the depth. The others: as `find_bottleneck`.
+    Raises: ExportError for a number of channels that z does not have.
+    """
+    if wanted != "auto" and not 1 <= wanted < z.shape[axis]:
+        raise ExportError(
+            f"--bottleneck: expected 1 to {z.shape[axis] - 1} channels at depth {depth}, got"
+            f" {wanted}"
+        )
+
+    def say(line: str) -> None:
+        progress(f"d{depth}: {line}")
+
+    if learns:
+        say(f"learning a bottleneck from {len(z)} samples without labels")
+    found = find_bottleneck(
+        z, axis, suffix, held_out, wanted=wanted, progress=say, learns=learns, steps=steps
+    )
+    if found is None:
+        say("no bottleneck has fewer bytes and keeps the answers; none is used")
+    return found
+
+
 def find_bottleneck(
     z: Floats,
     axis: int,
@@ -107,6 +144,7 @@ def find_bottleneck(
     progress: Callable[[str], None] = lambda _: None,
     seed: int = 0,
     learns: bool = True,
+    steps: int = STEPS,
 ) -> tuple[Bottleneck, float] | None:
     """The bottleneck that is asked for, and the share of the final labels that it may change.
 
@@ -117,12 +155,15 @@ def find_bottleneck(
         wanted: the number of channels; `auto` takes the width with which an offload has the fewest
             bytes and at most 0.5 % of the labels change.
         learns: False leaves the principal components: `suffix` has no gradient.
+        steps: of each distillation.
     Returns: None where `auto` finds no width with fewer bytes than z itself in its best codec.
     """
     z_held, labels = held_out
 
     def made(channels: int) -> Bottleneck:
-        return train_bottleneck(z, axis, channels, suffix if learns else None, seed=seed)
+        return train_bottleneck(
+            z, axis, channels, suffix if learns else None, seed=seed, steps=steps
+        )
 
     if wanted != "auto":
         one = made(wanted)
@@ -165,7 +206,7 @@ def _answer(bottleneck: Bottleneck | None, suffix: Answer) -> Callable[[Array], 
     def answer(sent: Array) -> Floats:
         z = sent if bottleneck is None else run_torch(bottleneck.decoder, sent)[0]
         with torch.no_grad():
-            parts = [suffix(part) for part in torch.split(torch.from_numpy(z), _BATCH)]
+            parts = [suffix(part) for part in torch.split(torch.from_numpy(z), BATCH)]
         logits: Floats = torch.cat(parts).numpy()
         return logits
 
@@ -251,7 +292,7 @@ def _layer(z: Tensor, axis: int, weight: Tensor, bias: Tensor) -> nn.Module:
 
 def _distil(pair: _Pair, z: Tensor, suffix: Answer, seed: int, steps: int) -> None:
     with torch.no_grad():
-        parts = [torch.softmax(suffix(part), dim=1) for part in torch.split(z, _BATCH)]
+        parts = [torch.softmax(suffix(part), dim=1) for part in torch.split(z, BATCH)]
     teacher = torch.cat(parts)
     learnt = list(pair.parameters())
     optimiser = torch.optim.Adam(learnt, _RATE)
@@ -269,7 +310,7 @@ def _distil(pair: _Pair, z: Tensor, suffix: Answer, seed: int, steps: int) -> No
 def _batches(count: int, seed: int) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     while True:
-        yield from torch.split(torch.randperm(count, generator=generator), _BATCH)
+        yield from torch.split(torch.randperm(count, generator=generator), BATCH)
 
 
 def _rounded(b: Tensor) -> Tensor:
