@@ -59,7 +59,9 @@ def _refusal(scope: Scope, state: dict[str, Any], source: str) -> Event:
     path = str(scope.get("path", ""))
     why = f"{scope['method']} {path[:_PATH_MOST]}: {state.get(REFUSED, '')}"
     what = "device.enrol" if path.endswith("/enroll") else "http.request"
-    return Event(what, "refused", state.get(WHO) or _claimed(scope), source, why)
+    if WHO in state:
+        return Event(what, "refused", str(state[WHO]), source, why, proven=True)
+    return Event(what, "refused", _claimed(scope), source, why)
 
 
 def _claimed(scope: Scope) -> str:

@@ -27,6 +27,7 @@ class Event:
     Attributes:
         what: `mqtt.login`, `http.request`...
         who: the name that the peer gave itself; only after a login is it known to be true.
+        proven: whether it is: the peer had logged in.
         source: address of the peer.
         detail: the reason of a refusal, for people; never a secret.
         at: first time, UTC seconds since 1970. until: the last one.
@@ -41,19 +42,23 @@ class Event:
     at: float = 0.0
     until: float = 0.0
     count: int = 1
+    proven: bool = False
 
     @property
     def key(self) -> tuple[str, ...]:
         """Key under which repetitions are counted: refusals of one source are alike, whatever
-        name it gave itself.
+        name it gave itself, unless a login proved the name.
         """
         if self.outcome == "refused":
-            return self.what, self.outcome, source_network(self.source)
+            who = (self.who,) if self.proven else ()
+            return self.what, self.outcome, source_network(self.source), *who
         return self.what, self.outcome, self.source, self.who
 
     def to_dict(self) -> dict[str, Any]:
-        """The event as plain values, for a line of JSON."""
-        return asdict(self)
+        """The event as the columns of its row."""
+        values = asdict(self)
+        del values["proven"]
+        return values
 
 
 class Tally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,23 @@ def test_logins_are_told_apart_by_device_and_refusals_are_not() -> None:
         tally.note(Event("mqtt.login", "done", who, "10.0.0.9"))
         tally.note(refusal("10.0.0.9", who))
     assert [event.count for event in tally.take()] == [1, 3, 2]
+
+
+def test_refusals_of_who_had_logged_in_are_rows_of_their_own(
+    registry: Registry, log: AuditLog
+) -> None:
+    refused = Event("http.request", "refused", "", "10.0.0.1", "GET /: no login")
+    for who in ("", "pi-1", "somebody"):  # three names that anyone can give
+        log.note(replace(refused, who=who))
+    for who in ("reader:anna", "reader:anna", "reader:ben"):
+        log.note(replace(refused, who=who, detail="POST /x: reading alone", proven=True))
+    log.write(last=True)
+    found = registry.trail.entries(9, outcome="refused")
+    assert [(one.who, one.count) for one in found] == [
+        ("reader:ben", 1),
+        ("reader:anna", 2),
+        ("", 3),
+    ]
 
 
 def test_a_flood_of_refusals_pushes_out_no_change(registry: Registry, clock: Clock) -> None:
