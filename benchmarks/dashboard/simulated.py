@@ -22,6 +22,8 @@ class SimulatedDevice:
         rate: answers a second. doubt: mean uncertainty, as a share of the largest.
         threshold: of its gate, in nats. fallback: share of the uncertain answers without a reply.
         device_ms, server_ms: median latencies. memory_bytes: free on it.
+        held_out: thresholds and exit rates of a bundle's curve, ascending: its answers are as sure
+            as the held-out samples were, and `doubt` counts no more.
     """
 
     name: str
@@ -34,6 +36,7 @@ class SimulatedDevice:
     device_ms: float = 0.9
     server_ms: float = 9.0
     memory_bytes: int = 300_000_000
+    held_out: tuple[tuple[float, float], ...] = ()
     _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
     _uncertainty: list[int] = field(default_factory=lambda: [0] * UNCERTAINTY_BINS)
     _latency: dict[str, list[int]] = field(
@@ -50,6 +53,9 @@ class SimulatedDevice:
         self._uptime_s += span_s
         many = int(draw.poisson(self.rate * span_s))
         shares = draw.beta(1.1, 1.1 / self.doubt - 1.1, many)
+        if self.held_out:
+            at, below = zip((0.0, 0.0), *self.held_out, (LARGEST, 1.0), strict=True)
+            shares = np.interp(draw.random(many), below, at) / LARGEST
         exits = shares * LARGEST <= self.threshold
         bins = np.minimum(np.sqrt(shares) * UNCERTAINTY_BINS, UNCERTAINTY_BINS - 1).astype(int)
         for index in bins:

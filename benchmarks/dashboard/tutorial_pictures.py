@@ -43,7 +43,7 @@ def _take(browser: Browser, url: str, state: Path, words: str, path: Path) -> No
     width, height = DESK
     page = browser.new_page(viewport={"width": width, "height": height // 2})
     with existing_registry(state) as registry:
-        page.goto(sign_in_url(url, registry.sign_ins.new_link("reader")))
+        page.goto(sign_in_url(url, registry.sign_ins.new_link("anna")))
     page.get_by_role("heading", name="Fleet").wait_for()
     page.evaluate("words => { location.hash = words }", f"#/{words}")
     page.wait_for_load_state("networkidle")

@@ -12,7 +12,8 @@ import numpy as np
 import orjson
 import torch
 
-from benchmarks.dashboard.simulated import SimulatedDevice
+from benchmarks.dashboard.simulated import LARGEST, SimulatedDevice
+from edge_sdk.manifest import BundleManifest
 from edge_sdk.nets import build
 from edge_sdk.training.data.load import load_dataset
 from exporters.model import export_model
@@ -131,6 +132,11 @@ def members() -> list[Member]:
 
 def fill(state: Path, fleet: list[Member]) -> None:
     """Enrol the devices at a server that has run once, with an hour of history."""
+    pictured = fleet[1].device
+    folder = state / "models" / pictured.bundle.replace("/d", "/bundles/d")
+    curve = BundleManifest.load(folder).gate.curve
+    inside = [(one.threshold, one.exit_rate) for one in curve if one.threshold < LARGEST]
+    pictured.held_out = tuple(sorted(inside))
     with existing_registry(state) as registry:
         registry.catalogue.activate("digits", 2)
         for number, member in enumerate(fleet):

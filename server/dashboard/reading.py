@@ -54,12 +54,10 @@ class FleetFacts:
     """All devices, the models of the fleets, and what the page needs to say of the server.
 
     Attributes:
-        state: its folder, as commands on this machine name it.
         local: whether only this machine reaches it.
     """
 
     version: str
-    state: str
     local: bool
     devices: list[FleetLine]
     fleets: tuple[FleetModel, ...]
@@ -215,7 +213,6 @@ def _fleet(services: ReadingServices, reader: FleetReader) -> FleetFacts:
     settings, registry = services.settings, services.registry
     return FleetFacts(
         version=edge_sdk.__version__,
-        state=str(settings.state),
         local=settings.local,
         devices=reader.lines(),
         fleets=registry.catalogue.fleets(),

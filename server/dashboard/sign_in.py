@@ -20,6 +20,7 @@ from server.registry.database import Registry
 from server.registry.sign_in.sign_ins import SESSION_S, Session
 from server.routes.rate_limit import RateLimit
 from server.routes.turns import RegistryRoute
+from server.settings import ServerSettings
 
 SIGN_IN_AGAIN: Final = (
     "not signed in, or no longer; `splitedge server dashboard-link` prints a sign-in link"
@@ -38,6 +39,10 @@ class SignInServices(Protocol):
         """The sessions."""
 
     @property
+    def settings(self) -> ServerSettings:
+        """The state folder."""
+
+    @property
     def operator_sha256(self) -> str:
         """The hash of the operator's secret, in hex; its first letters name the cookie."""
 
@@ -53,12 +58,14 @@ class Link(BaseModel):
 class SignedIn(BaseModel):
     """The person who is signed in, and until when, UTC seconds since 1970; None for nobody.
 
-    With `reads_only` the server refuses every action of this person.
+    With `reads_only` the server refuses every action of this person. `state` is the server's
+    folder, as commands on its machine name it.
     """
 
     who: str | None = None
     expires_at: float | None = None
     reads_only: bool = False
+    state: str = ""
 
 
 class SignIn:
@@ -113,12 +120,13 @@ def router(services: SignInServices, sign_in: SignIn) -> APIRouter:
     )
     # 256 random bits cannot be guessed; the limit bounds what attempts write into the audit log
     limit = RateLimit(what="wrong links")
+    state = str(services.settings.state)
 
     @routes.get("")
     def show(request: Request) -> SignedIn:
         """The person of this session, if there is one."""
         session = sign_in.session(request)
-        return SignedIn() if session is None else _view(session)
+        return SignedIn() if session is None else _view(session, state)
 
     @routes.post("")
     def begin(body: Link, request: Request, response: Response) -> SignedIn:
@@ -140,7 +148,7 @@ def router(services: SignInServices, sign_in: SignIn) -> APIRouter:
             httponly=True,
             samesite="strict",
         )
-        return _view(session)
+        return _view(session, state)
 
     @routes.delete("", status_code=204)
     def end(request: Request, response: Response) -> None:
@@ -188,5 +196,10 @@ def require_own_origin(request: Request) -> None:
         raise ForbiddenError(f"Origin: expected this server's own, got {origin[:100] or 'none'!r}")
 
 
-def _view(session: Session) -> SignedIn:
-    return SignedIn(who=session.who, expires_at=session.expires_at, reads_only=not session.may_act)
+def _view(session: Session, state: str) -> SignedIn:
+    return SignedIn(
+        who=session.who,
+        expires_at=session.expires_at,
+        reads_only=not session.may_act,
+        state=state,
+    )

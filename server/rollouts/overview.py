@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from edge_sdk.cli.times import ago
+from edge_sdk.cli.times import ago, plural
 from server.registry.database import Registry
 from server.registry.records import DeviceReport
 from server.registry.rollouts.records import BACK, Member, Rollout
@@ -286,10 +286,12 @@ def summary(state: RolloutState) -> str:
     """A roll-out in one sentence."""
     about = f"roll-out {state.id} of {state.version} ({state.selection})"
     if state.state in ("running", "paused"):
-        share = f"{100 * state.share:g} %: {state.taken} of {state.joined} devices run it"
+        joined = f"{plural(state.joined, 'device')} in the share"
+        share = f"{100 * state.share:g} %: {joined}, {state.taken} of them on it"
         waits = f"; waits for {state.waits}" if state.waits else ""
         return f"{about} is {state.state} at {share}{waits}"
     when = ago(state.ended_at).replace("now", "just now")
     reason = f": {state.reason}" if state.reason else ""
     waits = f"; waits for {state.waits}" if state.waits else ""
-    return f"{about} {'is' if state.state == 'done' else 'was'} {state.state} {when}{reason}{waits}"
+    ended = "failed" if state.state == "failed" else f"was {state.state}"
+    return f"{about} {ended} {when}{reason}{waits}"

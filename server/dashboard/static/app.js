@@ -115,8 +115,10 @@ function OpenAlerts() {
 
 const Person = ({ who, leave, on = "desk" }) => html`
   <div class=${`person on-${on}`}>
-    <span title=${mayAct() ? "The audit log names your changes so" : "You see all pages, and change nothing"}>${who}</span>
-    ${!mayAct() && html`<${Badge} title="For changes, ask for a link without --read-only">reading only<//>`}
+    <div class="who">
+      <span title=${mayAct() ? "The audit log names your changes so" : "You see all pages, and change nothing"}>${who}</span>
+      ${!mayAct() && html`<${Badge} title="For changes, ask for a link without --read-only">reading only<//>`}
+    </div>
     <button class="plain" onClick=${leave} title="Sign out" aria-label="Sign out"><${Icon} name="out" /></button>
   </div>
 `;

@@ -47,7 +47,7 @@ function Chart({ options, data, label, height = 190, time = false }) {
 // seconds between two ticks of a time axis: its labels have no seconds, and would repeat themselves
 const MINUTES = [1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 7200, 14400].map((one) => 60 * one);
 
-const axes = (xValues, yValues, more = {}) => [
+const axes = (xValues, yValues, more = {}, ySpace = 30) => [
   {
     ...more,
     stroke: colour("soft"),
@@ -63,6 +63,7 @@ const axes = (xValues, yValues, more = {}) => [
     ticks: { show: false },
     font: "11px system-ui",
     size: 58,
+    space: ySpace,
     values: (_, splits) => splits.map((value) => (value === null ? "" : yValues(value))),
   },
 ];
@@ -88,6 +89,10 @@ const line = (label, name, shown, more = {}) => ({
  * of a value. `time`: whether x is UTC seconds. `most`: highest value of the axis, if it is fixed.
  */
 export function Lines({ x, lines, shown, time = false, xLabel = "", least = null, most = null, label, height }) {
+  // an axis without a line would have a scale that means nothing
+  if (!lines.some((one) => one.values.some((value) => value !== null && value !== undefined))) {
+    return html`<p class="soft">${label}: nothing was measured yet.</p>`;
+  }
   const few = x.length < 40;
   const options = () => ({
     kind: few,
@@ -98,6 +103,7 @@ export function Lines({ x, lines, shown, time = false, xLabel = "", least = null
       time ? moment(x) : (value) => (Number.isInteger(value) ? value : ""),
       shown,
       time ? { incrs: MINUTES } : {},
+      height < 120 ? 16 : 30, // a low chart has room for two numbers, if they may stand close
     ),
     series: [
       time ? { label: "time", value: (_, at) => (at ? moment(x)(at) : "–") } : { label: xLabel, value: (_, value) => value ?? "–" },

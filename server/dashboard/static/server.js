@@ -44,14 +44,19 @@ export const act = (path, body = {}) =>
     body: JSON.stringify(body),
   });
 
-let readsOnly = false;
+let session = {};
 
 /** Whether the person who is signed in may change anything; the server refuses it in any case. */
-export const mayAct = () => !readsOnly;
+export const mayAct = () => !session.reads_only;
+
+/** The server's folder, or a file in it, as commands on its machine name it. */
+export function inState(path = "") {
+  const text = [session.state, path].filter(Boolean).join("/");
+  return /^[\w@%+=:,./~-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
 
 async function signedIn(answer) {
-  const session = await answer;
-  readsOnly = session.reads_only;
+  session = await answer;
   return session;
 }
 

@@ -290,7 +290,10 @@ def test_rounds_and_the_audit_log_are_shown(desk: Visit) -> None:
     page.get_by_label("Kind").select_option("dashboard.")
     expect(page.get_by_text("dashboard.sign-in").first).to_be_visible()
     expect(page.get_by_text("device.enrol")).to_have_count(0)
-    page.get_by_label("About").fill("pi-2")
+    page.get_by_label("About").fill("digits/2")
+    expect(page.get_by_text("A model's name goes without its version")).to_be_visible()
+    page.get_by_label("About").fill("PI-2")
+    expect(page.get_by_text("A model's name goes without its version")).to_have_count(0)
     expect(page.get_by_text("No such entries.")).to_be_visible()
 
 
@@ -388,7 +391,7 @@ def test_a_roll_out_under_way_is_watched_and_stopped_on_a_phone(
         expect(page.get_by_text("fallback<5%, agreement>0.97, exit>20%")).to_be_visible()
         phone.act("Abort")
         expect(page.get_by_text("aborted", exact=True)).to_be_visible()
-        expect(page.get_by_text("devices of the share ran it", exact=False)).to_be_visible()
+        expect(page.get_by_text("of the share ran it", exact=False)).to_be_visible()
         assert registry.rollouts.all()[0].state == "aborted"
         page.get_by_role("button", name="Start a roll-out").click()
         dialog = page.get_by_role("dialog").bounding_box()
@@ -437,12 +440,21 @@ def test_open_alerts_are_counted_beside_the_name_of_their_page(desk: Visit) -> N
 def test_an_empty_server_shows_the_command_that_enrols_a_device(
     chromium: Browser, tmp_path: Path, run_server: Callable[..., ServerRun]
 ) -> None:
-    state = tmp_path / "empty"
+    state = tmp_path / "an empty state"
     run = run_server(state).wait_ready()
     with visit(chromium, run.http, state, DESK, name=None) as desk:
         page = desk.page
-        expect(page.get_by_text(f"splitedge server token create --state {state}")).to_be_visible()
+        expect(page.get_by_text(f"splitedge server token create --state '{state}'")).to_be_visible()
+        enrol = f"splitedge agent enroll --server {run.http} --state device --token"
+        expect(page.get_by_text(f"{enrol} TOKEN")).to_be_visible()
+        for name, word in (("Models", "--out '{}/models'"), ("Roll-outs", "--state '{}'")):
+            page.get_by_role("link", name=name).click()
+            expect(page.locator(".command").first).to_contain_text(word.format(state))
+        page.get_by_role("link", name="Training").click()
+        expect(page.locator(".command")).to_contain_text(f"--state '{state}'")
+        page.get_by_role("link", name="Fleet").click()
         page.get_by_role("button", name="Make a token").click()
+        expect(page.get_by_text(f"{enrol} TOKEN")).to_have_count(0)
         command = page.get_by_text("splitedge agent enroll", exact=False)
         expect(command).to_contain_text(f"--server {run.http} ")
         token = (command.text_content() or "").split()[-1]
@@ -450,9 +462,14 @@ def test_an_empty_server_shows_the_command_that_enrols_a_device(
         answer = run.call("POST", "/api/v1/enroll", json=body)
         assert answer.status == 201, answer.data
         expect(page.get_by_role("link", name="pi-9")).to_be_visible()
-        for name in ("Models", "Roll-outs", "Training"):
-            page.get_by_role("link", name=name).click()
-            expect(page.locator(".command").first).to_contain_text("splitedge")
+        reading = Reading.from_heartbeat(SimulatedDevice("pi-9", "none/1/d1", 0, 0).heartbeat(60))
+        desk.registry.telemetry.record({"pi-9": LastReading(time.time(), reading)})
+        page.get_by_role("link", name="pi-9").click()
+        expect(
+            page.get_by_text("Latency of answers over time: nothing was measured")
+        ).to_be_visible()
+        # the link and the memory are told; answers there were none
+        expect(page.locator(".chart.time canvas")).to_have_count(2)
 
 
 def test_a_session_that_ended_leads_to_the_door(desk: Visit) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ def test_the_page_in_the_order_of_a_reader(exported: Exported, tmp_path: Path) -
         started, told, *_ = reader.shell(PAGE.snippet("start")).splitlines()
         assert "roll-out 1 of digits/2 (all devices) is running at 10 %" in started
         assert "roll-out 1 of digits/2 (all devices) is running at 10 %" in told
+        assert re.search(r"at 10 %: 1 device in the share, \d of them on it;", told)
         paused, resumed, aborted, *rows = reader.shell(PAGE.snippet("control")).splitlines()
         assert "is paused" in paused
         assert "is running" in resumed

@@ -35,7 +35,7 @@ function Open({ alert, onDone }) {
       <div class="row">
         <${Badge} tone=${alert.level === "critical" ? "bad" : "warn"}>${alert.kind}<//>
         <b><${About} alert=${alert} /></b>
-        <span class="soft" title=${clock(alert.opened_at)}>since ${ago(alert.opened_at)}</span>
+        <span class="soft" title=${clock(alert.opened_at)}>opened ${ago(alert.opened_at)}</span>
         ${silenced && html`<${Badge}>silenced for ${lasting(alert.silenced_until - now())}<//>`}
         <span class="push">
           <${Action} label=${silenced ? "End the silence" : "Silence for a day"} path="alerts/silence" body=${body} onDone=${onDone}

@@ -19,7 +19,8 @@ export function AuditPage() {
   const [within, setWithin] = useState("");
   const [limit, setLimit] = useState(100);
   const asked = new URLSearchParams({ limit });
-  if (/^[a-z0-9-]+$/.test(about)) asked.set("about", about);
+  const named = /^[a-z0-9-]*$/.test(about);
+  if (about && named) asked.set("about", about);
   if (what) asked.set("what", what);
   if (outcome) asked.set("outcome", outcome);
   // whole minutes, so that the question stays the same from one look to the next
@@ -29,13 +30,13 @@ export function AuditPage() {
     <div class="heading"><h1>Audit</h1></div>
     <${Card}>
       <div class="filters">
-        <input type="search" placeholder="Device or model" aria-label="About" value=${about} onInput=${(event) => setAbout(event.target.value.trim())} />
+        <input type="search" placeholder="Device or model" aria-label="About" value=${about} onInput=${(event) => setAbout(event.target.value.trim().toLowerCase())} />
         <select aria-label="Kind" value=${what} onChange=${(event) => setWhat(event.target.value)}>
           <option value="">all kinds</option>
           ${KINDS.map(([value, label]) => html`<option value=${value}>${label}</option>`)}
         </select>
         <select aria-label="Outcome" value=${outcome} onChange=${(event) => setOutcome(event.target.value)}>
-          <option value="">done and refused</option>
+          <option value="">all outcomes</option>
           <option value="done">done</option>
           <option value="refused">refused</option>
         </select>
@@ -43,6 +44,7 @@ export function AuditPage() {
           ${DAYS.map(([value, label]) => html`<option value=${value}>${label}</option>`)}
         </select>
       </div>
+      ${!named && html`<div class="notice warn" role="status">A name has a-z, 0-9 and -, so all names are shown. A model's name goes without its version.</div>`}
       <${Stale} error=${facts && error} />
       ${facts ? html`<${Events} entries=${facts.entries} />` : html`<${Waiting} error=${error} />`}
       ${facts &&

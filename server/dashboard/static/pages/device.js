@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/preact-htm.js";
 import { Histogram, Lines } from "../charts.js";
 import { Action, Badge, Card, Figure, Pairs, Question, Stale, Table, Waiting } from "../parts.js";
 import { act, mayAct, useFacts } from "../server.js";
-import { ago, bytes, clock, fallbackShare, ms, number, percent, short } from "../words.js";
+import { ago, bytes, clock, fallbackShare, ms, number, percent, plural, short } from "../words.js";
 import { Events } from "./audit.js";
 import { Presence, moving } from "./fleet.js";
 
@@ -176,7 +176,7 @@ function Promises({ facts }) {
             ${bound !== null && bound > delta && html` <${Badge} tone="bad">above the limit<//>`}`,
         ],
         facts.earned !== null && ["budget", `${number(facts.spent)} spent of ${number(facts.earned)}`],
-        facts.restarts > 0 && ["agent started", `${facts.restarts} times in this time`],
+        facts.restarts > 0 && ["agent started", `${plural(facts.restarts, "time")} in this time`],
       ]} />
     <//>
   `;

@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/preact-htm.js";
 import { Lines } from "../charts.js";
 import { Action, Badge, Card, Command, Dialog, Empty, Figure, Stale, Table, Waiting, say } from "../parts.js";
-import { act, mayAct, useFacts } from "../server.js";
+import { act, inState, mayAct, now, useFacts } from "../server.js";
 import { ago, bytes, fallbackShare, ms, number, percent, plural, short } from "../words.js";
 
 const TONES = { online: "good", offline: "bad", never: "plain", waiting: "warn", revoked: "faint" };
@@ -23,7 +23,7 @@ export function FleetPage() {
   if (!facts) return html`<${Waiting} error=${error} />`;
   const joined = facts.devices.filter((one) => one.presence !== "waiting");
   const waiting = facts.devices.filter((one) => one.presence === "waiting");
-  if (!facts.devices.length) return html`<${First} facts=${facts} onDone=${reload} />`;
+  if (!facts.devices.length) return html`<${First} facts=${facts} />`;
   const fleets = [...new Set(joined.map((one) => one.fleet))];
   const shown = joined.filter((one) => (!fleet || one.fleet === fleet) && fits(one, text));
   return html`
@@ -74,7 +74,7 @@ const COLUMNS = [
       ${one.tags.map((tag) => html`<${Badge}>${tag}<//> `)}
     `,
   },
-  { label: "Fleet", of: (one) => one.fleet },
+  { label: "Fleet", wide: true, of: (one) => one.fleet },
   { label: "Model", wide: true, of: (one) => one.runs, cell: (one) => html`<${Bundle} device=${one} />` },
   { label: "Depth", of: (one) => one.depth, right: true },
   { label: "Memory", of: (one) => one.memory_bytes, cell: (one) => bytes(one.memory_bytes), right: true },
@@ -89,6 +89,7 @@ const COLUMNS = [
   { label: "Latency", of: (one) => one.latency_ms, cell: (one) => ms(one.latency_ms), right: true },
   {
     label: "Last seen",
+    wide: true,
     of: (one) => one.last_seen,
     cell: (one) => html`${one.presence === "offline" && html`<span class="bad-text">offline</span>, `}${ago(one.last_seen)}`,
     right: true,
@@ -134,11 +135,13 @@ function Sums({ devices }) {
 /** Answers of all devices in the last hour, by source. */
 function Answers() {
   const { facts } = useFacts("history?since_s=3600", 15);
-  if (!facts || facts.length < 2) return null;
-  const rate = (key) => facts.map((one) => (60 * one[key]) / one.span_s);
+  // devices tell of their answers every 30 s: the newest minutes are not whole yet, nor is the one with which the hour begins
+  const whole = (facts || []).filter((one) => one.at <= now() - 30 && one.at - one.span_s >= now() - 3600);
+  if (whole.length < 2) return null;
+  const rate = (key) => whole.map((one) => (60 * one[key]) / one.span_s);
   return html`
     <${Card} title="Answers a minute" note="all devices, the last hour">
-      <${Lines} x=${facts.map((one) => one.at)} time=${true} shown=${short} least=${0} height=${150} label="Answers a minute of all devices over the last hour, by source"
+      <${Lines} x=${whole.map((one) => one.at)} time=${true} shown=${short} least=${0} height=${150} label="Answers a minute of all devices over the last hour, by source"
         lines=${[
           { label: "exits", colour: "accent", values: rate("exits") },
           { label: "offloads", colour: "third", values: rate("offloads") },
@@ -172,22 +175,26 @@ const serverUrl = () => location.href.replace(/#.*/, "").replace(/\/$/, "");
 const enrol = (token) => `splitedge agent enroll --server ${serverUrl()} --state device --token ${token}`;
 
 /** A server without devices: the commands that bring the first one. */
-const First = ({ facts, onDone }) => html`
-  <div class="heading"><h1>Fleet</h1></div>
-  <${Empty} title="No devices yet">
-    <ol>
-      <li><p>Install splitedge on the device, in a checkout of this server's release (version ${facts.version}):</p><${Command} text="pip install -c constraints.txt '.[serve]'" /></li>
-      <li>
-        <p>Make a token, which lets one device in, once, within an hour. On the machine of the server, this command makes one, too:</p>
-        <${Command} text=${`splitedge server token create --state ${facts.state}`} />
-        ${mayAct() && html`<${TokenMaker} fleets=${[]} />`}
-      </li>
-      <li><p>Start the agent:</p><${Command} text="splitedge agent run --state device --serve 127.0.0.1:8080" /></li>
-    </ol>
-    ${facts.local &&
-    html`<p class="soft">This server listens on this machine only, so the device is this machine. For devices elsewhere, start the server with <b>--http</b>, <b>--tls-cert</b> and <b>--tls-key</b>.</p>`}
-  <//>
-`;
+function First({ facts }) {
+  const [made, setMade] = useState(false);
+  return html`
+    <div class="heading"><h1>Fleet</h1></div>
+    <${Empty} title="No devices yet">
+      <ol>
+        <li><p>Install splitedge on the device, in a checkout of this server's release (version ${facts.version}):</p><${Command} text="pip install -c constraints.txt '.[serve]'" /></li>
+        <li>
+          <p>Make a token, which lets one device in, once, within an hour. On the machine of the server, this command makes one, too:</p>
+          <${Command} text=${`splitedge server token create --state ${inState()}`} />
+          ${mayAct() && html`<${TokenMaker} fleets=${[]} onMade=${() => setMade(true)} />`}
+        </li>
+        ${!made && html`<li><p>Enrol the device with the token, on the device:</p><${Command} text=${enrol("TOKEN")} /></li>`}
+        <li><p>Start the agent:</p><${Command} text="splitedge agent run --state device --serve 127.0.0.1:8080" /></li>
+      </ol>
+      ${facts.local &&
+      html`<p class="soft">This server listens on this machine only, so the device is this machine. For devices elsewhere, start the server with <b>--http</b>, <b>--tls-cert</b> and <b>--tls-key</b>.</p>`}
+    <//>
+  `;
+}
 
 const AddDevice = ({ facts, onClose }) => html`
   <${Dialog} title="Add a device" onClose=${onClose}>
@@ -197,12 +204,13 @@ const AddDevice = ({ facts, onClose }) => html`
   <//>
 `;
 
-function TokenMaker({ fleets }) {
+function TokenMaker({ fleets, onMade }) {
   const [made, setMade] = useState(null);
   const [fleet, setFleet] = useState(fleets[0] || "default");
   const make = async () => {
     try {
       setMade(await act("tokens", { fleet }));
+      if (onMade) onMade();
     } catch (error) {
       say(error.message);
     }

@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/preact-htm.js";
 import { OperatingCurve } from "../charts.js";
 import { Action, Badge, Card, Command, Dialog, Empty, Pairs, Stale, Table, Waiting, say } from "../parts.js";
-import { act, mayAct, useFacts } from "../server.js";
+import { act, inState, mayAct, useFacts } from "../server.js";
 import { ago, bytes, clock, percent, plural } from "../words.js";
 
 export function ModelsPage() {
@@ -25,8 +25,8 @@ export function ModelsPage() {
 const None = () => html`
   <${Empty} title="No model yet">
     <p>Make one of your own ONNX classifier, or train one. Write it into the server's folder of models, and it is published within seconds:</p>
-    <${Command} text="splitedge adopt model.onnx --data images/ --name my-model --out server/models" />
-    <${Command} text="splitedge export --run RUN --out server/models --name my-model" />
+    <${Command} text=${`splitedge adopt model.onnx --data images/ --name my-model --out ${inState("models")}`} />
+    <${Command} text=${`splitedge export --run RUN --out ${inState("models")} --name my-model`} />
   <//>
 `;
 
@@ -81,6 +81,7 @@ function Model({ name, facts, failed, onDone }) {
   return html`
     <${Card} title=${name} note=${shown.class_names.length ? plural(shown.class_names.length, "class").replace("classs", "classes") : ""} actions=${back}>
       <${Table} label=${`Versions of ${name}`} columns=${columns} rows=${versions} keyOf=${(one) => one.state.version} down=${true} />
+      ${shown.bundles.length > 0 && versions.length > 1 && html`<p class="soft small">The bundles of ${name}/${shown.state.version}. Click on another version to see its own.</p>`}
       ${shown.bundles.length > 0 && html`<${Bundles} key=${shown.state.version} bundles=${shown.bundles} />`}
     <//>
   `;
@@ -152,7 +153,7 @@ function Fleets({ facts, onDone }) {
   const [changed, setChanged] = useState(null);
   const columns = [
     { label: "Fleet", of: (one) => one.fleet },
-    { label: "Model", of: (one) => one.model, cell: (one) => (one.model ? `${one.model}/${one.version}` : "none yet") },
+    { label: "Model", wide: true, of: (one) => one.model, cell: (one) => (one.model ? `${one.model}/${one.version}` : "none yet") },
     {
       label: "Moves",
       wide: true,

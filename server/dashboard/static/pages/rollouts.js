@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/preact-htm.js";
 import { Action, Badge, Card, Command, Dialog, Empty, Pairs, Stale, Table, Waiting, say } from "../parts.js";
-import { act, mayAct, useFacts } from "../server.js";
+import { act, inState, mayAct, useFacts } from "../server.js";
 import { ago, lasting, ms, number, percent, plural } from "../words.js";
 
 const TONES = { running: "good", paused: "warn", done: "plain", failed: "bad", aborted: "warn" };
@@ -28,7 +28,7 @@ export function RolloutsPage() {
 const None = () => html`
   <${Empty} title="No roll-out yet">
     <p>A roll-out moves a version to a share of the devices, watches how they do, and goes on to the next share, or back by itself. Without one, the active version of a model goes to all devices of its fleets at once.</p>
-    <${Command} text='splitedge server rollout start my-model 2 --share 10% --then 50%,100% --health "fallback<5%" --wait 10m --state ./server' />
+    <${Command} text=${`splitedge server rollout start my-model 2 --share 10% --then 50%,100% --health "fallback<5%" --wait 10m --state ${inState()}`} />
   <//>
 `;
 
@@ -49,7 +49,7 @@ function Rollout({ rollout, onDone }) {
       <div class="row">
         <${Badge} tone=${TONES[rollout.state] || "plain"}>${rollout.state}<//>
         <${Steps} rollout=${rollout} />
-        <span class="soft push">${number(rollout.taken)} of ${number(rollout.joined)} devices of the share ${live || rollout.state === "done" ? "run" : "ran"} it</span>
+        <span class="soft push">${number(rollout.taken)} of ${plural(rollout.joined, "device")} of the share ${live || rollout.state === "done" ? "run" : "ran"} it</span>
       </div>
       ${rollout.reason && html`<div class="notice ${rollout.state === "failed" ? "bad" : ""}">${rollout.reason}</div>`}
       ${rollout.waits && html`<p class="soft">It waits for ${rollout.waits}.</p>`}
@@ -113,6 +113,10 @@ const COLUMNS = [
   { label: "Last seen", wide: true, of: (one) => one.last_seen, cell: (one) => ago(one.last_seen), right: true },
 ];
 
+const HEALTH =
+  "Conditions with commas between them, such as fallback<5%, exit>60%, agreement>0.97, latency<80ms. With 1.2x in the" +
+  " place of a number, the share is compared with the devices that stayed. If a condition does not hold, all devices go back.";
+
 function Start({ facts, onClose, onDone }) {
   const [version, setVersion] = useState(facts.versions.at(-1));
   const [shares, setShares] = useState("10, 50, 100");
@@ -150,7 +154,8 @@ function Start({ facts, onClose, onDone }) {
           ${facts.fleets.map((one) => html`<option value=${one}>${one}</option>`)}
         </select></label>
         <label>Shares in % <input value=${shares} onInput=${typed(setShares)} /></label>
-        <label>Health <input value=${health} onInput=${typed(setHealth)} /></label>
+        <label>Health <input value=${health} onInput=${typed(setHealth)} aria-describedby="health" /></label>
+        <p class="soft small" id="health">${HEALTH}</p>
         <label>Minutes at each share <input type="number" min="0" value=${minutes} onInput=${typed(setMinutes)} /></label>
         <div class="buttons">
           <button type="button" onClick=${onClose}>Cancel</button>

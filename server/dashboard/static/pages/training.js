@@ -3,7 +3,7 @@
 import { html } from "../vendor/preact-htm.js";
 import { Lines } from "../charts.js";
 import { Badge, Card, Command, Empty, Figure, Stale, Table, Waiting } from "../parts.js";
-import { useFacts } from "../server.js";
+import { inState, useFacts } from "../server.js";
 import { ago, bytes, lasting, number, percent } from "../words.js";
 
 const TONES = { running: "good", finished: "plain", stopped: "warn" };
@@ -33,7 +33,7 @@ export function TrainingPage({ of }) {
 const None = () => html`
   <${Empty} title="No training yet">
     <p>A training with your devices shows its rounds here as they end. A recipe says which method, network and data:</p>
-    <${Command} text="splitedge train examples/recipes/supersfl-digits.toml --state ./server" />
+    <${Command} text=${`splitedge train examples/recipes/supersfl-digits.toml --state ${inState()}`} />
   <//>
 `;
 
@@ -48,7 +48,7 @@ function Training({ training }) {
       <h2>${training.name}</h2>
       <${Badge} tone=${TONES[training.state]}>${training.state}<//>
       <span class="soft">${[training.method, training.dataset].filter(Boolean).join(" on ")}</span>
-      <span class="soft push">last round ${rounds.length ? ago(training.changed_at) : "not yet"}</span>
+      <span class="soft push">${rounds.length ? `last round ${ago(training.changed_at)}` : "no round has ended yet"}</span>
     </div>
     <div class="figures">
       <${Figure} label="Rounds" value=${training.rounds_wanted ? `${rounds.length} of ${training.rounds_wanted}` : number(rounds.length)} note=${last ? `${lasting(last.seconds)} for the last` : ""} />
