@@ -81,7 +81,7 @@ function Troubles({ facts }) {
 
 const Sums = ({ line }) => html`
   <div class="figures">
-    <${Figure} label="Last seen" value=${ago(line.last_seen)} note=${line.presence} tone=${line.presence === "online" ? "good" : ""} />
+    <${Figure} label="Last seen" value=${ago(line.last_seen)} note=${line.presence} tone=${{ online: "good", offline: "bad" }[line.presence] || ""} />
     <${Figure} label="An answer on the device" value=${ms(line.latency_ms)} note="median" />
     <${Figure} label="To the server and back" value=${ms(line.round_trip_ms)} note="a small message" />
     <${Figure} label="Memory free" value=${bytes(line.memory_bytes)} note="on the device" />
