@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +85,10 @@ def create(
         typer.echo(password)
     else:
         url = address.url.replace("://", f"://{user}@")
-        typer.echo(f"Next: splitedge server backend --mqtt {url} --mqtt-password-file {out}")
+        words = ["splitedge", "server", "backend", "--mqtt", url, "--mqtt-password-file", str(out)]
+        if mqtt is None:
+            words += ["--state", str(state)]
+        typer.echo(f"Next: {shlex.join(words)}")
 
 
 @app.command("list", epilog="Example: splitedge server logins list --state ./server")

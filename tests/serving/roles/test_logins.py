@@ -184,6 +184,7 @@ def test_a_backend_answers_by_a_login_of_its_own(exported: Exported, tmp_path: P
         made = typed(create, state, file)
         assert made.exit_code == 0, made.output + str(made.exception)
         words = made.stdout.split()
+        assert words[-2:] == ["--state", str(state)]
         url = words[words.index("--mqtt") + 1]
         assert url.startswith("mqtt://backend.gpu-1@127.0.0.1:")
         assert file.stat().st_mode & 0o777 == 0o600
