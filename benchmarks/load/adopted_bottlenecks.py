@@ -41,7 +41,7 @@ from exporters.adopt.graph.gradients import torch_suffix
 from exporters.adopt.graph.graph import part
 from exporters.adopt.graph.split import open_session, segment_model
 from exporters.adopt.narrowing import channel_axis
-from exporters.offloads.bottleneck import Bottleneck, train_bottleneck, widths_of
+from exporters.offloads.bottleneck import STEPS, Bottleneck, train_bottleneck, widths_of
 from exporters.parity import run_torch
 
 Floats = NDArray[np.float32]
@@ -64,7 +64,7 @@ def main(
     *,
     keep: Annotated[Path | None, typer.Option(help="Folder with, or for, the model.")] = None,
     cuts: Annotated[int, typer.Option(help="Number of cuts, the shallowest that pay.")] = 2,
-    steps: Annotated[int, typer.Option(help="Steps of learning.")] = 1_000,
+    steps: Annotated[int, typer.Option(help="Steps of learning.")] = STEPS,
     data: Data = None,
     results: Results = Path(__file__).parents[1] / "results",
 ) -> None:

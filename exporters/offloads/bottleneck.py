@@ -40,7 +40,9 @@ SHARES: Final = (2, 4, 8)
 STEPS_OF_INT4: Final = 15
 TOLERANCE: Final = 1e-4
 LEARNT_MOST: Final = 10_000
-STEPS: Final = 1_000
+# More steps learn the samples by heart: with half of cnn6's channels and 6,000 samples, 1,000 keep
+# 98.9 and 99.0 % of the labels of 3,000 others (depths 2 and 3), 300 keep 99.5 and 98.8 %.
+STEPS: Final = 300
 BATCH: Final = 128
 _RATE: Final = 3e-3
 _POSITIONS_MOST: Final = 200_000
