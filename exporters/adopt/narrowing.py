@@ -66,7 +66,11 @@ def bottleneck_at(
     most = min(LEARNT_MOST, max(1, LEARNT_BYTES // (4 * cut.values)))
     z = prefix(as_raw(learn_x[spread_rows(len(learn_x), most)], classifier.raw))
     z_held = prefix(held_x)
-    answer: Answer = lambda given: torch.from_numpy(suffix(given.numpy()))  # noqa: E731
+
+    def by_onnxruntime(given: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(suffix(given.numpy()))
+
+    answer: Answer = by_onnxruntime
     learns = True
     try:
         answer = torch_suffix(classifier.graph, cut, z, by_sample=not classifier.batches)

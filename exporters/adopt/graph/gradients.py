@@ -24,6 +24,7 @@ from exporters.errors import ExportError
 Floats = NDArray[np.float32]
 
 COMPARED: Final = 32  # samples
+STANDARD: Final = ("", "ai.onnx")  # domains of operators
 
 
 class TorchSuffix:
@@ -40,15 +41,14 @@ class TorchSuffix:
         model = part(graph, given, outputs, batch=1 if by_sample else None)
         self._by_sample = by_sample
         (self._input,) = (info.name for info in model.graph.input)
-        self._opset = max(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
-        self._nodes = [(node, Attributes(node, self._opset)) for node in model.graph.node]
+        opset = max(each.version for each in model.opset_import if each.domain in STANDARD)
+        self._nodes = [(node, Attributes(node, opset)) for node in model.graph.node]
         self._weights = {each.name: _tensor(each) for each in model.graph.initializer}
-        foreign = ("", "ai.onnx")
         unknown = sorted(
             {
                 node.op_type
                 for node, _ in self._nodes
-                if node.op_type not in OPERATORS or node.domain not in foreign
+                if node.op_type not in OPERATORS or node.domain not in STANDARD
             }
         )
         if unknown:

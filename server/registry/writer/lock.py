@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import socket
-from pathlib import Path
 from typing import IO, Final, Protocol
 
 from sqlalchemy import URL, Connection, Engine, text
@@ -76,7 +75,7 @@ class _FileLock:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as err:
-            raise storage_error(Path(path), 0, err) from err
+            raise storage_error(path, 0, err) from err
         self._file: IO[str] = os.fdopen(handle, "r+")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
