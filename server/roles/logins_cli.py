@@ -137,7 +137,10 @@ def _admin(
     from server.broker.mosquitto import MosquittoAdmin
     from server.broker.mosquitto_files import BACKEND
     from server.roles.run import broker_for
+    from server.state import check_server_state
 
+    if mqtt is None:
+        check_server_state(state)
     address, pinned = broker_for(mqtt, password_file, state)
     if address.username != BACKEND or not address.password:
         raise ConfigurationError(
