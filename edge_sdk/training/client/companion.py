@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from edge_sdk.training.client.second_view import SecondView
+from edge_sdk.training.formulas.vector_jacobian import vector_jacobian
 from edge_sdk.training.protocol.messages import Weights
 
 
@@ -59,7 +59,7 @@ class OpenBatch:
         Args:
             keep: whether the graph is needed again.
         """
-        return list(torch.autograd.grad(self.z, self.parameters, gradient, retain_graph=keep))
+        return list(vector_jacobian(self.z, self.parameters, gradient, keep=keep))
 
 
 class Companion:

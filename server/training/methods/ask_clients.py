@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from edge_sdk.training.formulas.vector_jacobian import vector_jacobian
 from edge_sdk.training.protocol.messages import Feedback
 from server.training.core.round_view import RoundView
 from server.training.core.server_state import ServerState, Suffix
@@ -82,11 +82,7 @@ class _Forward:
         """From the gradient by the outputs to those by z and by the copy's parameters."""
         wanted = [self.z, *self.copy.parameters]
         keep = self.first is not None
-        return list(
-            torch.autograd.grad(
-                self.outputs, wanted, gradient, retain_graph=keep, allow_unused=True
-            )
-        )
+        return list(vector_jacobian(self.outputs, wanted, gradient, keep=keep, allow_unused=True))
 
     def aligned(self, own: Gradients) -> Gradients:
         """The parameters' gradients with the alignment's added."""
