@@ -17,6 +17,11 @@ def field_of(scope: Scope, name: bytes) -> str | None:
     return None
 
 
+def address_of(client: tuple[str, int] | None) -> str:
+    """The address of a request's client, empty if it is not known."""
+    return "" if client is None else str(client[0])
+
+
 def headers_of(scope: Scope) -> dict[str, str]:
     """The fields of a request by their names, in lower case; of two of one name the first."""
     headers: dict[str, str] = {}

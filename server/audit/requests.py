@@ -7,6 +7,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_sdk.wire.topics import ID_PATTERN
+from server.access.heads import address_of
 from server.audit.log import AuditLog
 from server.registry.trail.events import Event
 from server.registry.transactions import acting_from
@@ -31,8 +32,7 @@ class AuditRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        client = scope.get("client")
-        source = "" if client is None else str(client[0])
+        source = address_of(scope.get("client"))
         state = scope.setdefault("state", {})
         status = 0
 

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.access.heads import is_query
+from server.access.heads import address_of, is_query
 from server.access.recent_logins import RecentLogins
 from server.access.rules import Login, Rule
 from server.access.table import is_guarded, methods_of, rule_of
@@ -205,8 +205,7 @@ def is_open_to(rule: Rule, fields: AbstractSet[bytes], *, loopback: bool) -> boo
 def _header_and_source(scope: Scope) -> tuple[bytes, str]:
     """The login of a request as it was sent, empty if there is none, and its client's address."""
     header = next((value for name, value in scope["headers"] if name == AUTHORIZATION), b"")
-    client = scope.get("client")
-    return header, "" if client is None else str(client[0])
+    return header, address_of(scope.get("client"))
 
 
 def _no_route(path: str) -> ASGIApp:

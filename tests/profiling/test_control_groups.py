@@ -11,16 +11,9 @@ import pytest
 
 from profiles.control_groups import usable_cores
 from profiles.device import probe
+from tests.profiling.trees import write_tree
 
 CORES = len(os.sched_getaffinity(0))
-
-
-def tree(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 @pytest.mark.parametrize(
@@ -39,7 +32,7 @@ def test_a_quota_of_version_2_bounds_the_cores(tmp_path: Path, quota: str, cores
         "proc/self/cgroup": "0::/pod/container\n",
         "sys/fs/cgroup/pod/container/cpu.max": f"{quota}\n",
     }
-    assert usable_cores(tree(tmp_path, files)) == cores
+    assert usable_cores(write_tree(tmp_path, files)) == cores
 
 
 def test_the_tightest_quota_on_the_way_up_counts(tmp_path: Path) -> None:
@@ -48,7 +41,7 @@ def test_the_tightest_quota_on_the_way_up_counts(tmp_path: Path) -> None:
         "sys/fs/cgroup/pod/container/cpu.max": "max 100000\n",
         "sys/fs/cgroup/pod/cpu.max": "100000 100000\n",
     }
-    assert usable_cores(tree(tmp_path, files)) == 1
+    assert usable_cores(write_tree(tmp_path, files)) == 1
     assert probe(root=tmp_path).cores == 1
 
 
@@ -61,7 +54,7 @@ def test_a_quota_of_version_1_is_found_under_a_path_of_the_host(
         "sys/fs/cgroup/cpu/cpu.cfs_quota_us": f"{quota}\n",
         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
     }
-    assert usable_cores(tree(tmp_path, files)) == cores
+    assert usable_cores(write_tree(tmp_path, files)) == cores
 
 
 def test_a_set_of_cores_bounds_them() -> None:

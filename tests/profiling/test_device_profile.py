@@ -19,6 +19,7 @@ from profiles.device import (
 )
 from profiles.errors import InvalidProfileError
 from profiles.link import LinkProfile
+from tests.profiling.trees import write_tree
 
 PI = DeviceProfile(
     name="pi-07",
@@ -31,14 +32,6 @@ PI = DeviceProfile(
     link_latency_ms=None,
     link_bandwidth_mbps=None,
 )
-
-
-def write_tree(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from edge_sdk.wire.answers import HEADER_LENGTH, pack_answer, read_header_length
 from edge_sdk.wire.frames import HTTP_LIMITS, Frame, decode
 from edge_sdk.wire.messages import Query, frame_id, read_deadline
 from edge_sdk.wire.traceparent import TraceContext, read_traceparent
+from server.access.heads import address_of
 from server.access.rules import Login
 from server.backend.inference import Inference
 from server.backend.jobs import Done
@@ -98,7 +99,7 @@ def sender_of(login: Login | None, client: tuple[str, int] | None, senders: Send
     address of an anonymous client.
     """
     if login is None:
-        return "" if client is None else str(client[0])
+        return address_of(client)
     if login.key is not None:
         own = SenderLimits(login.key.requests, login.key.rows, login.key.bytes)
         senders.limit(login.name, own)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from edge_sdk.session import Array
 from edge_sdk.wire.answers import HEADER_LENGTH
-from server.access.heads import is_query
+from server.access.heads import address_of, is_query
 from server.access.recent_logins import RecentLogins
 from server.access.rules import Rule
 from server.access.table import KNOWN_LENGTH, KNOWN_PATHS, rule_of
@@ -85,7 +85,7 @@ class DirectQueries:
             if not is_open_to(found.rule, head.keys(), loopback=self._loopback):
                 return None
         else:
-            source = "" if client is None else str(client[0])
+            source = address_of(client)
             login = self._logins.find(header, source, found.rule, found.names[0])
             if login is None:
                 return None

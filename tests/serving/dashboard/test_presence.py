@@ -128,7 +128,7 @@ def test_a_connection_that_breaks_and_comes_back_is_no_absence(
 
         comes_back()
         for _ in range(2):
-            broken = cast("socket.socket", link._client.socket())  # type: ignore[union-attr]
+            broken = cast("socket.socket", link._client.socket())  # type: ignore[union-attr]  # it is connected
             broken.shutdown(socket.SHUT_RDWR)
             gone_at = wait_until(lambda: _device(registry).gone_at, "the will did not come")
             assert gone_at is not None
