@@ -8,7 +8,7 @@ components.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from exporters.adopt.graph.cuts import Cut, Plan
 from exporters.adopt.graph.gradients import torch_suffix
 from exporters.adopt.heads import channels_first
 from exporters.adopt.inputs import as_raw
-from exporters.adopt.settings import Settings
 from exporters.bundle import spread_rows
 from exporters.errors import ExportError
 from exporters.offloads.bottleneck import (
@@ -48,24 +47,22 @@ def bottleneck_at(
     *,
     halves: tuple[Run, Run],
     samples: tuple[Array, Array],
-    settings: Settings,
+    wanted: int | Literal["auto"],
     progress: Callable[[str], None],
 ) -> tuple[Bottleneck, float] | None:
     """The bottleneck of a cut and the share of the final labels that it may change.
 
     Args:
         halves: raw inputs to z, and z to logits, by onnxruntime.
-        samples: inputs of the training part, and raw held-out ones.
+        samples: inputs of the training part, and z of held-out ones.
+        wanted: its channels.
     Returns: None where `auto` finds none.
     Raises: ExportError for a number of channels that z does not have.
     """
-    if settings.bottleneck == "never":
-        return None
     prefix, suffix = halves
-    learn_x, held_x = samples
+    learn_x, z_held = samples
     most = min(LEARNT_MOST, max(1, LEARNT_BYTES // (4 * cut.values)))
     z = prefix(as_raw(learn_x[spread_rows(len(learn_x), most)], classifier.raw))
-    z_held = prefix(held_x)
 
     def by_onnxruntime(given: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(suffix(given.numpy()))
@@ -83,7 +80,7 @@ def bottleneck_at(
         channel_axis(classifier, cut),
         answer,
         (z_held, suffix(z_held).argmax(axis=1)),
-        wanted=settings.bottleneck,
+        wanted=wanted,
         depth=cut.depth,
         progress=progress,
         learns=learns,

@@ -103,27 +103,28 @@ def write_model(
         timed = []
         decoders = []
         for each in exits:
-            halves = _prefix(classifier, each), _suffix(classifier, each.cut)
-            narrow = bottleneck_at(
-                classifier,
-                plan,
-                each.cut,
-                halves=halves,
-                samples=(train.x, checked.x),
-                settings=settings,
-                progress=progress,
-            )
             source = _source(classifier, each, settings, checked, rows)
-            if narrow is not None:
-                pair, changed_at_most = narrow
-                z = halves[0](checked.x)
-                decoders.append(write_decoder(pair, each.cut.depth, z, work / "segments")[0])
-                source = replace(
-                    source,
-                    bottleneck=pair,
-                    changed_at_most=changed_at_most,
-                    codec=SMALLEST if settings.codec == AUTO else settings.codec,
+            if settings.bottleneck != "never":
+                prefix = _prefix(classifier, each)
+                z = prefix(checked.x)
+                narrow = bottleneck_at(
+                    classifier,
+                    plan,
+                    each.cut,
+                    halves=(prefix, source.suffix),
+                    samples=(train.x, z),
+                    wanted=settings.bottleneck,
+                    progress=progress,
                 )
+                if narrow is not None:
+                    pair, changed_at_most = narrow
+                    decoders.append(write_decoder(pair, each.cut.depth, z, work / "segments")[0])
+                    source = replace(
+                        source,
+                        bottleneck=pair,
+                        changed_at_most=changed_at_most,
+                        codec=SMALLEST if settings.codec == AUTO else settings.codec,
+                    )
             variants += write_bundles(source, work / "bundles", calibration, progress)
             bundle = BundleManifest.load(work / "bundles" / f"d{each.cut.depth}")
             exit_ms = bundle.parity["latency_us"] / 1e3

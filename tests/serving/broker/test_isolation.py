@@ -232,9 +232,9 @@ def text(value: str) -> bytes:
     return len(value.encode()).to_bytes(2, "big") + value.encode()
 
 
-@pytest.fixture
-def connect(world: World) -> Iterator[Callable[..., Client]]:
-    """Connects clients that are disconnected at the end of the test."""
+@contextlib.contextmanager
+def clients_of(world: World) -> Iterator[Callable[..., Client]]:
+    """Connects clients that are disconnected at the end of the block."""
     with contextlib.ExitStack() as clients:
 
         def connected(client_id: str, **options: object) -> Client:
@@ -242,6 +242,13 @@ def connect(world: World) -> Iterator[Callable[..., Client]]:
             clients.callback(client.close)
             return client
 
+        yield connected
+
+
+@pytest.fixture
+def connect(world: World) -> Iterator[Callable[..., Client]]:
+    """Connects clients that are disconnected at the end of the test."""
+    with clients_of(world) as connected:
         yield connected
 
 

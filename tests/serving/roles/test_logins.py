@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import shlex
@@ -34,6 +33,7 @@ from tests.serving.broker.test_isolation import (
     TO_DEVICE,
     Client,
     World,
+    clients_of,
     mosquitto,
     topic_of,
 )
@@ -72,13 +72,7 @@ def admin(world: World) -> Iterator[MosquittoAdmin]:
 
 @pytest.fixture
 def connect(world: World) -> Iterator[Callable[..., Client]]:
-    with contextlib.ExitStack() as clients:
-
-        def connected(client_id: str, **options: str) -> Client:
-            client = Client(world.port, client_id, **options)  # type: ignore[arg-type]  # as given
-            clients.callback(client.close)
-            return client
-
+    with clients_of(world) as connected:
         yield connected
 
 
