@@ -7,7 +7,7 @@ WORK/SCALE/estimates.json       seconds of rows that none has finished yet, by r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -71,7 +71,9 @@ class Runner:
         def finish(job: Job, folder: Path) -> None:
             if not self.resume:
                 discard(folder)
-            trial = train_row(
+            trial = self._trial_elsewhere(job) if self.resume else None
+            taken = " (another table's, of the same recipe)" if trial else ""
+            trial = trial or train_row(
                 job,
                 folder,
                 self.device,
@@ -83,7 +85,7 @@ class Runner:
             add_trial(self.results, TABLES[job.table], self.scale, job, trial)
             here.add(str(job))
             found = figures(headlines(trial.measures))
-            say(f"{job}: {found} in {duration(trial.clock_seconds)}")
+            say(f"{job}: {found} in {duration(trial.clock_seconds)}{taken}")
             self.write_progress()
 
         try:
@@ -102,6 +104,17 @@ class Runner:
         """The row's result, by its recipe as it is now."""
         report = read_report(report_path(self.results, job.table, self.scale))
         return report.trial_of(job, TABLES[job.table].measures)
+
+    def _trial_elsewhere(self, job: Job) -> Trial | None:
+        """The result of another table's row that has the same recipe, as one of this row."""
+        names = TABLES[job.table].measures
+        for name in TABLES:
+            report = read_report(report_path(self.results, name, self.scale))
+            for trial in report.trials:
+                same = (trial.digest, trial.seed) == (job.digest, job.seed)
+                if same and set(names) <= trial.measures.keys():
+                    return replace(trial, row=job.row)
+        return None
 
     def write_progress(self) -> None:
         """Write the page of what is done and what is left.

@@ -27,6 +27,7 @@ from benchmarks.paper.plan import FOR_GPU, FULL, OF_PAPERS, groups_of, jobs_of
 from benchmarks.paper.progress import write_progress
 from benchmarks.paper.recipes import job_of
 from benchmarks.paper.report import add_trial, report_path
+from benchmarks.paper.runner import Runner
 from benchmarks.paper.tables import over
 from benchmarks.reports import child_environment, provenance
 from edge_sdk.errors import ConfigurationError, SplitedgeError
@@ -253,6 +254,34 @@ def test_a_folder_that_is_asked_for_as_it_is_removed_ends_nothing(tmp_path: Path
         [job], tmp_path, is_finished=lambda job: job in done, finish=finish, clock=Clock()
     )
     assert outcome.done == 1
+
+
+def test_a_row_that_another_table_has_too_is_trained_once(tmp_path: Path) -> None:
+    def run(table: str, row: str, *, resume: bool = True) -> Trial:
+        chosen = next(each for each in TABLES[table].rows if each.name == row)
+        job = job_of(table, TABLES[table], chosen, "smoke")
+        runner = Runner(
+            scale="smoke",
+            device="cpu",
+            seeds=1,
+            results=tmp_path / "results",
+            work=tmp_path / "work",
+            resume=resume,
+            clock=Clock(),
+            command=f"--resume {resume}",
+        )
+        assert runner.run([job]).failed == []
+        found = runner.trial_of(job)
+        assert found is not None
+        return found
+
+    first = run("supersfl", "SuperSFL")
+    shared = run("supersfl-fusion", "depth and loss")
+    assert shared == replace(first, row="depth and loss")
+    anew = run("supersfl-fusion", "depth and loss", resume=False)
+    assert (anew.made["command"], anew.curve) == ("--resume False", first.curve)
+    other = run("supersfl-fusion", "no loss")
+    assert other.digest != first.digest
 
 
 def a_trial(job: Job, **changes: Any) -> Trial:
