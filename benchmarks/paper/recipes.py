@@ -11,7 +11,6 @@ from typing import Any, Final
 from benchmarks.jobs.job import Job
 from benchmarks.paper.measures import of_clients
 from benchmarks.paper.tables import Row, Scale, Table, over
-from benchmarks.paper.tuned import tuned_numbers
 from edge_sdk.training.data.load import HELD_OUT_SHARE
 from server.training.recipe.recipe import read_recipe
 
@@ -47,9 +46,7 @@ def _with_tuned(table: Table, row: Row, scale: Scale) -> dict[str, Any]:
     """The row's recipe over the numbers that were chosen for its method, over the scale's."""
     base = table.scales[scale]
     plain = over(base, row.recipe)
-    if scale not in table.tuned:
-        return plain
-    chosen = tuned_numbers(plain["data"]["name"])
+    chosen = table.tuned_numbers(scale)
     if row.name in chosen:
         # the default recipe is no method: its row has its name, and what was swept is in the row
         return over(plain, chosen[row.name])

@@ -18,7 +18,6 @@ from benchmarks.jobs.results import Report, Trial, read_report
 from benchmarks.paper.measures import by_threshold, is_accuracy_of_clients, of_clients, shown
 from benchmarks.paper.recipes import job_of
 from benchmarks.paper.tables import Row, Scale, Table
-from benchmarks.paper.tuned import tuned_numbers
 from edge_sdk.durable import locked_folder, make_folder
 from server.training.comparison.intervals import mean_interval
 from server.training.report.thresholds import CHOICES
@@ -74,8 +73,9 @@ def _write(path: Path, name: str, table: Table, scale: Scale, found: Report) -> 
         f"{table.source}; {whose}. Ours: scale `{scale}`,"
         f" seeds {', '.join(map(str, seeds))}, mean ± half width of the 95 % interval, in %."
     )
-    if scale in table.tuned and tuned_numbers(data):
-        source += " Each method has the numbers that `benchmarks.tuning` chose on held-out samples."
+    if table.tuned_numbers(scale):
+        sweep = f"benchmarks.tuning {table.sweep}" if table.sweep else "benchmarks.tuning"
+        source += f" Each method has the numbers that `{sweep}` chose on held-out samples."
     made = f"`{command}`; {found.made()}"
     blocks = [f"# {table.title}", source, made, _markdown(table, rows, list(trials))]
     blocks += _thresholds(table, rows, list(trials))

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from benchmarks.paper.tuned import tuned_numbers
+
 Scale = Literal["smoke", "cpu", "full"]
 Changes = Mapping[str, Any]
 
@@ -38,6 +40,7 @@ class Table:
         scales: the recipe of each scale, which rows change.
         tuned: scales at which methods have the numbers that the sweep chose for them
             (benchmarks.paper.tuned); at the others they have the paper's.
+        sweep: its clients (benchmarks.tuning.sweep); None for those of the table's data set.
     """
 
     title: str
@@ -47,6 +50,13 @@ class Table:
     rows: Sequence[Row]
     scales: Mapping[Scale, Changes]
     tuned: Sequence[Scale] = ("cpu",)
+    sweep: str | None = None
+
+    def tuned_numbers(self, scale: Scale) -> Mapping[str, Changes]:
+        """Changes to a recipe by method, that its sweep chose; none at scales that have none."""
+        if scale not in self.tuned:
+            return {}
+        return tuned_numbers(self.sweep or self.scales[scale]["data"]["name"])
 
 
 def over(base: Changes, changes: Changes) -> dict[str, Any]:
@@ -324,6 +334,7 @@ _SCALA: Final = Table(
             "round": {"participation": 0.1},
         },
     },
+    sweep="fashion-mnist-two-classes",
 )
 
 _HARMONY: Final = Table(
@@ -423,6 +434,7 @@ _SCALA_CUT: Final = Table(
         "cpu": over(_SCALA.scales["cpu"], {"train": {"rounds": 20}}),
         "full": _SCALA.scales["full"],
     },
+    sweep="fashion-mnist-two-classes",
 )
 
 

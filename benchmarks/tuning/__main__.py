@@ -3,8 +3,8 @@
     python -m benchmarks.tuning digits
     python -m benchmarks.tuning fashion-mnist --data DIR --hours 1
 
-Writes tuning-DATA.json and tuning-DATA.md into benchmarks/results/. Trials that are done are kept:
-the next call, or one beside this one, does the others.
+Writes tuning-WORLD.json and tuning-WORLD.md into benchmarks/results/. Trials that are done are
+kept: the next call, or one beside this one, does the others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import shlex
 import time
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, get_args
 
 import torch
 import typer
@@ -27,7 +27,7 @@ from benchmarks.paper.measures import measured
 from benchmarks.paper.tables import over
 from benchmarks.reports import RESULTS, ROOT, Data, Hours, Results, Work
 from benchmarks.tuning.report import add_trial, report_path
-from benchmarks.tuning.sweep import SWEEP, DataName, method_of, trials_of
+from benchmarks.tuning.sweep import SWEEP, WorldName, method_of, methods_of, trials_of
 from edge_sdk.cli.times import plural
 from edge_sdk.errors import SplitedgeError
 from server.training.comparison.held_out import build_on_held_out
@@ -39,7 +39,12 @@ app = typer.Typer(add_completion=False)
 
 @app.command(epilog="Example: python -m benchmarks.tuning digits --method harmony")
 def tuning(  # noqa: PLR0917 - a command's options
-    name: Annotated[DataName, typer.Argument(metavar="DATA", help="digits or fashion-mnist.")],
+    name: Annotated[
+        WorldName,
+        typer.Argument(
+            metavar="WORLD", help="Clients of the sweep: " + ", ".join(get_args(WorldName)) + "."
+        ),
+    ],
     methods: Annotated[
         list[str] | None,
         typer.Option("--method", help=f"Only this one; may be repeated: {', '.join(SWEEP)}."),
@@ -50,12 +55,13 @@ def tuning(  # noqa: PLR0917 - a command's options
     work: Work = WORK,
 ) -> None:
     """Give every method the same sweep, and choose its numbers on held-out samples."""
-    unknown = sorted(set(methods or []) - set(SWEEP))
+    swept = methods_of(name)
+    unknown = sorted(set(methods or []) - set(swept))
     if unknown:
         raise typer.BadParameter(
-            f"--method: expected some of {', '.join(SWEEP)}, got {', '.join(unknown)}"
+            f"--method: expected some of {', '.join(swept)}, got {', '.join(unknown)}"
         )
-    asked = [method for method in SWEEP if not methods or method in methods]
+    asked = [method for method in swept if not methods or method in methods]
     jobs = [_placed(job, data) for method in asked for job in trials_of(method, name)]
     clock = Clock(hours)
     command = f"python -m benchmarks.tuning {shlex.join([name])}"

@@ -1,9 +1,9 @@
-"""The sweep that every method and baseline gets: eight trials on each data set.
+"""The sweep that every method and baseline gets: eight trials in each world.
 
 Four pairs of learning rate and momentum, each with two values of one number of the method's own; a
-method without one has eight pairs. All trials of a data set have the same clients, rounds and
-samples, and the same seed, which no table has. A trial is judged on held-out samples, which no
-client trains on; the test part is not used.
+method without one has eight pairs. All trials of a world have the same clients, rounds and samples,
+and the same seeds, which no table has. A trial is judged on held-out samples, which no client
+trains on; the test part is not used.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from typing import Any, Final, Literal
 from benchmarks.jobs.job import Job
 from benchmarks.paper.tables import TABLES, Changes, over
 
-DataName = Literal["digits", "fashion-mnist"]
+WorldName = Literal["digits", "fashion-mnist", "fashion-mnist-two-classes"]
 
-# Tables have the seeds 0, 1, ...
-SEED: Final = 100
 RATES: Final[Sequence[tuple[float, float]]] = ((0.2, 0.0), (0.02, 0.9), (0.05, 0.9), (0.1, 0.9))
 MORE_RATES: Final[Sequence[tuple[float, float]]] = (
     (0.05, 0.0),
@@ -26,20 +24,54 @@ MORE_RATES: Final[Sequence[tuple[float, float]]] = (
     (0.5, 0.0),
     (0.01, 0.9),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The clients of a sweep, and how they train.
+
+    Attributes:
+        samples: of a round, of all clients together.
+        methods: that are swept; None for all.
+        seeds: of each trial; tables have the seeds 0, 1, ... A trial's figure is their mean.
+    """
+
+    recipe: Changes
+    samples: int
+    methods: Sequence[str] | None = None
+    seeds: Sequence[int] = (100,)
+
+
 # Clients differ, but all methods can learn within a few rounds.
 _SKEW: Final = {"partition": "dirichlet", "numbers": {"concentration": 0.3}, "held_out": 0.3}
 
-WORLDS: Final[Mapping[DataName, Changes]] = {
-    "digits": {
-        "data": {"name": "digits", "clients": 10, **_SKEW},
-        "train": {"backbone": "tiny", "depth": 2, "rounds": 30, "epochs": 2, "batch": 16},
-        "evaluate": {"every": 5},
-    },
-    "fashion-mnist": {
-        "data": {"name": "fashion-mnist", "clients": 10, "train_max": 5_000, **_SKEW},
-        "train": {"backbone": "cnn6", "depth": 2, "rounds": 10, "batch": 32},
-        "evaluate": {"every": 2},
-    },
+WORLDS: Final[Mapping[WorldName, World]] = {
+    "digits": World(
+        {
+            "data": {"name": "digits", "clients": 10, **_SKEW},
+            "train": {"backbone": "tiny", "depth": 2, "rounds": 30, "epochs": 2, "batch": 16},
+            "evaluate": {"every": 5},
+        },
+        samples=2 * 1007,  # all but held-out and test part, twice
+    ),
+    "fashion-mnist": World(
+        {
+            "data": {"name": "fashion-mnist", "clients": 10, "train_max": 5_000, **_SKEW},
+            "train": {"backbone": "cnn6", "depth": 2, "rounds": 10, "batch": 32},
+            "evaluate": {"every": 2},
+        },
+        samples=5_000,
+    ),
+    # SCALA's tables; a rate that fits ten clients of many classes can be far too high for them
+    "fashion-mnist-two-classes": World(
+        over(
+            TABLES["scala"].scales["cpu"],
+            {"data": {"held_out": 0.3}, "train": {"batch": 32}, "evaluate": {"every": 4}},
+        ),
+        samples=1_600,  # ten batches of five clients
+        methods=("fedlc", "splitfed-v1", "minibatch-sfl", "scala"),
+        seeds=(100, 101, 102),
+    ),
 }
 
 
@@ -58,27 +90,28 @@ class Swept:
     measure: str = "accuracy"
 
 
-# Samples of a round: of the digits, all but held-out and test part, twice.
-SAMPLES: Final[Mapping[DataName, int]] = {"digits": 2 * 1007, "fashion-mnist": 5_000}
 # of MergeSFL's clients in turn, as in its row of BESplit's table
 SPEEDS: Final[Sequence[float]] = (1.0, 0.75, 0.5, 0.25)
 
 
-def _joint(data: DataName) -> Changes:
-    """Joint batches of all clients, with as many samples as the others' rounds."""
-    world = WORLDS[data]
-    batch = world["data"]["clients"] * world["train"]["batch"]
-    return {"train": {"batch": batch, "iterations": round(SAMPLES[data] / batch)}}
+def _joint(world: World) -> Changes:
+    """Joint batches of a round's clients, with as many samples as the others' rounds."""
+    recipe = world.recipe
+    asked = recipe["data"]["clients"] * recipe.get("round", {}).get("participation", 1)
+    batch = round(asked * recipe["train"]["batch"])
+    return {"train": {"batch": batch, "iterations": round(world.samples / batch)}}
 
 
-def _merged(data: DataName) -> Changes:
+def _merged(world: World) -> Changes:
     """Steps of batches by speed, with as many samples as the others' rounds.
 
     The fastest clients have the others' batch.
     """
-    world = WORLDS[data]
-    shares = [SPEEDS[place % len(SPEEDS)] for place in range(world["data"]["clients"])]
-    return {"train": {"iterations": round(SAMPLES[data] / (world["train"]["batch"] * sum(shares)))}}
+    recipe = world.recipe
+    shares = [SPEEDS[place % len(SPEEDS)] for place in range(recipe["data"]["clients"])]
+    return {
+        "train": {"iterations": round(world.samples / (recipe["train"]["batch"] * sum(shares)))}
+    }
 
 
 # methods whose rounds are counted in steps
@@ -111,22 +144,28 @@ SWEEP: Final[Mapping[str, Swept]] = {
 }
 
 
-def trials_of(method: str, data: DataName) -> list[Job]:
-    """The trials of a method on a data set."""
-    swept = SWEEP[method]
-    base = over(over(WORLDS[data], swept.recipe), {"seed": SEED})
+def methods_of(name: WorldName) -> Sequence[str]:
+    """The methods that are swept in a world."""
+    return WORLDS[name].methods or tuple(SWEEP)
+
+
+def trials_of(method: str, name: WorldName) -> list[Job]:
+    """The trials of a method in a world, seed by seed."""
+    swept, world = SWEEP[method], WORLDS[name]
+    base = over(world.recipe, swept.recipe)
     if method in _COUNTED:
-        base = over(base, _COUNTED[method](data))
+        base = over(base, _COUNTED[method](world))
     pairs = RATES if swept.own else (*RATES, *MORE_RATES)
-    name, values = swept.own or ("", (None,))
+    own, values = swept.own or ("", (None,))
     jobs = []
-    for rate, momentum in pairs:
-        for value in values:
-            own = nested(name, value) if name else {}
-            train = {"learning_rate": rate, "momentum": momentum}
-            row = f"{method}: rate {rate:g}, momentum {momentum:g}"
-            label = f", {name.rpartition('.')[2]} {value}" if name else ""
-            jobs.append(Job(f"tuning-{data}", row + label, over(over(base, own), {"train": train})))
+    for seed in world.seeds:
+        for rate, momentum in pairs:
+            for value in values:
+                train = {"learning_rate": rate, "momentum": momentum}
+                changes = over({"seed": seed, "train": train}, nested(own, value) if own else {})
+                row = f"{method}: rate {rate:g}, momentum {momentum:g}"
+                label = f", {own.rpartition('.')[2]} {value}" if own else ""
+                jobs.append(Job(f"tuning-{name}", row + label, over(base, changes)))
     return jobs
 
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.jobs.clock import Clock
-from benchmarks.paper import recipes
+from benchmarks.paper import tables
 from benchmarks.paper.__main__ import app
 from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.local_only import KeptAlone, local_only_accuracies
@@ -151,7 +151,7 @@ def test_the_fastest_worker_of_mergesfl_has_the_batch_of_the_other_rows() -> Non
 def test_no_number_that_may_be_chosen_makes_two_rows_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (0, 1):  # trials take turns with the two values of a method's own number
         chosen = {method: changes_of(trials_of(method, "digits")[place]) for method in SWEEP}
-        monkeypatch.setattr(recipes, "tuned_numbers", lambda _, chosen=chosen: chosen)
+        monkeypatch.setattr(tables, "tuned_numbers", lambda _, chosen=chosen: chosen)
         for name, table in TABLES.items():
             for scale in table.tuned:
                 if scale in table.scales:
@@ -181,7 +181,7 @@ def test_a_row_has_the_numbers_that_were_chosen_for_its_method(
             "parts": {"server": {"numbers": {"strength": 0.25}}},
         },
     }
-    monkeypatch.setattr(recipes, "tuned_numbers", lambda _data: chosen)
+    monkeypatch.setattr(tables, "tuned_numbers", lambda _sweep: chosen)
     harmony, default = TABLES["harmony"], TABLES["default"]
     rows = {row.name: row for row in (*harmony.rows, *default.rows)}
     plain = job_of("harmony", harmony, rows["HARMONY"], "cpu").recipe
@@ -200,6 +200,13 @@ def test_a_row_has_the_numbers_that_were_chosen_for_its_method(
     assert isinstance(part, Mapping)
     assert part["numbers"]["strength"] == 0.25
     assert part["numbers"]["server"] == "in_turn"
+
+
+def test_a_table_takes_the_sweep_of_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "tuned_numbers", lambda sweep: {sweep: {}})
+    assert list(TABLES["scala"].tuned_numbers("cpu")) == ["fashion-mnist-two-classes"]
+    assert list(TABLES["besplit"].tuned_numbers("cpu")) == ["fashion-mnist"]
+    assert TABLES["scala"].tuned_numbers("full") == {}  # the paper states its rate
 
 
 def test_an_unknown_table_is_told_which_there_are() -> None:

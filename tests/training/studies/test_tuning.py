@@ -14,47 +14,70 @@ from typer.testing import CliRunner
 from benchmarks.jobs.job import Job
 from benchmarks.jobs.results import Report, Trial
 from benchmarks.paper import tuned
+from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.measures import measured
 from benchmarks.paper.tables import over
 from benchmarks.reports import provenance
 from benchmarks.tuning.__main__ import app
 from benchmarks.tuning.report import changes_of, chosen
-from benchmarks.tuning.sweep import SAMPLES, SEED, SWEEP, DataName, method_of, trials_of
+from benchmarks.tuning.sweep import (
+    SWEEP,
+    WORLDS,
+    WorldName,
+    method_of,
+    methods_of,
+    trials_of,
+)
 from server.training.comparison.held_out import build_on_held_out
 from server.training.recipe.recipe import METHODS
 from server.training.report.evaluate import Evaluator
 from server.training.run.build import load_data
 
 
-@pytest.mark.parametrize("data", get_args(DataName))
-def test_every_method_has_eight_trials_on_as_many_samples(data: DataName) -> None:
-    assert set(METHODS) <= set(SWEEP)
-    for method in SWEEP:
-        jobs = trials_of(method, data)
-        assert len({job.row for job in jobs}) == len({job.slug for job in jobs}) == 8
-        assert {job.seed for job in jobs} == {SEED}
+@pytest.mark.parametrize("world", get_args(WorldName))
+def test_every_method_has_eight_trials_on_as_many_samples(world: WorldName) -> None:
+    clients = WORLDS[world].recipe["data"]["clients"]
+    share = WORLDS[world].recipe.get("round", {}).get("participation", 1)
+    for method in methods_of(world):
+        jobs = trials_of(method, world)
+        assert len({job.row for job in jobs}) == 8
+        assert len({job.slug for job in jobs}) == len(jobs) == 8 * len(WORLDS[world].seeds)
+        assert {job.seed for job in jobs} == set(WORLDS[world].seeds)
         assert {method_of(job.row) for job in jobs} == {method}
         for job in jobs:
-            train = job.recipe.train
-            numbers = train.training
+            numbers = job.recipe.train.training
             if numbers.iterations is None:
-                assert numbers.epochs == (2 if data == "digits" else 1)
+                assert numbers.epochs == (2 if world == "digits" else 1)
             else:  # SCALA has joint batches; MergeSFL's ten clients have 6.75 of the fastest's
-                batches = {"scala": 1.0, "mergesfl": 6.75}[method]
+                batches = {"scala": 1.0, "mergesfl": 6.75}.get(method, clients * share)
                 samples = numbers.iterations * numbers.batch * batches
-                assert samples == pytest.approx(SAMPLES[data], rel=0.05)
+                assert samples == pytest.approx(WORLDS[world].samples, rel=0.05)
     worlds = {
-        str((job.recipe.data, job.recipe.train.rounds, job.recipe.train.depth))
-        for method in SWEEP
+        str((job.recipe.data, job.recipe.round, job.recipe.train.rounds, job.recipe.train.depth))
+        for method in methods_of(world)
         if method != "default"
-        for job in trials_of(method, data)
+        for job in trials_of(method, world)
     }
     assert len(worlds) == 1
 
 
+def test_every_method_is_swept_on_both_data_sets_and_those_of_a_table_on_its_clients() -> None:
+    assert set(METHODS) <= set(methods_of("digits")) == set(methods_of("fashion-mnist"))
+    for name in ("scala", "scala-cut"):
+        table = TABLES[name]
+        assert table.sweep == "fashion-mnist-two-classes"
+        methods = {over(table.scales["cpu"], row.recipe)["method"] for row in table.rows}
+        assert methods <= set(methods_of("fashion-mnist-two-classes"))
+
+
+@pytest.mark.parametrize("world", get_args(WorldName))
+def test_no_table_has_a_seed_that_chose_its_numbers(world: WorldName) -> None:
+    assert min(WORLDS[world].seeds) > 50
+
+
 def test_trials_of_the_digits_train_on_as_many_samples_as_is_said() -> None:
     data = load_data(trials_of("fedavg", "digits")[0].recipe)
-    assert 2 * len(data.y_train) == SAMPLES["digits"]
+    assert 2 * len(data.y_train) == WORLDS["digits"].samples
 
 
 def test_a_trial_sets_what_its_name_says() -> None:
@@ -100,7 +123,7 @@ def a_report(figures: dict[str, float]) -> Report:
     jobs = [job for method in ("fedavg", "splitgp") for job in trials_of(method, "digits")]
     made = {"command": "none", "device": "cpu", **provenance()}
     trials = [
-        Trial(j.row, SEED, {measure: figures.get(j.row, 50.0)}, 1, 1, [], 1, j.digest, made)
+        Trial(j.row, j.seed, {measure: figures.get(j.row, 50.0)}, 1, 1, [], 1, j.digest, made)
         for j in jobs
         for measure in [SWEEP[method_of(j.row)].measure]
     ]
@@ -110,11 +133,27 @@ def a_report(figures: dict[str, float]) -> Report:
 def test_the_best_trial_is_chosen_and_only_once_all_are_done() -> None:
     best = "splitgp: rate 0.02, momentum 0.9, personal_share 0.2"
     report = a_report({best: 71.0, "fedavg: rate 0.2, momentum 0": float("nan")})
-    found = chosen(report, "digits")
-    assert found["splitgp"].row == best
-    assert found["fedavg"].row == "fedavg: rate 0.02, momentum 0.9"  # the first of equals
-    assert set(found) == {"fedavg", "splitgp"}
+    assert chosen(report, "digits") == {
+        "splitgp": (best, 71.0),
+        "fedavg": ("fedavg: rate 0.02, momentum 0.9", 50.0),  # the first of equals
+    }
     assert "splitgp" not in chosen(Report(report.trials[:-1], report.recipes), "digits")
+
+
+def test_the_best_mean_over_seeds_is_chosen_where_there_are_several() -> None:
+    world: WorldName = "fashion-mnist-two-classes"
+    lucky, steady = trials_of("fedlc", world)[0].row, trials_of("fedlc", world)[3].row
+    figures = {lucky: (99.0, 10.0, 10.0), steady: (60.0, 61.0, 62.0)}
+    made = {"command": "none", "device": "cpu", **provenance()}
+    jobs = trials_of("fedlc", world)
+    trials = [
+        Trial(j.row, j.seed, {"accuracy": figures.get(j.row, (30, 30, 30))[j.seed - 100]},
+              1, 1, [], 1, j.digest, made)
+        for j in jobs
+    ]  # fmt: skip
+    recipes = {job.digest: job.content for job in jobs}
+    assert chosen(Report(trials, recipes), world) == {"fedlc": (steady, 61.0)}
+    assert chosen(Report(trials[1:], recipes), world) == {}
 
 
 def test_a_sweep_is_a_report_and_a_finished_one_is_kept(
@@ -122,7 +161,7 @@ def test_a_sweep_is_a_report_and_a_finished_one_is_kept(
 ) -> None:
     whole = trials_of
 
-    def short(method: str, data: DataName) -> list[Job]:
+    def short(method: str, data: WorldName) -> list[Job]:
         small: dict[str, Any] = {"data": {"train_max": 200}, "train": {"rounds": 1}}
         return [Job(job.table, job.row, over(job.given, small)) for job in whole(method, data)]
 
