@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 import torch
 import typer
 
-from benchmarks.paper.tables import over
+from benchmarks.paper.tables.table import over
 from benchmarks.reports import RESULTS, Results, made_by, provenance, write
 from edge_sdk.cli.times import plural
 from server.training.comparison.held_out import build_on_held_out

@@ -27,7 +27,7 @@ import torch
 import typer
 from torch import Tensor
 
-from benchmarks.paper.tables import over
+from benchmarks.paper.tables.table import over
 from benchmarks.reports import RESULTS, Results, made_by, provenance, write
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.protocol.messages import Feedback, Reply, Request

@@ -18,10 +18,10 @@ from typing import Final
 import orjson
 
 from benchmarks.pages.plots import CURVES, drawn
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.curves import Curves, curves_of
 from benchmarks.paper.report import RESULTS, report_path
-from benchmarks.paper.tables import Scale
+from benchmarks.paper.tables.catalog import TABLES
+from benchmarks.paper.tables.table import Scale
 from benchmarks.reports import ROOT
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.errors import ConfigurationError

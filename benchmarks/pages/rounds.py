@@ -16,10 +16,10 @@ import orjson
 import typer
 from numpy.typing import NDArray
 
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.curves import Curves, curves_of
 from benchmarks.paper.report import RESULTS, report_path
-from benchmarks.paper.tables import Scale
+from benchmarks.paper.tables.catalog import TABLES
+from benchmarks.paper.tables.table import Scale
 from benchmarks.reports import PaperResults
 from edge_sdk.durable import make_folder, write_atomic
 from server.training.comparison.intervals import mean_interval

@@ -23,13 +23,13 @@ from benchmarks.jobs.clock import Clock
 from benchmarks.jobs.job import Job
 from benchmarks.jobs.lines import duration
 from benchmarks.jobs.queue import Outcome
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.devices import check_agreement
 from benchmarks.paper.plan import by_table, groups_of, jobs_of, needs_gpu
 from benchmarks.paper.progress import page_path
 from benchmarks.paper.report import RESULTS, report_path
 from benchmarks.paper.runner import Runner
-from benchmarks.paper.tables import Scale
+from benchmarks.paper.tables.catalog import TABLES
+from benchmarks.paper.tables.table import Scale
 from benchmarks.reports import ROOT, Data, Hours, PaperResults, Seeds, Work
 from edge_sdk.cli.times import plural
 from edge_sdk.errors import SplitedgeError

@@ -16,8 +16,8 @@ import typer
 from torch import Tensor
 
 from benchmarks.compare import train
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.recipes import job_of
+from benchmarks.paper.tables.catalog import TABLES
 from edge_sdk.errors import ConfigurationError, SplitedgeError
 from server.training.run.run import Simulation
 

@@ -16,10 +16,10 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.measures import by_threshold, of_clients, shown
 from benchmarks.paper.report import NO_GATE, RESULTS, report_path
-from benchmarks.paper.tables import Scale
+from benchmarks.paper.tables.catalog import TABLES
+from benchmarks.paper.tables.table import Scale
 from benchmarks.reports import PaperResults
 from edge_sdk.durable import make_folder, write_atomic
 from server.training.comparison.intervals import Interval, mean_interval

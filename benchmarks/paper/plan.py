@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.jobs.job import Job
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.recipes import job_of
-from benchmarks.paper.tables import Scale
+from benchmarks.paper.tables.catalog import TABLES
+from benchmarks.paper.tables.table import Scale
 
 # At `smoke` and `cpu` each table is done alone, the most important first, so that a stop leaves
 # whole tables. Tables that are not named follow.

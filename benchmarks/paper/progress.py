@@ -11,10 +11,10 @@ from benchmarks.jobs.lines import duration
 from benchmarks.jobs.queue import folder_of
 from benchmarks.jobs.results import Trial, read_report
 from benchmarks.jobs.training import rounds_done
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.plan import by_table, groups_of, jobs_of, needs_gpu
 from benchmarks.paper.report import report_path
-from benchmarks.paper.tables import Scale
+from benchmarks.paper.tables.catalog import TABLES
+from benchmarks.paper.tables.table import Scale
 from edge_sdk.durable import locked_folder, make_folder, write_atomic
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from benchmarks.jobs.job import Job
 from benchmarks.paper.measures import of_clients
-from benchmarks.paper.tables import Row, Scale, Table, over
+from benchmarks.paper.tables.table import Row, Scale, Table, over
 from edge_sdk.training.data.load import HELD_OUT_SHARE
 from server.training.recipe.recipe import read_recipe
 

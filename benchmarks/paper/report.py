@@ -17,7 +17,7 @@ from benchmarks.jobs.job import Job
 from benchmarks.jobs.results import Report, Trial, read_report
 from benchmarks.paper.measures import by_threshold, is_accuracy_of_clients, of_clients, shown
 from benchmarks.paper.recipes import job_of
-from benchmarks.paper.tables import Row, Scale, Table
+from benchmarks.paper.tables.table import Row, Scale, Table
 from edge_sdk.durable import locked_folder, make_folder
 from server.training.comparison.intervals import mean_interval
 from server.training.report.thresholds import CHOICES

@@ -18,13 +18,13 @@ from benchmarks.jobs.job import Job
 from benchmarks.jobs.lines import RoundTeller, duration, figures, say
 from benchmarks.jobs.queue import Outcome, run_queue
 from benchmarks.jobs.results import Trial, read_report
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.local_only import KeptAlone
 from benchmarks.paper.measures import headlines
 from benchmarks.paper.progress import write_progress
 from benchmarks.paper.recipes import job_of
 from benchmarks.paper.report import add_trial, report_path
-from benchmarks.paper.tables import Row, Scale
+from benchmarks.paper.tables.catalog import TABLES
+from benchmarks.paper.tables.table import Row, Scale
 from benchmarks.paper.work import estimate_seconds, train_row
 from edge_sdk.durable import make_folder, write_atomic
 from server.training.run.checkpoint import discard

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import torch
 import typer
 
-from benchmarks.paper.tables import over
+from benchmarks.paper.tables.table import over
 from benchmarks.reports import RESULTS, Results, made_by, provenance, write
 from server.training.recipe.recipe import read_recipe
 from server.training.simulation.build import build_simulation

@@ -12,9 +12,9 @@ from benchmarks.jobs.clock import Clock
 from benchmarks.jobs.job import Job
 from benchmarks.jobs.results import Trial, trial_of
 from benchmarks.jobs.training import train_resumable
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.local_only import KeptAlone
 from benchmarks.paper.measures import measured
+from benchmarks.paper.tables.catalog import TABLES
 from server.training.recipe.recipe import Recipe
 from server.training.report.evaluate import Evaluator
 from server.training.run.run import Row

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.attacks.membership import by_loss
 from benchmarks.compare import train
-from benchmarks.paper.tables import over
+from benchmarks.paper.tables.table import over
 from benchmarks.privacy.worlds import Trial, World
 from edge_sdk.errors import ConfigurationError
 from server.training.report.report import report_of

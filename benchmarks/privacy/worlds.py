@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from benchmarks.attacks.inversion import Attacker
-from benchmarks.paper.tables import over
+from benchmarks.paper.tables.table import over
 from server.training.recipe.recipe import Recipe, read_recipe
 
 DataName = Literal["digits", "fashion-mnist"]

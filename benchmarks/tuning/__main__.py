@@ -24,7 +24,7 @@ from benchmarks.jobs.queue import run_queue
 from benchmarks.jobs.results import read_report, trial_of
 from benchmarks.jobs.training import train_resumable
 from benchmarks.paper.measures import measured
-from benchmarks.paper.tables import over
+from benchmarks.paper.tables.table import over
 from benchmarks.reports import RESULTS, ROOT, Data, Hours, Results, Work
 from benchmarks.tuning.report import add_trial, report_path
 from benchmarks.tuning.sweep import SWEEP, WorldName, method_of, methods_of, trials_of

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from benchmarks.jobs.job import Job
-from benchmarks.paper.tables import TABLES, Changes, over
+from benchmarks.paper.tables.catalog import TABLES
+from benchmarks.paper.tables.table import Changes, over
 
 WorldName = Literal["digits", "fashion-mnist", "fashion-mnist-two-classes"]
 

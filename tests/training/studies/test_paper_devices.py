@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.compare import train
 from benchmarks.paper import devices
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.devices import check_agreement, farthest_weights
 from benchmarks.paper.recipes import job_of
+from benchmarks.paper.tables.catalog import TABLES
 from edge_sdk.errors import ConfigurationError
 
 

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.orderings import CLAIMS, app, differences, verdict
+from benchmarks.paper.tables.catalog import TABLES
 from server.training.comparison.intervals import mean_interval
 
 ABOVE, BELOW = [72.0, 70.5, 74.0], [70.0, 69.0, 71.0]

@@ -22,13 +22,13 @@ from benchmarks.jobs.lines import duration
 from benchmarks.jobs.queue import folder_of, run_queue
 from benchmarks.jobs.results import Trial, read_report
 from benchmarks.jobs.training import Trained, rounds_done, train_resumable
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.plan import FOR_GPU, FULL, OF_PAPERS, groups_of, jobs_of
 from benchmarks.paper.progress import write_progress
 from benchmarks.paper.recipes import job_of
 from benchmarks.paper.report import add_trial, report_path
 from benchmarks.paper.runner import Runner
-from benchmarks.paper.tables import over
+from benchmarks.paper.tables.catalog import TABLES
+from benchmarks.paper.tables.table import over
 from benchmarks.reports import child_environment, provenance
 from edge_sdk.errors import ConfigurationError, SplitedgeError
 from edge_sdk.state import StateLock

@@ -13,9 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.jobs.clock import Clock
-from benchmarks.paper import tables
 from benchmarks.paper.__main__ import app
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.local_only import KeptAlone, local_only_accuracies
 from benchmarks.paper.measures import (
     by_threshold,
@@ -24,7 +22,9 @@ from benchmarks.paper.measures import (
     of_clients,
 )
 from benchmarks.paper.recipes import job_of
-from benchmarks.paper.tables import Scale, over
+from benchmarks.paper.tables import table as tables
+from benchmarks.paper.tables.catalog import TABLES
+from benchmarks.paper.tables.table import Scale, over
 from benchmarks.tuning.report import changes_of
 from benchmarks.tuning.sweep import SWEEP, trials_of
 from edge_sdk.nets.registry import build

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from benchmarks.jobs.results import Report, Trial, read_report
 from benchmarks.paper.__main__ import app
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.recipes import job_of
 from benchmarks.paper.report import RESULTS, report_path
+from benchmarks.paper.tables.catalog import TABLES
 
 TABLE = TABLES["repeated"]
 COMMITTED = read_report(report_path(RESULTS, "repeated", "smoke"))

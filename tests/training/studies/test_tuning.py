@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from benchmarks.jobs.job import Job
 from benchmarks.jobs.results import Report, Trial
 from benchmarks.paper import tuned
-from benchmarks.paper.catalog import TABLES
 from benchmarks.paper.measures import measured
-from benchmarks.paper.tables import over
+from benchmarks.paper.tables.catalog import TABLES
+from benchmarks.paper.tables.table import over
 from benchmarks.reports import provenance
 from benchmarks.tuning.__main__ import app
 from benchmarks.tuning.report import changes_of, chosen
