@@ -193,18 +193,22 @@ def _blocks(tables: Sequence[str], results: Path) -> Iterator[str]:
             yield from blocks
             yield from _picture(_report(results, name, scale), TABLES[name].title)
         if not found:
+            scale = "cpu" if "cpu" in TABLES[name].scales else "full"
             yield (
                 f"### {TABLES[name].title}\n\nNot trained yet:"
-                f" `python -m benchmarks.paper {name} --scale cpu --data DIR` does it."
+                f" `python -m benchmarks.paper {name} --scale {scale} --data DIR` does it."
             )
-    if claims := list(_claims(tables, results)):
+    claims = {scale: lines for scale in _SCALES if (lines := _claims(tables, results, scale))}
+    if claims:
         yield "### What the paper claims, seed by seed"
         yield (
             "The first row less the second, in points, mean ± half width of the 95 % interval. A"
             " claim is *shown* where the interval lies above 0, *reversed* where it lies below, and"
-            " *open* where 0 is in it."
+            " *open* where 0 is in it, or where there is one seed only."
         )
-        yield "\n".join(claims)
+    for scale, lines in claims.items():
+        yield f"Scale `{scale}`:"
+        yield "\n".join(lines)
 
 
 def _picture(report: Path, title: str) -> Iterator[str]:
@@ -214,12 +218,18 @@ def _picture(report: Path, title: str) -> Iterator[str]:
         yield _BANDS
 
 
-def _claims(tables: Sequence[str], results: Path) -> Iterator[str]:
-    """The lines of the report on orderings that are of these tables, below its head."""
-    path = results / "orderings-cpu.md"
+def _claims(tables: Sequence[str], results: Path, scale: Scale) -> list[str]:
+    """The lines of the report on orderings that are of these tables, below its head.
+
+    A line of a row that was not trained is left out; there is nothing without any other.
+    """
+    path = _report(results, "orderings", scale)
+    if not path.exists():
+        return []
     lines = [line for line in path.read_text().splitlines() if line.startswith("|")]
     own = [line for line in lines[2:] if line.split(" | ")[0].strip("| ") in tables]
-    yield from [*lines[:2], *own] if own else []
+    own = [line for line in own if not line.endswith("| not run |")]
+    return [*lines[:2], *own] if own else []
 
 
 def _report(results: Path, name: str, scale: Scale) -> Path:

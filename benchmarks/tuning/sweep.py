@@ -16,7 +16,9 @@ from benchmarks.jobs.job import Job
 from benchmarks.paper.tables.catalog import TABLES
 from benchmarks.paper.tables.table import Changes, over
 
-WorldName = Literal["digits", "fashion-mnist", "fashion-mnist-two-classes"]
+WorldName = Literal[
+    "digits", "fashion-mnist", "fashion-mnist-dirichlet", "fashion-mnist-two-classes"
+]
 
 RATES: Final[Sequence[tuple[float, float]]] = ((0.2, 0.0), (0.02, 0.9), (0.05, 0.9), (0.1, 0.9))
 MORE_RATES: Final[Sequence[tuple[float, float]]] = (
@@ -63,7 +65,16 @@ WORLDS: Final[Mapping[WorldName, World]] = {
         },
         samples=5_000,
     ),
-    # SCALA's tables; a rate that fits ten clients of many classes can be far too high for them
+    # clients of two tables: a rate that fits ten clients of many classes can be far too high there
+    "fashion-mnist-dirichlet": World(
+        over(
+            TABLES["besplit"].scales["cpu"],
+            {"data": {"held_out": 0.3}, "evaluate": {"every": 2}},
+        ),
+        samples=5_000,
+        methods=("fedavg", "feddyn", "splitfed-v1", "mergesfl", "besplit"),
+        seeds=(100, 101, 102),
+    ),
     "fashion-mnist-two-classes": World(
         over(
             TABLES["scala"].scales["cpu"],

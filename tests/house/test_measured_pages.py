@@ -137,6 +137,19 @@ def test_a_table_without_a_report_says_how_to_make_it(tmp_path: Path) -> None:
     assert "`python -m benchmarks.paper besplit " in with_figures(MARKED, tmp_path)
 
 
+def test_claims_of_both_scales_are_shown_without_rows_that_were_not_trained(tmp_path: Path) -> None:
+    head = "| table | above | below | |\n| --- | --- | --- | --- |\n"
+    (tmp_path / "full").mkdir()
+    (tmp_path / "orderings-cpu.md").write_text(f"{head}| besplit | a | b | open |\n")
+    (tmp_path / "full" / "orderings.md").write_text(
+        f"{head}| besplit | c | d | shown |\n| besplit | c | e | not run |\n"
+        "| harmony | f | g | open |\n"
+    )
+    page = with_figures(MARKED, tmp_path)
+    assert f"Scale `full`:\n\n{head}| besplit | c | d | shown |\n\n" in page
+    assert f"Scale `cpu`:\n\n{head}| besplit | a | b | open |\n\n" in page
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

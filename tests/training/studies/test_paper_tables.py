@@ -205,7 +205,8 @@ def test_a_row_has_the_numbers_that_were_chosen_for_its_method(
 def test_a_table_takes_the_sweep_of_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "tuned_numbers", lambda sweep: {sweep: {}})
     assert list(TABLES["scala"].tuned_numbers("cpu")) == ["fashion-mnist-two-classes"]
-    assert list(TABLES["besplit"].tuned_numbers("cpu")) == ["fashion-mnist"]
+    assert list(TABLES["besplit"].tuned_numbers("cpu")) == ["fashion-mnist-dirichlet"]
+    assert list(TABLES["besplit-cnn6"].tuned_numbers("full")) == ["fashion-mnist"]
     assert TABLES["scala"].tuned_numbers("full") == {}  # the paper states its rate
 
 

@@ -48,8 +48,9 @@ def test_every_method_has_eight_trials_on_as_many_samples(world: WorldName) -> N
             numbers = job.recipe.train.training
             if numbers.iterations is None:
                 assert numbers.epochs == (2 if world == "digits" else 1)
-            else:  # SCALA has joint batches; MergeSFL's ten clients have 6.75 of the fastest's
-                batches = {"scala": 1.0, "mergesfl": 6.75}.get(method, clients * share)
+            else:  # SCALA has joint batches; MergeSFL's clients have parts of the fastest's
+                merged = {10: 6.75, 20: 12.5}.get(clients)
+                batches = {"scala": 1.0, "mergesfl": merged}.get(method, clients * share)
                 samples = numbers.iterations * numbers.batch * batches
                 assert samples == pytest.approx(WORLDS[world].samples, rel=0.05)
     worlds = {
@@ -63,11 +64,16 @@ def test_every_method_has_eight_trials_on_as_many_samples(world: WorldName) -> N
 
 def test_every_method_is_swept_on_both_data_sets_and_those_of_a_table_on_its_clients() -> None:
     assert set(METHODS) <= set(methods_of("digits")) == set(methods_of("fashion-mnist"))
-    for name in ("scala", "scala-cut"):
+    swept: dict[str, WorldName] = {
+        "besplit": "fashion-mnist-dirichlet",
+        "scala": "fashion-mnist-two-classes",
+        "scala-cut": "fashion-mnist-two-classes",
+    }
+    for name, world in swept.items():
         table = TABLES[name]
-        assert table.sweep == "fashion-mnist-two-classes"
+        assert table.sweep == world
         methods = {over(table.scales["cpu"], row.recipe)["method"] for row in table.rows}
-        assert methods <= set(methods_of("fashion-mnist-two-classes"))
+        assert methods <= set(methods_of(world))
 
 
 @pytest.mark.parametrize("world", get_args(WorldName))
