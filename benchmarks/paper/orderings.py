@@ -42,6 +42,7 @@ _ABLATED: Final = [row.name for row in TABLES["besplit"].rows if row.name.starts
 _OF_HARMONY: Final = ("SplitGP, lambda 0.2", "SplitGP, lambda 0.9", "multi-exit", "SplitFed")
 
 _OF_PAPERS: Final[Sequence[Claim]] = (
+    Claim("supersfl", "accuracy", "SuperSFL", ["SplitFedV1"]),
     Claim(
         "supersfl-fusion",
         "accuracy",
