@@ -158,8 +158,9 @@ def _line(claim: Claim, report: Mapping[str, Any], below: str) -> str:
     if not apart:
         return f"{head} - | - | not run |"
     found = mean_interval(apart)
+    difference = f"{found.mean:.4g}" if found.seeds == 1 else str(found)
     above = sum(each > 0 for each in apart)
-    return f"{head} {found} | {above} of {len(apart)} | {verdict(found)} |"
+    return f"{head} {difference} | {above} of {len(apart)} | {verdict(found)} |"
 
 
 def _has_gate(report: Mapping[str, Any], row: str, measure: str) -> bool:

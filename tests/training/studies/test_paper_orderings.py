@@ -90,3 +90,13 @@ def test_report_says_what_is_shown_and_what_was_not_run(tmp_path: Path) -> None:
     assert "| SCALA | Minibatch-SFL | 2.167 ± 1.9 | 3 of 3 | shown |" in text
     assert "| Minibatch-SFL | SplitFedV1 | - | - | not run |" in text
     assert "harmony-cpu.json does not exist" in ran.output
+
+
+def test_one_seed_decides_nothing_and_has_no_interval(tmp_path: Path) -> None:
+    report = report_of({"SCALA": ABOVE[:1], "Minibatch-SFL": BELOW[:1]}, "accuracy")
+    report["seeds"] = [0]
+    (tmp_path / "scala-cpu.json").write_bytes(orjson.dumps(report))
+    CliRunner().invoke(app, ["--results", str(tmp_path)])
+    text = (tmp_path / "orderings-cpu.md").read_text()
+    difference = f"{ABOVE[0] - BELOW[0]:.4g}"
+    assert f"| SCALA | Minibatch-SFL | {difference} | 1 of 1 | open |" in text
