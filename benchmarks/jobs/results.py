@@ -7,7 +7,7 @@ recipes    by digest, what those figures depend on (benchmarks.jobs.job.Job.cont
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,14 +56,19 @@ class Report:
 
     def trial_of(self, job: Job, measures: Iterable[str]) -> Trial | None:
         """The job's trial by the recipe as it is now, with all those measures; None for none."""
+        found = self.trials_of_recipe(job, measures)
+        return next((trial for trial in found if trial.row == job.row), None)
+
+    def trials_of_recipe(self, job: Job, measures: Iterable[str]) -> Iterator[Trial]:
+        """Trials of any row with the job's recipe and seed, with all those measures."""
+        names = set(measures)
         for trial in self.trials:
             if (
-                (trial.row, trial.seed) == (job.row, job.seed)
-                and set(measures) <= trial.measures.keys()
+                trial.seed == job.seed
+                and names <= trial.measures.keys()
                 and job.is_of(self.recipes[trial.digest])
             ):
-                return trial
-        return None
+                yield trial
 
     def added(self, trial: Trial, job: Job, rows: Mapping[str, Job]) -> Report:
         """The report with one more trial, which replaces one of its row and seed.

@@ -107,13 +107,11 @@ class Runner:
 
     def _trial_elsewhere(self, job: Job) -> Trial | None:
         """The result of another table's row that has the same recipe, as one of this row."""
-        names = TABLES[job.table].measures
         for name in TABLES:
             report = read_report(report_path(self.results, name, self.scale))
-            for trial in report.trials:
-                same = (trial.digest, trial.seed) == (job.digest, job.seed)
-                if same and set(names) <= trial.measures.keys():
-                    return replace(trial, row=job.row)
+            for trial in report.trials_of_recipe(job, TABLES[job.table].measures):
+                # its digest may be of before a number that recipes have since
+                return replace(trial, row=job.row, digest=job.digest)
         return None
 
     def write_progress(self) -> None:

@@ -96,7 +96,9 @@ def tuning(  # noqa: PLR0917 - a command's options
     for message in outcome.failed:
         typer.echo(f"error: {message}", err=True)
     left = len(jobs) - sum(map(is_finished, jobs))
-    typer.echo(f"{plural(outcome.done, 'trial')} done, {left} left; see {path.with_suffix('.md')}")
+    page = path.with_suffix(".md")
+    place = f"; see {page}" if page.exists() else ""
+    typer.echo(f"{plural(outcome.done, 'trial')} done, {left} left{place}")
     if outcome.failed:
         raise typer.Exit(1)
 

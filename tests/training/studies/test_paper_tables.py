@@ -22,7 +22,6 @@ from benchmarks.paper.measures import (
     of_clients,
 )
 from benchmarks.paper.recipes import job_of
-from benchmarks.paper.tables import table as tables
 from benchmarks.paper.tables.catalog import TABLES
 from benchmarks.paper.tables.table import Scale, over
 from benchmarks.tuning.report import changes_of
@@ -35,6 +34,8 @@ from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
 
 pytestmark = pytest.mark.long
+
+TUNED_NUMBERS = "benchmarks.paper.tables.table.tuned_numbers"
 
 # `repeated` has a test of its own, which trains it once
 SMOKE = [name for name in TABLES if "smoke" in TABLES[name].scales and name != "repeated"]
@@ -151,7 +152,7 @@ def test_the_fastest_worker_of_mergesfl_has_the_batch_of_the_other_rows() -> Non
 def test_no_number_that_may_be_chosen_makes_two_rows_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (0, 1):  # trials take turns with the two values of a method's own number
         chosen = {method: changes_of(trials_of(method, "digits")[place]) for method in SWEEP}
-        monkeypatch.setattr(tables, "tuned_numbers", lambda _, chosen=chosen: chosen)
+        monkeypatch.setattr(TUNED_NUMBERS, lambda _, chosen=chosen: chosen)
         for name, table in TABLES.items():
             for scale in table.tuned:
                 if scale in table.scales:
@@ -181,7 +182,7 @@ def test_a_row_has_the_numbers_that_were_chosen_for_its_method(
             "parts": {"server": {"numbers": {"strength": 0.25}}},
         },
     }
-    monkeypatch.setattr(tables, "tuned_numbers", lambda _sweep: chosen)
+    monkeypatch.setattr(TUNED_NUMBERS, lambda _sweep: chosen)
     harmony, default = TABLES["harmony"], TABLES["default"]
     rows = {row.name: row for row in (*harmony.rows, *default.rows)}
     plain = job_of("harmony", harmony, rows["HARMONY"], "cpu").recipe
@@ -203,7 +204,7 @@ def test_a_row_has_the_numbers_that_were_chosen_for_its_method(
 
 
 def test_a_table_takes_the_sweep_of_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "tuned_numbers", lambda sweep: {sweep: {}})
+    monkeypatch.setattr(TUNED_NUMBERS, lambda sweep: {sweep: {}})
     assert list(TABLES["scala"].tuned_numbers("cpu")) == ["fashion-mnist-two-classes"]
     assert list(TABLES["besplit"].tuned_numbers("cpu")) == ["fashion-mnist-dirichlet"]
     assert list(TABLES["besplit-cnn6"].tuned_numbers("full")) == ["fashion-mnist"]

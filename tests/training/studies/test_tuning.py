@@ -167,9 +167,9 @@ def test_a_sweep_is_a_report_and_a_finished_one_is_kept(
 ) -> None:
     whole = trials_of
 
-    def short(method: str, data: WorldName) -> list[Job]:
+    def short(method: str, world: WorldName) -> list[Job]:
         small: dict[str, Any] = {"data": {"train_max": 200}, "train": {"rounds": 1}}
-        return [Job(job.table, job.row, over(job.given, small)) for job in whole(method, data)]
+        return [Job(job.table, job.row, over(job.given, small)) for job in whole(method, world)]
 
     for module in ("__main__", "report"):
         monkeypatch.setattr(f"benchmarks.tuning.{module}.trials_of", short)
