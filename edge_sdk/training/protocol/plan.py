@@ -143,8 +143,14 @@ def with_format(plan: Plan, device: torch.device) -> Plan:
     numbers = plan.training
     if numbers.memory_format != "auto":
         return plan
-    steady = replace(numbers, learning_rate=1.0)  # it decays, and one measurement is enough
-    chosen = _format_here(replace(plan, training=steady), device.type)
+    # What costs no time in the network is left out: the rate decays, methods add losses of their
+    # own. So plans of one network are measured once, and no chance parts two of them.
+    steady = replace(
+        plan,
+        training=replace(numbers, learning_rate=1.0),
+        part=ClientPart(whole=plan.part.whole, bottleneck=plan.part.bottleneck),
+    )
+    chosen = _format_here(steady, device.type)
     return replace(plan, training=replace(numbers, memory_format=chosen))
 
 
