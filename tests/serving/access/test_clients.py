@@ -12,7 +12,7 @@ import pytest
 import tritonclient.http as triton
 
 from edge_sdk.wire.address import Address
-from tests.serving.routes.v2.test_inference import Site
+from tests.serving.routes.v2.inference_site import Site
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

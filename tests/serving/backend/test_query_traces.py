@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +17,7 @@ from server.backend.ladder import Entry, LadderEngine
 from server.errors import ServerError
 from server.tracing.query_traces import QueryTrace, QueryTraces
 from tests.collector import Collector
+from tests.serving.held_engine import HeldEngine
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -25,19 +25,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 SENT = TraceContext(7, 8)
-
-
-class HeldEngine(LadderEngine):
-    """The real engine behind a gate."""
-
-    def __init__(self, exported: Exported) -> None:
-        super().__init__(exported.folder, exported.manifest)
-        self.gate, self.entered = threading.Event(), threading.Event()
-
-    def run(self, entries: Sequence[Entry]) -> list[Array]:
-        self.entered.set()
-        assert self.gate.wait(20)
-        return super().run(entries)
 
 
 @pytest.fixture

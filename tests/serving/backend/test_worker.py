@@ -7,7 +7,7 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,6 @@ from edge_sdk.wire.topics import Kind
 from server.backend.batcher import Batcher
 from server.backend.duplicates import Served
 from server.backend.inference import Inference
-from server.backend.jobs import Job
-from server.backend.ladder import Entry, LadderEngine
 from server.backend.models import ModelStore, ServedModel
 from server.backend.senders import SenderLimits, Senders
 from server.backend.worker import MqttWorker
@@ -37,6 +35,7 @@ from server.broker.child import BrokerChild
 from server.broker.policy import Principal, credential_sha256
 from server.deployment.heartbeats import hear_devices
 from server.errors import OverloadedError
+from tests.serving.held_engine import kept_busy
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -110,30 +109,11 @@ def pi(backend: Backend, device: Callable[..., Device]) -> Device:
     return device(backend.address, "pi-1", SECRET)
 
 
-class HeldEngine(LadderEngine):
-    """The real engine behind a gate."""
-
-    def __init__(self, exported: Exported) -> None:
-        super().__init__(exported.folder, exported.manifest)
-        self.gate, self.entered = threading.Event(), threading.Event()
-
-    def run(self, entries: Sequence[Entry]) -> list[Array]:
-        self.entered.set()
-        assert self.gate.wait(20)
-        return super().run(entries)
-
-
 @pytest.fixture
 def busy(backend: Backend, exported: Exported) -> Iterator[threading.Event]:
     """The engine thread is busy until the event is set."""
-    engine = HeldEngine(exported)
-    done = threading.Event()
-    job = Job(engine, Entry(0, exported.x[:1]), None, lambda _: done.set())
-    backend.inference.batcher.submit(job)
-    assert engine.entered.wait(10)
-    yield engine.gate
-    engine.gate.set()
-    assert done.wait(10)
+    with kept_busy(backend.inference.batcher, exported) as gate:
+        yield gate
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 4])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ PLAN = Plan("cnn6", (1, 28, 28), 4, (0.0,), (1.0,), 2, Training(0.05, 6))
 Change = Callable[[Plan], Plan]
 
 
-def numbers(plan: Plan, **changed: object) -> Plan:
+def numbers(plan: Plan, **changed: Any) -> Plan:
     return replace(plan, training=replace(plan.training, **changed))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 import server.backend.batcher
 from server.backend.jobs import Job
-from server.backend.ladder import Entry, LadderEngine
+from server.backend.ladder import Entry
 from server.backend.senders import SenderLimits
 from server.routes.v2.direct import DirectQueries
 from tests.exposition import families_of, value_of
-from tests.serving.routes.v2.site import (
+from tests.serving.held_engine import HeldEngine, kept_busy
+from tests.serving.routes.v2.direct_site import (
     INFER,
     LENGTH,
     Site,
@@ -53,30 +54,11 @@ def site(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield site
 
 
-class HeldEngine(LadderEngine):
-    """The real engine behind a gate."""
-
-    def __init__(self, exported: Exported) -> None:
-        super().__init__(exported.folder, exported.manifest)
-        self.gate, self.entered = threading.Event(), threading.Event()
-
-    def run(self, entries: Sequence[Entry]) -> list[Array]:
-        self.entered.set()
-        assert self.gate.wait(20)
-        return super().run(entries)
-
-
 @pytest.fixture
 def busy(site: Site, exported: Exported) -> Iterator[threading.Event]:
     """The engine's thread is busy until the event is set."""
-    engine = HeldEngine(exported)
-    done = threading.Event()
-    entry = Entry(0, exported.x[:1])
-    site.services.batcher.submit(Job(engine, entry, None, lambda _: done.set()))
-    assert engine.entered.wait(10)
-    yield engine.gate
-    engine.gate.set()
-    assert done.wait(10)
+    with kept_busy(site.services.batcher, exported) as gate:
+        yield gate
 
 
 def requests(x: Array) -> dict[str, bytes]:

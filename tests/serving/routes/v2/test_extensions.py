@@ -15,7 +15,7 @@ import tritonclient.http as triton
 
 from server.registry.operator import load_operator_secret
 from server.routes.v2.encodings import accepted
-from tests.serving.routes.v2.test_inference import INFER, LENGTH, Site, as_json, binary
+from tests.serving.routes.v2.inference_site import INFER, LENGTH, Site, as_json, binary
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

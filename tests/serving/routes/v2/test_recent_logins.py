@@ -15,7 +15,7 @@ from server.access.recent_logins import KNOWN_MOST, RecentLogins
 from server.access.rules import INFER as RULE
 from server.access.rules import OPERATE, Login
 from tests.clock import Clock
-from tests.serving.routes.v2.site import Site, ask, body_of, outputs_of, request_of, undated
+from tests.serving.routes.v2.direct_site import Site, ask, body_of, outputs_of, request_of, undated
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

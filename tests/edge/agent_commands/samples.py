@@ -1,0 +1,13 @@
+"""Samples for the network `tiny`, and options that the commands of these tests share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge_sdk.manifest import TensorSpec
+from edge_sdk.session import Array
+
+SPEC = TensorSpec("float32", (1, 8, 8))
+SAMPLES: Array = np.random.default_rng(7).integers(0, 17, (5, 1, 8, 8)).astype(np.float32)
+NEVER = ("--threshold", "-1")  # below every entropy: nothing exits on the device
+PROFILE = ("--profile", "raspberry-pi-4")  # measuring takes seconds
