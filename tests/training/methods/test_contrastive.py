@@ -7,9 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from server.training.methods.formulas.contrastive import alignment_loss
+from server.training.methods.formulas.contrastive import (
+    SHORTEST,
+    Alignment,
+    alignment_loss,
+    direction,
+)
 
 
 def tensor(*rows: list[float]) -> Tensor:
@@ -83,3 +88,47 @@ def test_pairs_beyond_the_margin_are_left_alone() -> None:
     (gradient,) = torch.autograd.grad(loss, first)
     assert float(loss.detach()) == 0
     assert gradient.tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e4])
+def test_directions_weigh_the_same_at_every_length(scale: float) -> None:
+    """Their loss is 1 - cos; the gradient shrinks with the length, where the raw one grows."""
+    generator = torch.Generator().manual_seed(2)
+    first, second = torch.randn(2, 5, 7, generator=generator, dtype=torch.float64)
+    first = (scale * first).requires_grad_()
+    loss = alignment_loss(direction(first), direction(second), torch.full((5,), True), 1.0)
+    cosine = nn.functional.cosine_similarity(first, second)
+    torch.testing.assert_close(loss, (1 - cosine).mean())
+    (gradient,) = torch.autograd.grad(loss, first)
+    assert float(gradient.norm(dim=1).max()) <= 1 / 5 / float(first.detach().norm(dim=1).min())
+
+
+def test_an_embedding_without_a_direction_has_a_finite_gradient() -> None:
+    first = torch.zeros(2, 3).requires_grad_()
+    loss = alignment_loss(direction(first), direction(torch.ones(2, 3)), torch.ones(2) == 1, 1.0)
+    (gradient,) = torch.autograd.grad(loss, first)
+    assert float(loss.detach()) == pytest.approx(0.5)
+    assert float(gradient.norm(dim=1).max()) == pytest.approx(1 / SHORTEST / 2)
+
+
+@pytest.mark.parametrize(("directions", "bears"), [(True, True), (False, False)])
+def test_a_trunk_with_long_embeddings_bears_the_alignment_of_directions_alone(
+    directions: bool, bears: bool
+) -> None:
+    """Plain steps on CSA from embeddings of length 30 to 60: the raw distances run away."""
+    generator = torch.Generator().manual_seed(3)
+    trunk = nn.Linear(16, 8, bias=False)
+    with torch.no_grad():
+        trunk.weight.copy_(torch.randn(8, 16, generator=generator))
+    first, second = 4 * torch.randn(2, 32, 16, generator=generator)
+    align = Alignment(0.1, 1.0, directions)
+    start = float(trunk.weight.detach().norm())
+    for _ in range(60):
+        csa = align.gradients(
+            trunk(first), trunk(second), torch.arange(32) % 2 == 0, [trunk.weight]
+        )
+        assert csa[0] is not None
+        with torch.no_grad():
+            trunk.weight -= csa[0]
+    end = float(trunk.weight.detach().norm())
+    assert (end < 2 * start) == bears

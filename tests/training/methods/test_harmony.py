@@ -166,10 +166,13 @@ def test_without_its_parts_it_minimises_what_the_methods_with_exits_do(
         assert torch.equal(tensor, begun[name]) is not trained, name
 
 
+@pytest.mark.parametrize(("directions", "margin"), [(False, 40.0), (True, 1.2)])
 @pytest.mark.parametrize("entry", [1, 3])
-def test_server_step_is_the_papers_in_plain_torch(entry: int) -> None:
+def test_server_step_is_the_papers_in_plain_torch(
+    entry: int, directions: bool, margin: float
+) -> None:
     """Two losses written out; the trunk enters z1 after `entry`, z2 after the client's depth."""
-    gamma, weight, margin, depth = 0.3, 0.7, 40.0, 3
+    gamma, weight, depth = 0.3, 0.7, 3
     owner = client("ada", BATCH)
     sgd = {"momentum": 0.9, "weight_decay": 0.01}
     method = harmony(
@@ -177,6 +180,7 @@ def test_server_step_is_the_papers_in_plain_torch(entry: int) -> None:
         adapt_steps=0,
         align_weight=weight,
         margin=margin,
+        directions=directions,
         stochastic_depth=entry != depth,
     )
     number = next(n for n in range(1, 50) if entry_of(method, owner, depth, n) == entry)
@@ -203,7 +207,9 @@ def test_server_step_is_the_papers_in_plain_torch(entry: int) -> None:
 
     first, second = embed(seen.view, entry), embed(seen.features, depth)
     server_loss = nn.functional.cross_entropy(last(second), labels)
-    distance = (first - second).norm(dim=1)
+    between = nn.functional.cosine_similarity(first, second)
+    # |a / |a| - b / |b||^2 = 2 - 2 cos
+    distance = (2 - 2 * between).sqrt() if directions else (first - second).norm(dim=1)
     same = seen.same.bool()
     pairs = torch.where(same, distance**2, (margin - distance).clamp(min=0) ** 2) / 2
     total = (1 - gamma) * server_loss + weight * pairs.mean()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from profiles.checks import number
 
 # by parameter; None for one that took no part in the loss
 Gradients = list[Tensor | None]
+# an embedding shorter than this has hardly a direction: its gradient grows no further
+SHORTEST: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +25,13 @@ class Alignment:
     Attributes:
         weight: of the loss that is added to the server's own; 0 for none.
         margin: up to which embeddings of different classes are pushed apart.
+        directions: whether embeddings are compared at length 1, at most 2 apart. Else as they are:
+            then the gradient grows with them, without a limit.
     """
 
     weight: float
     margin: float
+    directions: bool
 
     def __post_init__(self) -> None:
         check_value("align_weight", self.weight, number(least=0))
@@ -39,8 +45,20 @@ class Alignment:
         Args:
             first, second, same: as `alignment_loss` takes them, with the graph that made them.
         """
+        if self.directions:
+            first, second = direction(first), direction(second)
         csa = self.weight * alignment_loss(first, second, same, self.margin)
         return list(torch.autograd.grad(csa, parameters, allow_unused=True))
+
+
+def direction(embeddings: Tensor) -> Tensor:
+    """Embeddings at length 1; one shorter than SHORTEST is divided by that.
+
+    Args:
+        embeddings: (B, D) float32.
+    Returns: the same shape.
+    """
+    return nn.functional.normalize(embeddings, dim=1, eps=SHORTEST)
 
 
 def alignment_loss(first: Tensor, second: Tensor, same: Tensor, margin: float) -> Tensor:
