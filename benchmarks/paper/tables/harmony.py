@@ -45,6 +45,8 @@ _HARMONY: Final = Table(
             },
         ),
         Row("no alignment", {"method": "harmony", **number(align_weight=0.0)}),
+        # Eq. 7 as printed: the embeddings at whatever length they have
+        Row("alignment as printed", {"method": "harmony", **number(directions=False)}),
         Row("no stochastic depth", {"method": "harmony", **number(stochastic_depth=False)}),
         Row(
             "all at one depth",
