@@ -16,6 +16,8 @@ from server.training.recipe.recipe import METHODS, Recipe, read_recipe
 
 # the seed is told apart by every result; the place of the files may differ between machines
 _NO_PART_OF_IT: Final = frozenset({"seed", "data.folder"})
+# what was so before recipes had these names, where their defaults are something else
+_BEFORE: Final[Mapping[str, Any]] = {"normalise_embeddings": False}
 
 
 @dataclass(frozen=True)  # without slots: `content` is kept in the instance
@@ -71,17 +73,25 @@ class Job:
         """Whether a result with that content is this job's.
 
         A name that the result lacks was added to recipes later. Its default means what was so
-        before, so the result still holds where the job does not set it.
+        before, but for those of _BEFORE, so the result still holds where the job does not set it.
         """
         now, given = self.content, _flat(self.given)
         return all(
-            content[name] == now.get(name) if name in content else name not in given
+            content[name] == now.get(name)
+            if name in content
+            else name not in given and _is_as_before(name, now[name])
             for name in now.keys() | content.keys()
         )
 
     def __str__(self) -> str:
         """The job in a message."""
         return f"{self.table}: {self.row}, seed {self.seed}"
+
+
+def _is_as_before(name: str, value: object) -> bool:
+    """Whether a value means what was so before recipes had that name."""
+    last = name.rpartition(".")[2]
+    return last not in _BEFORE or _BEFORE[last] == value
 
 
 def _part(source: Any) -> dict[str, Any]:

@@ -145,7 +145,9 @@ SWEEP: Final[Mapping[str, Swept]] = {
     "splitgp": Swept(
         {"method": "splitgp"}, ("method_numbers.personal_share", (0.2, 0.9)), "rho 0.4"
     ),
-    "harmony": Swept({"method": "harmony"}, ("method_numbers.align_weight", (0.1, 1.0)), "rho 0.4"),
+    "harmony": Swept(
+        {"method": "harmony"}, ("method_numbers.align_weight", (1.0, 10.0)), "rho 0.4"
+    ),
     "scala": Swept({"method": "scala"}, ("method_numbers.strength", (1.0, 0.5))),
     "mergesfl": Swept({"method": "mergesfl", "method_numbers": {"speeds": list(SPEEDS)}}),
     "pfsl": Swept({"method": "pfsl"}, measure="rho 0"),

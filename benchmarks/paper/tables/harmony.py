@@ -49,7 +49,7 @@ _HARMONY: Final = Table(
         # the sweep chose for it while it was the default
         Row(
             "alignment as printed",
-            {"method": "harmony", **number(directions=False, align_weight=0.1)},
+            {"method": "harmony", **number(normalise_embeddings=False, align_weight=0.1)},
         ),
         Row("no stochastic depth", {"method": "harmony", **number(stochastic_depth=False)}),
         Row(

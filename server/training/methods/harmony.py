@@ -8,7 +8,8 @@ docs/methods/harmony.md; the paper's 3.1-3.5.
                 (server.training.methods.ask_clients)
                 returns the logits of s2
     client      Ls = CE(logits, y1);  returns dLs by the logits
-    server      trunk -= lr * ((1 - g) * dLs + dCSA(s1, s2, I)), stopped at z1, z2     (Eq. 1-2, 7)
+    server      trunk -= lr * ((1 - g) * dLs + dCSA(s1/|s1|, s2/|s2|, I))              (Eq. 1-2, 7)
+                stopped at z1, z2
                 returns dLs by z2
     client      (f, h) -= lr * (g * dLc + (1 - g) * dLs), taken at (f2, h2)
     aggregate   f, h block by block and the server's copies, by n_k; lambda = 0        (Eq. 2)
@@ -38,7 +39,8 @@ from server.training.methods.formulas.contrastive import Alignment
 from server.training.methods.method import Method
 
 # g as stated in the paper. Weight and margin of the alignment are ours, and so is the length of the
-# embeddings: as they are, `cnn6` on Fashion-MNIST diverged at the paper's rate of 0.025 (0083).
+# embeddings: as they are, `cnn6` on Fashion-MNIST diverged at the lower of the paper's two rates
+# (docs/decisions/0083-alignment-at-length-1.md).
 EXIT_SHARE: Final = 0.5
 ALIGN_WEIGHT: Final = 0.1
 MARGIN: Final = 1.0
@@ -52,7 +54,7 @@ def harmony(
     adapt_rate: float = _META.rate,
     align_weight: float = ALIGN_WEIGHT,
     margin: float = MARGIN,
-    directions: bool = True,
+    normalise_embeddings: bool = True,
     stochastic_depth: bool = _META.early,
     personal_share: float = 0.0,
     finetune_steps: int | None = None,
@@ -67,7 +69,8 @@ def harmony(
     Args:
         exit_share: gamma. adapt_steps, adapt_rate: M and its learning rate.
         align_weight, margin: of CSA; weight 0 leaves it out, and the second view is not sent.
-        directions: whether CSA compares embeddings at length 1; else as they are, as printed.
+        normalise_embeddings: whether CSA compares embeddings at length 1, not as they are, as
+            Eq. 7 is printed.
         personal_share: lambda; the method's own is 0.
         finetune_steps: of the personalisation afterwards, at `adapt_rate`; M where None.
         head, noise: counter-measures against reading labels in returned gradients: `client`
@@ -94,7 +97,7 @@ def harmony(
         client=part,
         server_step=ask_clients(1 - exit_share, early_views=True),
         trunk="own",
-        align=Alignment(align_weight, margin, directions),
+        align=Alignment(align_weight, margin, normalise_embeddings),
         asks=("logits", "embeddings"),
         share_exits=True,
         finetune_steps=adapt_steps if finetune_steps is None else finetune_steps,

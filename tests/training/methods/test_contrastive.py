@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from server.training.methods.formulas.contrastive import (
     SHORTEST,
     Alignment,
     alignment_loss,
-    direction,
+    at_length_1,
 )
 
 
@@ -91,44 +93,69 @@ def test_pairs_beyond_the_margin_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e4])
-def test_directions_weigh_the_same_at_every_length(scale: float) -> None:
-    """Their loss is 1 - cos; the gradient shrinks with the length, where the raw one grows."""
+def test_at_length_1_the_loss_of_one_class_is_1_less_the_cosine(scale: float) -> None:
+    """Its gradient is sin / |s| for each pair, so it shrinks with the length."""
     generator = torch.Generator().manual_seed(2)
     first, second = torch.randn(2, 5, 7, generator=generator, dtype=torch.float64)
     first = (scale * first).requires_grad_()
-    loss = alignment_loss(direction(first), direction(second), torch.full((5,), True), 1.0)
-    cosine = nn.functional.cosine_similarity(first, second)
-    torch.testing.assert_close(loss, (1 - cosine).mean())
+    loss = alignment_loss(at_length_1(first), at_length_1(second), torch.full((5,), True), 1.0)
+    cosine = nn.functional.cosine_similarity(first, second).detach()
+    torch.testing.assert_close(loss.detach(), (1 - cosine).mean())
     (gradient,) = torch.autograd.grad(loss, first)
-    assert float(gradient.norm(dim=1).max()) <= 1 / 5 / float(first.detach().norm(dim=1).min())
+    expected = (1 - cosine**2).sqrt() / first.detach().norm(dim=1) / 5
+    torch.testing.assert_close(gradient.norm(dim=1), expected)
 
 
-def test_an_embedding_without_a_direction_has_a_finite_gradient() -> None:
+def test_at_length_1_two_classes_are_pushed_up_to_an_angle() -> None:
+    """At right angles, and at any lengths, two embeddings are the root of 2 apart."""
+    first, second = tensor([3.0, 0.0]), tensor([0.0, 0.2])
+    loss = alignment_loss(at_length_1(first), at_length_1(second), torch.tensor([False]), 1.5)
+    assert float(loss) == pytest.approx((1.5 - math.sqrt(2)) ** 2 / 2)
+    loss = alignment_loss(at_length_1(first), at_length_1(second), torch.tensor([False]), 1.4)
+    assert float(loss) == 0
+
+
+def test_an_embedding_of_length_0_has_a_finite_gradient() -> None:
     first = torch.zeros(2, 3).requires_grad_()
-    loss = alignment_loss(direction(first), direction(torch.ones(2, 3)), torch.ones(2) == 1, 1.0)
+    loss = alignment_loss(
+        at_length_1(first), at_length_1(torch.ones(2, 3)), torch.full((2,), True), 1.0
+    )
     (gradient,) = torch.autograd.grad(loss, first)
     assert float(loss.detach()) == pytest.approx(0.5)
     assert float(gradient.norm(dim=1).max()) == pytest.approx(1 / SHORTEST / 2)
 
 
-@pytest.mark.parametrize(("directions", "bears"), [(True, True), (False, False)])
-def test_a_trunk_with_long_embeddings_bears_the_alignment_of_directions_alone(
-    directions: bool, bears: bool
-) -> None:
-    """Plain steps on CSA from embeddings of length 30 to 60: the raw distances run away."""
+def stepped(align: Alignment) -> tuple[list[float], float]:
+    """Losses over 60 plain steps of a layer on CSA alone, and how many times its norm grew.
+
+    Its embeddings are 17 to 84 long at the start.
+    """
     generator = torch.Generator().manual_seed(3)
     trunk = nn.Linear(16, 8, bias=False)
     with torch.no_grad():
         trunk.weight.copy_(torch.randn(8, 16, generator=generator))
     first, second = 4 * torch.randn(2, 32, 16, generator=generator)
-    align = Alignment(0.1, 1.0, directions)
-    start = float(trunk.weight.detach().norm())
+    same = torch.arange(32) % 2 == 0
+    begun = float(trunk.weight.detach().norm())
+    losses = []
     for _ in range(60):
-        csa = align.gradients(
-            trunk(first), trunk(second), torch.arange(32) % 2 == 0, [trunk.weight]
-        )
-        assert csa[0] is not None
+        one, other = trunk(first), trunk(second)
+        ends = (at_length_1(one), at_length_1(other)) if align.normalise else (one, other)
+        losses.append(float(alignment_loss(*ends, same, align.margin).detach()))
+        (csa,) = align.gradients(one, other, same, [trunk.weight])
+        assert csa is not None
         with torch.no_grad():
-            trunk.weight -= csa[0]
-    end = float(trunk.weight.detach().norm())
-    assert (end < 2 * start) == bears
+            trunk.weight -= csa
+    return losses, float(trunk.weight.detach().norm()) / begun
+
+
+def test_alignment_at_length_1_lowers_its_loss_and_keeps_the_weights() -> None:
+    losses, growth = stepped(Alignment(10.0, 1.0, normalise=True))
+    assert losses[-1] < 0.7 * losses[0]
+    assert growth == pytest.approx(1.0, rel=0.1)
+
+
+def test_alignment_of_embeddings_as_they_are_runs_away() -> None:
+    losses, growth = stepped(Alignment(0.1, 1.0, normalise=False))
+    assert losses[-1] > 1e6 * losses[0]
+    assert growth > 1e6

@@ -166,10 +166,10 @@ def test_without_its_parts_it_minimises_what_the_methods_with_exits_do(
         assert torch.equal(tensor, begun[name]) is not trained, name
 
 
-@pytest.mark.parametrize(("directions", "margin"), [(False, 40.0), (True, 1.2)])
+@pytest.mark.parametrize(("normalise", "margin"), [(False, 40.0), (True, 0.075)])
 @pytest.mark.parametrize("entry", [1, 3])
 def test_server_step_is_the_papers_in_plain_torch(
-    entry: int, directions: bool, margin: float
+    entry: int, normalise: bool, margin: float
 ) -> None:
     """Two losses written out; the trunk enters z1 after `entry`, z2 after the client's depth."""
     gamma, weight, depth = 0.3, 0.7, 3
@@ -180,7 +180,7 @@ def test_server_step_is_the_papers_in_plain_torch(
         adapt_steps=0,
         align_weight=weight,
         margin=margin,
-        directions=directions,
+        normalise_embeddings=normalise,
         stochastic_depth=entry != depth,
     )
     number = next(n for n in range(1, 50) if entry_of(method, owner, depth, n) == entry)
@@ -207,10 +207,13 @@ def test_server_step_is_the_papers_in_plain_torch(
 
     first, second = embed(seen.view, entry), embed(seen.features, depth)
     server_loss = nn.functional.cross_entropy(last(second), labels)
-    between = nn.functional.cosine_similarity(first, second)
-    # |a / |a| - b / |b||^2 = 2 - 2 cos
-    distance = (2 - 2 * between).sqrt() if directions else (first - second).norm(dim=1)
+    if normalise:
+        first, second = (s / s.norm(dim=1, keepdim=True) for s in (first, second))
+    distance = (first - second).norm(dim=1)
     same = seen.same.bool()
+    apart = distance[~same] < margin
+    assert apart.any()  # some are pushed
+    assert not normalise or not apart.all()  # and some are far enough
     pairs = torch.where(same, distance**2, (margin - distance).clamp(min=0) ** 2) / 2
     total = (1 - gamma) * server_loss + weight * pairs.mean()
     optimiser = torch.optim.SGD(parameters, RATE, **sgd)  # type: ignore[arg-type]  # floats
@@ -247,7 +250,7 @@ def entry_of(method: Method, owner: TrainingClient, depth: int, number: int) -> 
 def test_alignment_changes_the_trunk_and_nothing_on_the_client() -> None:
     """Its gradient stops at z1 and z2, and embeddings do not touch the classifier."""
     people = {"ada": client("ada", BATCH)}
-    aligned = Trainer(harmony(margin=50.0), {"ada": 2}, people)
+    aligned = Trainer(harmony(margin=50.0, normalise_embeddings=False), {"ada": 2}, people)
     apart = Trainer(harmony(align_weight=0.0), {"ada": 2}, people)
     aligned.run()
     apart.run()
@@ -439,6 +442,8 @@ def test_view_from_a_depth_where_nothing_is_cut_is_refused() -> None:
     [
         ({"align_weight": -1.0}, "align_weight: expected a finite number of at least 0"),
         ({"margin": float("nan")}, "margin: expected a finite number of at least 0"),
+        ({"margin": 2.5}, "margin: expected at most 2, since embeddings of length 1 are at most 2"),
+        ({"normalise_embeddings": 1}, "normalise_embeddings: expected true or false, got 1"),
         ({"adapt_steps": 1.5}, "adapt_steps: expected a whole number"),
         ({"exit_share": 2}, "exit_share: expected a finite number from 0 to 1"),
         ({"head": "both"}, "head: expected one of server, client"),

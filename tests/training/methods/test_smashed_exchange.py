@@ -170,7 +170,7 @@ def paired(one: ClientBatch, seed: int, weight: float) -> ClientBatch:
     view = torch.randn(one.features.features.shape, generator=torch.Generator().manual_seed(seed))
     same = (torch.arange(len(view)) % 2).to(torch.uint8)
     features = replace(one.features, view=view, entry=one.depth, same=same)
-    return ClientBatch(one.depth, features, Alignment(weight, 20.0, directions=False))
+    return ClientBatch(one.depth, features, Alignment(weight, 20.0, normalise=False))
 
 
 def test_second_views_change_sides_with_their_samples() -> None:
@@ -216,7 +216,7 @@ def test_alignment_that_is_nothing_or_overflows(weight: float) -> None:
     """None is none to the bit; one that is not finite steps nothing, as a loss that is not."""
     server, plain = state(), state()
     one = paired(pair()["i"], 9, weight)
-    one = replace(one, align=Alignment(weight, 1e30 if weight else 1.0, directions=False))
+    one = replace(one, align=Alignment(weight, 1e30 if weight else 1.0, normalise=False))
     got = step_hosts(server, {"i": one}, own_batch("i", one), LOSSES)
     assert (got is None) == bool(weight)
     if got is not None:

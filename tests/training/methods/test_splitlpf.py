@@ -88,7 +88,9 @@ def test_alignment_is_of_the_embeddings_below_the_clients_layer() -> None:
             sent.append(reply)
         return reply
 
-    aligned = combine(plain(), {"align": harmony(align_weight=0.3, margin=9.0, directions=False)})
+    aligned = combine(
+        plain(), {"align": harmony(align_weight=0.3, margin=9.0, normalise_embeddings=False)}
+    )
     ours, alone = (
         world_of(method, "a", batch=SIZES["a"], transport=meddling(watch))
         for method in (aligned, plain())

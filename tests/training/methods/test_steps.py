@@ -260,7 +260,7 @@ def with_view(
     view = torch.randn(z.shape, generator=generator)
     same = (torch.arange(len(z)) % 2 == 0).to(torch.uint8)
     features = replace(one.features, view=view, entry=one.depth, same=same)
-    return ClientBatch(one.depth, features, Alignment(weight, margin, directions=False))
+    return ClientBatch(one.depth, features, Alignment(weight, margin, normalise=False))
 
 
 def embed(net: Supernet, z: Tensor, depth: int) -> Tensor:
