@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HeldEngine(LadderEngine):
-    """The real engine behind a gate.
+    """The real engine behind a gate that is closed at first.
 
     Attributes:
         gate: set it, and the engine runs. entered: set once it has a batch.
@@ -41,6 +41,8 @@ def kept_busy(batcher: Batcher, exported: Exported) -> Iterator[threading.Event]
     done = threading.Event()
     batcher.submit(Job(engine, Entry(0, exported.x[:1]), None, lambda _: done.set()))
     assert engine.entered.wait(10)
-    yield engine.gate
-    engine.gate.set()
+    try:
+        yield engine.gate
+    finally:
+        engine.gate.set()
     assert done.wait(10)

@@ -143,14 +143,16 @@ def with_format(plan: Plan, device: torch.device) -> Plan:
     numbers = plan.training
     if numbers.memory_format != "auto":
         return plan
-    # What costs no time in the network is left out: the rate decays, methods add losses of their
-    # own. So plans of one network are measured once, and no chance parts two of them.
-    steady = replace(
+    # All that the measured network and its batch depend on, and nothing else: plans that differ in
+    # a method's or an optimiser's numbers share one measurement, and no chance parts them.
+    measured = replace(
         plan,
-        training=replace(numbers, learning_rate=1.0),
+        training=Training(1.0, numbers.batch, norm=numbers.norm, precision=numbers.precision),
         part=ClientPart(whole=plan.part.whole, bottleneck=plan.part.bottleneck),
+        update=UpdateCoding(),
+        send_labels=True,
     )
-    chosen = _format_here(steady, device.type)
+    chosen = _format_here(measured, device.type)
     return replace(plan, training=replace(numbers, memory_format=chosen))
 
 

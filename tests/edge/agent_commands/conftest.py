@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from edge_sdk.nets import build
 from server.bench.models import export_random
 from server.processes import ServerProcess
 from server.tokens import create_token
-from tests.edge.agent_commands.samples import SAMPLES, SPEC
+from tests.edge.agent_commands.samples import SPEC
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +47,3 @@ def enrolment(
 def pi(enrolment: tuple[Path, dict[str, Any], str]) -> Path:
     """The state folder of an enrolled device."""
     return enrolment[0]
-
-
-@pytest.fixture(scope="module")
-def expected() -> tuple[list[int], list[int]]:
-    """Labels of SAMPLES by torch: the exit head's and the whole network's."""
-    net = build("tiny", input_shape=SPEC.shape, classes=10, seed=0).eval()
-    with torch.inference_mode():
-        exits, final = net.forward_exits(torch.from_numpy(SAMPLES))
-    return exits[2].argmax(1).tolist(), final.argmax(1).tolist()

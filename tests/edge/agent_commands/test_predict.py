@@ -11,13 +11,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from edge_sdk.errors import InputError
+from edge_sdk.nets import build
 from edge_sdk.pipeline.samples import read_samples
 from edge_sdk.session import Array
 from tests.commands import Splitedge
 from tests.edge.agent_commands.samples import NEVER, SAMPLES, SPEC
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[list[int], list[int]]:
+    """Labels of SAMPLES by torch: the exit head's and the whole network's."""
+    net = build("tiny", input_shape=SPEC.shape, classes=10, seed=0).eval()
+    with torch.inference_mode():
+        exits, final = net.forward_exits(torch.from_numpy(SAMPLES))
+    return exits[2].argmax(1).tolist(), final.argmax(1).tolist()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Frames made to hurt: refused with one kind of error, in little memory.
 
-In the normal run about 12,000 generated frames; `make faults` makes it ten times as many.
+In the normal run about 11,000 generated frames; `make faults` makes it ten times as many.
 """
 
 from __future__ import annotations
@@ -162,9 +162,6 @@ def test_hostile_json_gives_frame_errors_only(body: tuple[bytes, bytes]) -> None
     text, tail = body
     read_or_refuse(lambda: frames.unpack(prefixed(text, tail)), frames.MQTT_LIMITS)
     read_or_refuse(lambda: frames.decode(text, None, frames.HTTP_LIMITS), frames.HTTP_LIMITS)
-
-
-# memory
 
 
 def peak_bytes(read: Callable[[], Frame], limits: Limits) -> int:

@@ -12,6 +12,7 @@ from server.backend.batcher import Batcher
 from server.backend.jobs import Job
 from server.backend.ladder import Entry, LadderEngine
 from server.errors import ServerError
+from tests.serving.held_engine import HeldEngine
 
 if TYPE_CHECKING:
     from tests.serving.conftest import Exported
@@ -19,17 +20,15 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
-class GatedEngine(LadderEngine):
-    """The real engine, held at a gate that a test opens, and counting what it is given.
+class GatedEngine(HeldEngine):
+    """An engine behind a gate that is open at first, and counting what it is given.
 
     It fails on any batch that holds a sample of nothing but 16s, and where two threads run it.
     """
 
     def __init__(self, exported: Exported) -> None:
-        super().__init__(exported.folder, exported.manifest)
-        self.gate = threading.Event()
+        super().__init__(exported)
         self.gate.set()
-        self.entered = threading.Event()
         self.batches: list[int] = []
         self.threads: list[str] = []
         self._running = threading.Lock()
@@ -39,11 +38,10 @@ class GatedEngine(LadderEngine):
         try:
             self.batches.append(len(entries))
             self.threads.append(threading.current_thread().name)
-            self.entered.set()
-            assert self.gate.wait(20)
+            answers = super().run(entries)
             if any((entry.array == 16).all() for entry in entries):
                 raise ValueError("all white")
-            return super().run(entries)
+            return answers
         finally:
             self._running.release()
 
@@ -74,20 +72,6 @@ class Asked:
         self._settled.set()
 
 
-class Recorded(list[Any]):
-    """Outcomes of a query, which note the order in which queries get theirs."""
-
-    def __init__(self, name: str, order: list[str]) -> None:
-        super().__init__()
-        self._name = name
-        self._order = order
-
-    def append(self, outcome: Array | ServerError) -> None:
-        """Take an outcome."""
-        self._order.append(self._name)
-        super().append(outcome)
-
-
 def hold(batcher: Batcher, engine: GatedEngine, x: Array) -> Asked:
     """Have the engine busy with one query until the gate opens."""
     engine.gate.clear()
@@ -99,18 +83,3 @@ def hold(batcher: Batcher, engine: GatedEngine, x: Array) -> Asked:
 
 def sample(exported: Exported, index: int) -> Array:
     return exported.x[index : index + 1]
-
-
-class Answered:
-    """A submitted query whose answer is given for as long as a test wants."""
-
-    def __init__(self, batcher: Batcher, engine: LadderEngine, x: Array) -> None:
-        self.begun = threading.Event()
-        self.go_on = threading.Event()
-        self.thread = ""
-        batcher.submit(Job(engine, Entry(0, x), None, self._done))
-
-    def _done(self, _outcome: Array | ServerError) -> None:
-        self.thread = threading.current_thread().name
-        self.begun.set()
-        assert self.go_on.wait(20)

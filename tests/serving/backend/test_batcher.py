@@ -12,8 +12,10 @@ import pytest
 
 import server.backend.batcher
 from server.backend.batcher import HANDOVER_S, Batcher
-from server.backend.ladder import Entry
-from tests.serving.backend.gated_engine import Answered, Asked, GatedEngine, hold, sample
+from server.backend.jobs import Job
+from server.backend.ladder import Entry, LadderEngine
+from server.errors import ServerError
+from tests.serving.backend.gated_engine import Array, Asked, GatedEngine, hold, sample
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -153,6 +155,21 @@ def test_batches_are_short_only_while_several_senders_are_active(
     engine.gate.set()
     assert all(one.answer.shape == (1, 10) for one in asked)
     assert engine.batches == ([24] if senders == 1 else [8, 8, 8])
+
+
+class Answered:
+    """A submitted query whose answer is given for as long as a test wants."""
+
+    def __init__(self, batcher: Batcher, engine: LadderEngine, x: Array) -> None:
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+        self.thread = ""
+        batcher.submit(Job(engine, Entry(0, x), None, self._done))
+
+    def _done(self, _outcome: Array | ServerError) -> None:
+        self.thread = threading.current_thread().name
+        self.begun.set()
+        assert self.go_on.wait(20)
 
 
 def open_late(engine: GatedEngine) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from server.backend.batcher import Batcher
-from server.errors import ExpiredError, OverloadedError
-from tests.serving.backend.gated_engine import Asked, GatedEngine, Recorded, hold, sample
+from server.errors import ExpiredError, OverloadedError, ServerError
+from tests.serving.backend.gated_engine import Array, Asked, GatedEngine, hold, sample
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -127,6 +127,20 @@ def test_what_is_computed_after_its_deadline_is_not_answered(
     engine.gate.set()
     assert isinstance(asked.outcome, ExpiredError)
     assert (batcher.load.queries, batcher.load.expired) == (0, 1)
+
+
+class Recorded(list[Any]):
+    """Outcomes of a query, which note the order in which queries get theirs."""
+
+    def __init__(self, name: str, order: list[str]) -> None:
+        super().__init__()
+        self._name = name
+        self._order = order
+
+    def append(self, outcome: Array | ServerError) -> None:
+        """Take an outcome."""
+        self._order.append(self._name)
+        super().append(outcome)
 
 
 def test_a_query_does_not_wait_behind_a_flood(

@@ -28,7 +28,7 @@ LENGTH = "Inference-Header-Content-Length"
 FREE = Address("127.0.0.1", 0)
 
 
-class Site:
+class DirectSite:
     """Services behind two servers: one answers short queries from their connections.
 
     Attributes:

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -19,9 +19,6 @@ from server.app import create_app
 from server.services import Services
 from server.settings import ServerSettings
 from tests.answer import Answer
-
-if TYPE_CHECKING:
-    pass
 
 Array = NDArray[Any]
 LENGTH = "Inference-Header-Content-Length"

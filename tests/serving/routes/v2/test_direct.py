@@ -25,7 +25,7 @@ from tests.serving.held_engine import HeldEngine, kept_busy
 from tests.serving.routes.v2.direct_site import (
     INFER,
     LENGTH,
-    Site,
+    DirectSite,
     ask,
     binary_of,
     body_of,
@@ -46,16 +46,16 @@ Array = NDArray[Any]
 
 
 @pytest.fixture(scope="module")
-def site(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectSite]:
     state = tmp_path_factory.mktemp("site")
     exported.install(state / "models")
-    site = Site(state)
+    site = DirectSite(state)
     with site.stack:
         yield site
 
 
 @pytest.fixture
-def busy(site: Site, exported: Exported) -> Iterator[threading.Event]:
+def busy(site: DirectSite, exported: Exported) -> Iterator[threading.Event]:
     """The engine's thread is busy until the event is set."""
     with kept_busy(site.services.batcher, exported) as gate:
         yield gate
@@ -113,7 +113,9 @@ def for_the_application(x: Array) -> dict[str, bytes]:
     }
 
 
-def test_answers_are_those_of_the_application_byte_for_byte(site: Site, exported: Exported) -> None:
+def test_answers_are_those_of_the_application_byte_for_byte(
+    site: DirectSite, exported: Exported
+) -> None:
     for what, raw in requests(exported.x).items():
         expected = ask(site.other, raw)
         answer, direct = site.went_direct(raw)
@@ -122,7 +124,7 @@ def test_answers_are_those_of_the_application_byte_for_byte(site: Site, exported
         assert b"\r\ndate: " in answer
 
 
-def test_what_is_unusual_goes_to_the_application(site: Site, exported: Exported) -> None:
+def test_what_is_unusual_goes_to_the_application(site: DirectSite, exported: Exported) -> None:
     for what, raw in for_the_application(exported.x).items():
         expected = ask(site.other, raw)
         answer, direct = site.went_direct(raw)
@@ -132,7 +134,9 @@ def test_what_is_unusual_goes_to_the_application(site: Site, exported: Exported)
     assert refused.startswith(b"HTTP/1.1 421 ")
 
 
-def test_where_a_login_is_asked_for_the_application_answers(site: Site, exported: Exported) -> None:
+def test_where_a_login_is_asked_for_the_application_answers(
+    site: DirectSite, exported: Exported
+) -> None:
     body = body_of(exported.x[:1])
     fields = [(b"host", b"127.0.0.1"), (b"content-length", b"%d" % len(body))]
     given = b"POST", INFER.encode(), fields, ("127.0.0.1", 9)
@@ -142,7 +146,7 @@ def test_where_a_login_is_asked_for_the_application_answers(site: Site, exported
     assert DirectQueries(inference, None, loopback=False, logins=logins).admit(*given) is None
 
 
-def test_both_ways_count_the_same(site: Site, exported: Exported) -> None:
+def test_both_ways_count_the_same(site: DirectSite, exported: Exported) -> None:
     def counts() -> dict[str, float]:
         """All that is counted and is no time."""
         engine = site.services.models.served("digits", None).engine
@@ -184,7 +188,7 @@ def test_both_ways_count_the_same(site: Site, exported: Exported) -> None:
 
 
 def test_a_connection_is_used_again_and_answers_keep_their_order(
-    site: Site, exported: Exported
+    site: DirectSite, exported: Exported
 ) -> None:
     asked = [body_of(exported.x[:1], id=f"q{number}") for number in range(6)]
     with connect(site.direct) as peer:
@@ -202,7 +206,7 @@ def test_a_connection_is_used_again_and_answers_keep_their_order(
 
 
 def test_more_queries_ahead_than_may_wait_end_the_connection(
-    site: Site, exported: Exported
+    site: DirectSite, exported: Exported
 ) -> None:
     """One read holds hundreds, and each would hold up all other connections."""
     raw = b""
@@ -213,7 +217,7 @@ def test_more_queries_ahead_than_may_wait_end_the_connection(
     assert raw.count(b"HTTP/1.1 200 OK") < 400
 
 
-def test_nothing_is_answered_behind_the_last_request(site: Site, exported: Exported) -> None:
+def test_nothing_is_answered_behind_the_last_request(site: DirectSite, exported: Exported) -> None:
     last = request_of(body_of(exported.x[:1]), {"Connection": "close"})
     with connect(site.direct) as peer:
         peer.sendall(last + request_of(body_of(exported.x[:1])))
@@ -223,7 +227,7 @@ def test_nothing_is_answered_behind_the_last_request(site: Site, exported: Expor
 
 
 def test_a_client_that_leaves_while_its_query_waits_harms_no_other(
-    site: Site, exported: Exported, busy: threading.Event
+    site: DirectSite, exported: Exported, busy: threading.Event
 ) -> None:
     with connect(site.direct) as peer:
         peer.sendall(request_of(body_of(exported.x[:1])))
@@ -235,7 +239,7 @@ def test_a_client_that_leaves_while_its_query_waits_harms_no_other(
         assert b"other" in read_answer(peer)[0]
 
 
-def test_a_body_that_never_comes_is_waited_for_as_in_the_application(site: Site) -> None:
+def test_a_body_that_never_comes_is_waited_for_as_in_the_application(site: DirectSite) -> None:
     head = f"POST {INFER} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{{"
     with connect(site.direct) as peer:
         peer.sendall(head.encode())
@@ -246,7 +250,7 @@ def test_an_orderly_end_lets_a_query_that_waits_have_its_answer(
     exported: Exported, tmp_path: Path
 ) -> None:
     exported.install(tmp_path / "models")
-    site = Site(tmp_path)
+    site = DirectSite(tmp_path)
     engine = HeldEngine(exported)
     with site.stack:
         site.services.batcher.submit(Job(engine, Entry(0, exported.x[:1]), None, lambda _: None))
@@ -267,7 +271,7 @@ def test_an_orderly_end_lets_a_query_that_waits_have_its_answer(
 
 def test_the_limits_of_a_sender_hold(exported: Exported, tmp_path: Path) -> None:
     exported.install(tmp_path / "models")
-    site = Site(tmp_path, limits=SenderLimits(rows=4))
+    site = DirectSite(tmp_path, limits=SenderLimits(rows=4))
     with site.stack:
         raw = request_of(body_of(exported.x[:4]))
         assert outputs_of(ask(site.direct, raw))
@@ -281,7 +285,7 @@ def test_the_limits_of_a_sender_hold(exported: Exported, tmp_path: Path) -> None
 
 
 def test_queries_of_one_turn_are_one_batch_and_each_gets_its_own_answer(
-    site: Site, exported: Exported, monkeypatch: pytest.MonkeyPatch
+    site: DirectSite, exported: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # quick on any machine: on a busy one, eight rows may seem too long for clients that share
     for limit in ("HANDOVER_S", "SHARED_BATCH_S"):

@@ -15,7 +15,14 @@ from server.access.recent_logins import KNOWN_MOST, RecentLogins
 from server.access.rules import INFER as RULE
 from server.access.rules import OPERATE, Login
 from tests.clock import Clock
-from tests.serving.routes.v2.direct_site import Site, ask, body_of, outputs_of, request_of, undated
+from tests.serving.routes.v2.direct_site import (
+    DirectSite,
+    ask,
+    body_of,
+    outputs_of,
+    request_of,
+    undated,
+)
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -25,9 +32,9 @@ pytestmark = pytest.mark.broker  # the services start the embedded broker
 
 
 @pytest.fixture
-def site(exported: Exported, tmp_path: Path) -> Iterator[Site]:
+def site(exported: Exported, tmp_path: Path) -> Iterator[DirectSite]:
     exported.install(tmp_path / "models")
-    site = Site(tmp_path)
+    site = DirectSite(tmp_path)
     with site.stack:
         yield site
 
@@ -43,7 +50,9 @@ def with_key(key: str, body: bytes) -> bytes:
 
 
 @pytest.mark.usefixtures("fresh_for_long")
-def test_the_second_query_of_a_key_goes_from_its_connection(site: Site, exported: Exported) -> None:
+def test_the_second_query_of_a_key_goes_from_its_connection(
+    site: DirectSite, exported: Exported
+) -> None:
     keys = site.services.registry.keys
     _, key = keys.create(["infer"], name="app", models=["digits"])
     raw = with_key(key, body_of(exported.x[:2]))
@@ -60,7 +69,9 @@ def test_the_second_query_of_a_key_goes_from_its_connection(site: Site, exported
 
 
 @pytest.mark.usefixtures("fresh_for_long")
-def test_a_login_from_another_address_is_read_and_noted(site: Site, exported: Exported) -> None:
+def test_a_login_from_another_address_is_read_and_noted(
+    site: DirectSite, exported: Exported
+) -> None:
     _, key = site.services.registry.keys.create(["infer"], name="app")
     raw = with_key(key, body_of(exported.x[:1]))
     for source in ("127.0.0.1", "127.0.0.2"):
@@ -72,7 +83,7 @@ def test_a_login_from_another_address_is_read_and_noted(site: Site, exported: Ex
 
 @pytest.mark.usefixtures("fresh_for_long")
 def test_what_a_key_may_not_ask_is_refused_by_the_application(
-    site: Site, exported: Exported
+    site: DirectSite, exported: Exported
 ) -> None:
     keys = site.services.registry.keys
     body = body_of(exported.x[:1])
@@ -88,7 +99,7 @@ def test_what_a_key_may_not_ask_is_refused_by_the_application(
 
 
 @pytest.mark.usefixtures("fresh_for_long")
-def test_the_limits_of_a_key_hold_on_its_connection(site: Site, exported: Exported) -> None:
+def test_the_limits_of_a_key_hold_on_its_connection(site: DirectSite, exported: Exported) -> None:
     _, key = site.services.registry.keys.create(["infer"], requests=2.0)
     raw = with_key(key, body_of(exported.x[:1]))
     answers = [site.went_direct(raw) for _ in range(12)]
@@ -97,7 +108,7 @@ def test_the_limits_of_a_key_hold_on_its_connection(site: Site, exported: Export
 
 
 @pytest.mark.deadline
-def test_a_revoked_key_is_refused_within_a_second(site: Site, exported: Exported) -> None:
+def test_a_revoked_key_is_refused_within_a_second(site: DirectSite, exported: Exported) -> None:
     keys = site.services.registry.keys
     _, key = keys.create(["infer"], name="app")
     # brought by a proxy, a query on loopback needs a login too
@@ -145,7 +156,7 @@ def test_a_login_is_known_for_a_second_by_its_header_and_its_address() -> None:
     assert known.find(b"Bearer a", "10.0.0.1", *QUERY) is login
 
 
-def test_each_query_counts_as_a_use_of_its_key_and_a_sign_of_its_device(site: Site) -> None:
+def test_each_query_counts_as_a_use_of_its_key_and_a_sign_of_its_device(site: DirectSite) -> None:
     registry = site.services.registry
     made, _ = registry.keys.create(["infer"], name="app", models=["digits"])
     device, _ = registry.redeem_token(registry.create_token(), "pi-4", {})

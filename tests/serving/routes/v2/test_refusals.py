@@ -117,8 +117,6 @@ def test_the_json_of_a_binary_body_is_bounded_as_json_alone_is(site: Site) -> No
     assert "at most 1000000 bytes" in answer.json["error"]
 
 
-# hostile input
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: (

@@ -13,13 +13,14 @@ from edge_sdk.training.protocol import plan as plans
 from edge_sdk.training.protocol.client_part import ClientPart
 from edge_sdk.training.protocol.plan import Plan, with_format
 from edge_sdk.training.protocol.training import Training
+from edge_sdk.training.protocol.update_codec import UpdateCoding
 
 PLAN = Plan("cnn6", (1, 28, 28), 4, (0.0,), (1.0,), 2, Training(0.05, 6))
 
 Change = Callable[[Plan], Plan]
 
 
-def numbers(plan: Plan, **changed: Any) -> Plan:
+def with_numbers(plan: Plan, **changed: Any) -> Plan:
     return replace(plan, training=replace(plan.training, **changed))
 
 
@@ -42,9 +43,11 @@ def format_of(plan: Plan) -> str:
     [
         lambda plan: replace(plan, part=ClientPart(views=True)),
         lambda plan: replace(plan, part=ClientPart(exit_head=True, fusion="fixed")),
-        lambda plan: numbers(plan, learning_rate=0.01),
+        lambda plan: with_numbers(plan, learning_rate=0.01, momentum=0.9, weight_decay=1e-4),
+        lambda plan: with_numbers(plan, epochs=3, codec="int8"),
+        lambda plan: replace(plan, update=UpdateCoding("top-k"), send_labels=False),
     ],
-    ids=["views", "exit head", "rate"],
+    ids=["views", "exit head", "optimiser", "amount and codec", "what is sent"],
 )
 def test_plans_of_one_network_get_one_format(change: Change, formats: list[str]) -> None:
     assert format_of(PLAN) == format_of(change(PLAN)) == "contiguous"
@@ -57,10 +60,11 @@ def test_plans_of_one_network_get_one_format(change: Change, formats: list[str])
         lambda plan: replace(plan, depth=3),
         lambda plan: replace(plan, part=ClientPart(whole=True)),
         lambda plan: replace(plan, part=ClientPart(bottleneck=8)),
-        lambda plan: numbers(plan, batch=7),
-        lambda plan: numbers(plan, precision="bf16"),
+        lambda plan: with_numbers(plan, batch=7),
+        lambda plan: with_numbers(plan, precision="bf16"),
+        lambda plan: replace(plan, backbone="cnn8", depth=4),
     ],
-    ids=["depth", "whole", "bottleneck", "batch", "precision"],
+    ids=["depth", "whole", "bottleneck", "batch", "precision", "network"],
 )
 def test_another_network_or_batch_is_measured(change: Change, formats: list[str]) -> None:
     assert format_of(PLAN) == "contiguous"
