@@ -340,6 +340,16 @@ def test_a_number_that_is_added_later_leaves_results_valid_where_it_is_not_set()
     assert not job.is_of({**job.content, "train.no_longer": 1})
 
 
+@pytest.mark.parametrize(("row", "same"), [("HARMONY", False), ("SplitFed", True)])
+def test_a_result_of_embeddings_as_they_were_is_none_at_length_1(row: str, same: bool) -> None:
+    """Recipes of before do not have the number, whose default is not what was so before."""
+    table = TABLES["harmony"]
+    (wanted,) = (one for one in table.rows if one.name == row)
+    job = job_of("harmony", table, wanted, "cpu")
+    before = {k: v for k, v in job.content.items() if not k.endswith("normalise_embeddings")}
+    assert job.is_of(before) == same
+
+
 def test_a_default_of_a_method_is_part_of_a_result() -> None:
     assert job_of("scala", TABLE, TABLE.rows[0], "smoke").content["method_numbers.strength"] == 1
 
