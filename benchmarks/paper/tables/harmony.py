@@ -45,8 +45,8 @@ _HARMONY: Final = Table(
             },
         ),
         Row("no alignment", {"method": "harmony", **number(align_weight=0.0)}),
-        # Eq. 7 as printed, the embeddings at whatever length they have; the weight is the one that
-        # the sweep chose for it while it was the default
+        # Eq. 7 as printed, the embeddings at whatever length they have. Its weight was chosen by the
+        # same sweep while it was the default; its rate is the one of HARMONY.
         Row(
             "alignment as printed",
             {"method": "harmony", **number(normalise_embeddings=False, align_weight=0.1)},

@@ -42,7 +42,7 @@ from server.training.methods.method import Method
 # embeddings: as they are, `cnn6` on Fashion-MNIST diverged at the lower of the paper's two rates
 # (docs/decisions/0083-alignment-at-length-1.md).
 EXIT_SHARE: Final = 0.5
-ALIGN_WEIGHT: Final = 0.1
+ALIGN_WEIGHT: Final = 1.0
 MARGIN: Final = 1.0
 _META: Final = MetaAdaptation()  # the source of the defaults
 
