@@ -45,8 +45,8 @@ _HARMONY: Final = Table(
             },
         ),
         Row("no alignment", {"method": "harmony", **number(align_weight=0.0)}),
-        # Eq. 7 as printed, the embeddings at whatever length they have. Its weight was chosen by the
-        # same sweep while it was the default; its rate is the one of HARMONY.
+        # Eq. 7 as printed, the embeddings at whatever length they have. The sweep chose its weight
+        # while it was the default; its rate is HARMONY's.
         Row(
             "alignment as printed",
             {"method": "harmony", **number(normalise_embeddings=False, align_weight=0.1)},

@@ -131,22 +131,21 @@ def stepped(align: Alignment) -> tuple[list[float], float]:
     Its embeddings are 17 to 84 long at the start.
     """
     generator = torch.Generator().manual_seed(3)
-    trunk = nn.Linear(16, 8, bias=False)
-    with torch.no_grad():
-        trunk.weight.copy_(torch.randn(8, 16, generator=generator))
+    weight = nn.Parameter(torch.randn(8, 16, generator=generator))
     first, second = 4 * torch.randn(2, 32, 16, generator=generator)
     same = torch.arange(32) % 2 == 0
-    begun = float(trunk.weight.detach().norm())
+    begun = float(weight.detach().norm())
     losses = []
     for _ in range(60):
-        one, other = trunk(first), trunk(second)
-        ends = (at_length_1(one), at_length_1(other)) if align.normalise else (one, other)
-        losses.append(float(alignment_loss(*ends, same, align.margin).detach()))
-        (csa,) = align.gradients(one, other, same, [trunk.weight])
+        one, other = first @ weight.T, second @ weight.T
+        (csa,) = align.gradients(one, other, same, [weight])
+        if align.normalise:
+            one, other = at_length_1(one), at_length_1(other)
+        losses.append(float(alignment_loss(one, other, same, align.margin).detach()))
         assert csa is not None
         with torch.no_grad():
-            trunk.weight -= csa
-    return losses, float(trunk.weight.detach().norm()) / begun
+            weight.sub_(csa)
+    return losses, float(weight.detach().norm()) / begun
 
 
 def test_alignment_at_length_1_lowers_its_loss_and_keeps_the_weights() -> None:
