@@ -19,7 +19,7 @@ Labels are not sent, but the server can derive them: the gradient by the logits 
 label alone. I, which says whether two labels are equal, travels with it, and the change of an exit
 head tells the server which classes a client has. The counter-measures do not make labels private
 either. Share of 300 labels of clients of two classes that are read, where guessing gets 53 %
-(tests/training/methods/test_harmony.py):
+(tests/training/methods/harmony/test_labels.py):
 
     noise                        0     1    10   100  1000    head on the client
     by likelihood, %           100    95    73    60    55    -

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+from edge_sdk.manifest import Codec
 from edge_sdk.offload.offloader import Offloader
 from edge_sdk.offload.pending import NoReply, Pending
 from edge_sdk.wire.codecs import decode, encode
@@ -26,14 +29,16 @@ def test_a_pack_without_a_reply_is_sent_once_more(server: Scripted, offloader: O
     assert [query.id for query in server.queries] == [begun.id] * 2
 
 
-def begin_together(device: Offloader, many: int, deadline_s: float = 5.0) -> list[Pending]:
+def tensor_of(value: int, codec: Codec = "fp32") -> Tensor:
+    return Tensor("z2", *encode(np.full((1, 4), value, np.float32), codec))
+
+
+def begin_together(
+    device: Offloader, many: int, deadline_s: float = 5.0, codec: Codec = "fp32"
+) -> list[Pending]:
+    """Queries of the numbers from 0, which are all ready at once."""
     begun = [
-        device.begin(
-            lambda value=value: Tensor("z2", np.full((1, 4), value, np.float32)),  # type: ignore[misc]  # of a lambda
-            TARGET,
-            deadline_s,
-            together=True,
-        )
+        device.begin(partial(tensor_of, value, codec), TARGET, deadline_s, together=True)
         for value in range(many)
     ]
     device.send_gathered()
@@ -98,17 +103,7 @@ def test_a_server_without_scales_of_rows_answers_int8_all_the_same(
 
     server.on_query = one_tensor
     device = offloader()
-    begun = [
-        device.begin(
-            lambda value=value: Tensor("z2", *encode(np.full((1, 4), value, np.float32), "int8")),  # type: ignore[misc]  # of a lambda
-            TARGET,
-            5.0,
-            together=True,
-        )
-        for value in range(40)
-    ]
-    device.send_gathered()
-    for value, pending in enumerate(begun):
+    for value, pending in enumerate(begin_together(device, 40, codec="int8")):
         outcome = device.finish(pending)
         assert isinstance(outcome, Reply)
         assert outcome.tensors["logits"][0, 0] == value

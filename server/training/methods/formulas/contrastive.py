@@ -15,7 +15,7 @@ from profiles.checks import flag, number
 # by parameter; None for one that took no part in the loss
 Gradients = list[Tensor | None]
 # Lengths below this count as this, so that the gradient by a very short embedding stays finite.
-# Those of `cnn6` on Fashion-MNIST were up to 27 apart.
+# Embeddings of `cnn6` on Fashion-MNIST were up to 27 apart.
 SHORTEST: Final = 1e-3
 # of two embeddings of length 1
 FARTHEST: Final = 2.0
