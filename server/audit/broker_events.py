@@ -19,6 +19,8 @@ _KINDS: Final[Mapping[str, tuple[str, Outcome]]] = {
     "revoked": ("mqtt.cut", "done"),
     "left_out": (DROPPED, "refused"),
 }
+# what only a client that has logged in can do: its name is known to be true
+_AFTER_LOGIN: Final = frozenset({"denied", "cut"})
 
 
 def read_broker_event(told: Mapping[str, Any]) -> Event | None:
@@ -34,7 +36,8 @@ def read_broker_event(told: Mapping[str, Any]) -> Event | None:
         logger.debug("the broker told an event that is not known")
         return None
     who, why = str(told.get("client_id") or ""), str(told.get("why") or "")
-    return Event(what, outcome, who, _address(told.get("peer")), why, count=max(count, 1))
+    source, proven = _address(told.get("peer")), told["event"] in _AFTER_LOGIN
+    return Event(what, outcome, who, source, why, count=max(count, 1), proven=proven)
 
 
 def _address(peer: object) -> str:

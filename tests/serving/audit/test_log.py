@@ -106,6 +106,23 @@ def test_refusals_of_who_had_logged_in_are_rows_of_their_own(
     ]
 
 
+def test_topics_that_a_device_is_refused_are_told_of_that_device_alone() -> None:
+    """Devices behind one address have logged in, so their names are known to be true."""
+    tally = Tally()
+    for who in ("pi-1", "pi-2", "pi-2"):
+        for event in ("denied", "cut"):
+            told = {"event": event, "client_id": who, "peer": ["10.0.0.7", 50_000], "why": "x"}
+            event_read = read_broker_event(told)
+            assert event_read is not None
+            tally.note(event_read)
+    assert [(one.what, one.who, one.count) for one in tally.take()] == [
+        ("mqtt.topic", "pi-1", 1),
+        ("mqtt.cut", "pi-1", 1),
+        ("mqtt.topic", "pi-2", 2),
+        ("mqtt.cut", "pi-2", 2),
+    ]
+
+
 def test_a_flood_of_refusals_pushes_out_no_change(registry: Registry, clock: Clock) -> None:
     log = AuditLog(registry.trail, rows=100, clock=clock)
     registry.redeem_token(registry.create_token(), "pi-1", {})
