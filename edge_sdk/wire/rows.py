@@ -81,7 +81,7 @@ def joined(tensors: Sequence[Tensor]) -> Tensor | None:
         return tensors[0] if tensors else None
     first, *beside = tensors
     if [tensor.name for tensor in beside] == list(_OF_BYTES):
-        _check_beside(beside, _OF_BYTES, beside[0].array.shape[:1])
+        _check_beside(beside, _OF_BYTES, (beside[0].array.size,))
     elif [tensor.name for tensor in beside] == list(_OF_ROWS):
         _check_beside(beside, _OF_ROWS, first.array.shape[:1])
     else:

@@ -15,6 +15,7 @@ from edge_sdk.settings import Traces
 from edge_sdk.tracing.predictions import open_queue
 from edge_sdk.tracing.span_queue import SpanQueue
 from edge_sdk.tracing.spans import TEXT_MAX, Attribute, Sampler, Span, WallClock
+from edge_sdk.wire.codecs import rows_of
 from edge_sdk.wire.messages import Query
 from edge_sdk.wire.traceparent import TraceContext
 from server.errors import ServerError
@@ -77,9 +78,9 @@ class QueryTrace:
         self._clock = WallClock(self._begun_s)
         self._attributes: dict[str, Attribute] = {"splitedge.sender": sender}
         if query.tensor is not None:
-            shape = query.tensor.array.shape
-            self._attributes["splitedge.input"] = query.tensor.name
-            self._attributes["splitedge.rows"] = shape[0] if shape else 0
+            tensor = query.tensor
+            self._attributes["splitedge.input"] = tensor.name
+            self._attributes["splitedge.rows"] = rows_of(tensor.array, tensor.parameters)
         self._ended = False
 
     def asks(self, model: str, version: str) -> None:

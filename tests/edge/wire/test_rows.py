@@ -81,6 +81,9 @@ ZEROS = np.zeros(2, np.uint8)
         ([Tensor("scale", ZEROS), Tensor("zero_point", ZEROS)], "tensor scale: expected float32"),
         ([Tensor("scale", SCALES), Tensor("zero_point", SCALES)], "tensor zero_point: expected"),
         ([Tensor("scale", SCALES), Tensor("zero_point", ZEROS[:, None])], "tensor zero_point"),
+        ([Tensor("sizes", np.array(8))], r"tensor sizes: expected int64 \(1,\), got int64 \(\)"),
+        ([Tensor("sizes", np.array([[4], [4]]))], "tensor sizes: expected"),
+        ([Tensor("sizes", np.array([4, 4], np.uint8))], "tensor sizes: expected int64"),
     ],
 )
 def test_tensors_beside_the_rows_that_do_not_fit_are_refused(
