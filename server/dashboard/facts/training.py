@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -38,20 +39,35 @@ class RoundFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class LogFacts:
+    """The rounds of a training that have ended.
+
+    Attributes:
+        rounds: the newest 2,000, oldest first.
+        ended: the number of all rounds. bytes_up, bytes_down: the traffic of all.
+    """
+
+    rounds: list[RoundFacts]
+    ended: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingFacts:
     """One training with devices.
 
     Attributes:
         state: `running` while a trainer has it; `finished` once its report is written.
         changed_at: time of the last round, UTC seconds since 1970.
-        rounds: empty for the trainings that are not shown.
+        log: its rounds; empty for the trainings that are not shown.
         rounds_wanted: of the recipe; known of a finished training only.
     """
 
     name: str
     state: str
     changed_at: float
-    rounds: list[RoundFacts]
+    log: LogFacts
     rounds_wanted: int | None = None
     method: str | None = None
     dataset: str | None = None
@@ -67,7 +83,7 @@ def training_facts(folder: Path, shown: str | None = None) -> list[TrainingFacts
     found.sort(key=lambda one: -one.changed_at)
     nth = next((nth for nth, one in enumerate(found) if one.name == shown), 0)
     for one in found[nth : nth + 1]:
-        found[nth] = replace(one, rounds=_rounds_of(folder / one.name / LOG))
+        found[nth] = replace(one, log=_log_of(folder / one.name / LOG))
     return found
 
 
@@ -80,7 +96,7 @@ def _training(folder: Path) -> TrainingFacts:
     except OSError:  # removed meanwhile
         changed_at = 0.0
     ended = "stopped" if report is None else "finished"
-    made = TrainingFacts(folder.name, "running" if running else ended, changed_at, [])
+    made = TrainingFacts(folder.name, "running" if running else ended, changed_at, LogFacts([]))
     if report is None:
         return made
     return replace(
@@ -91,32 +107,36 @@ def _training(folder: Path) -> TrainingFacts:
     )
 
 
-def _rounds_of(log: Path) -> list[RoundFacts]:
+def _log_of(log: Path) -> LogFacts:
     """The rounds in a log, which is read again only when it has changed."""
     try:
         state = log.stat()
     except OSError:  # no round has ended yet
-        return []
+        return LogFacts([])
     return _read_once(log, state.st_mtime_ns, state.st_size)
 
 
 @lru_cache(maxsize=4)
-def _read_once(log: Path, _mtime_ns: int, _size_bytes: int) -> list[RoundFacts]:
-    return read_rounds(log)
+def _read_once(log: Path, _mtime_ns: int, _size_bytes: int) -> LogFacts:
+    return read_log(log)
 
 
-def read_rounds(log: Path) -> list[RoundFacts]:
-    """The rounds in a training's log, oldest first; a line that is being written is left out."""
-    rounds = []
+def read_log(log: Path) -> LogFacts:
+    """The rounds in a training's log; a line that is being written is left out."""
+    newest: deque[RoundFacts] = deque(maxlen=ROUNDS_MOST)
+    ended = bytes_up = bytes_down = 0
     try:
         with log.open("rb") as file:
             for line in file:
                 found = _round(line) if len(line) <= LINE_BYTES else None
                 if found is not None:
-                    rounds.append(found)
+                    newest.append(found)
+                    ended += 1
+                    bytes_up += found.bytes_up
+                    bytes_down += found.bytes_down
     except OSError:  # no round has ended yet
-        return []
-    return rounds[-ROUNDS_MOST:]
+        return LogFacts([])
+    return LogFacts(list(newest), ended, bytes_up, bytes_down)
 
 
 def _round(line: bytes) -> RoundFacts | None:

@@ -24,7 +24,8 @@ async function ask(path, options = {}) {
     throw new Refused(0, "The server does not answer. The page tries again by itself.");
   }
   const date = Date.parse(answer.headers.get("date"));
-  if (date && Math.abs(date - Date.now()) > 2000) skew = (date - Date.now()) / 1000;
+  // the header has whole seconds: a small difference is none
+  if (date) skew = Math.abs(date - Date.now()) > 2000 ? (date - Date.now()) / 1000 : 0;
   if (answer.ok) return answer.status === 204 ? null : answer.json();
   let text = `The server answered ${answer.status}.`;
   try {
@@ -94,7 +95,8 @@ export function useFacts(path, seconds = 3) {
           last = facts;
           if (!gone) setFound({ facts, error: null, path });
         } catch (error) {
-          if (!gone) setFound((last) => ({ ...last, error, path }));
+          // what was read for another path is no answer to this one
+          if (!gone) setFound((last) => ({ facts: last.path === path ? last.facts : null, error, path }));
           if (error.status === 401) return;
         }
       }

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -238,6 +239,38 @@ def test_a_devices_answers_are_drawn(desk: Visit) -> None:
     expect(page.get_by_text("answers since the update to digits/1/d2")).to_be_visible()
     desk.go("device/pi-1")
     expect(page.get_by_text("No heartbeat came in this time", exact=False)).to_be_visible()
+
+
+def test_figures_of_an_hour_are_not_shown_as_those_of_a_month(desk: Visit) -> None:
+    page = desk.page
+    desk.go("device/pi-2")
+    answers = page.get_by_text("answers:", exact=False)
+    expect(answers).to_contain_text("exits")
+    page.context.set_offline(True)
+    page.get_by_role("tab", name="30 days", exact=True).click()
+    expect(page.get_by_text("The server does not answer", exact=False).first).to_be_visible()
+    expect(answers).to_have_count(0)
+    page.context.set_offline(False)
+    expect(answers).to_contain_text("exits")
+    desk.trouble.clear()  # the browser says that it was offline
+
+
+def test_a_browser_whose_clock_is_set_right_is_believed(desk: Visit) -> None:
+    page = desk.page
+    early = datetime.now(UTC) - timedelta(hours=8)
+    page.clock.set_system_time(early)  # as before NTP has answered
+    module = "document.querySelector('link[href$=\"/server.js\"]').href"
+    shown = f"import({module}).then((server) => [server.now(), Date.now() / 1000])"
+    now, clock = wait_until(
+        lambda: next((both for both in [page.evaluate(shown)] if both[0] - both[1] > 60), None),
+        "the page believes the clock",
+    )
+    assert abs(now - time.time()) < 5 < abs(clock - time.time())
+    page.clock.set_system_time(datetime.now(UTC))
+    wait_until(
+        lambda: abs(page.evaluate(shown)[0] - time.time()) < 5,
+        "the page still corrects a clock that is right",
+    )
 
 
 def test_a_question_that_is_not_answered_changes_nothing(desk: Visit) -> None:

@@ -22,7 +22,7 @@ from edge_sdk.state import StateLock
 from profiles.measured import BundleMeasurement, Conditions, GraphMeasurement
 from server.dashboard.facts.fleet import PROFILES_OLD_S, FleetReader
 from server.dashboard.facts.history import HistoryFacts, held_out_shares
-from server.dashboard.facts.training import read_rounds
+from server.dashboard.facts.training import ROUNDS_MOST, read_log
 from server.dashboard.pages import assets
 from server.dashboard.reading import FRESH_S, Fresh
 from server.deployment.presence import GONE_S, ONLINE_S, presence_of
@@ -204,11 +204,12 @@ def test_rounds_are_shown_as_they_end(world: World) -> None:
     folder = world.settings.state / "training" / "yard"
     with StateLock(folder, "training"):
         (running,) = world.facts("training")
-        assert (running["state"], running["rounds"]) == ("running", [])
+        assert (running["state"], running["log"]["rounds"]) == ("running", [])
     (folder / "log.jsonl").write_bytes(orjson.dumps(ROUND) + b'\n{"round": 2, "acc')
     (stopped,) = world.facts("training")
     assert stopped["state"] == "stopped"
-    (one,) = stopped["rounds"]
+    (one,) = stopped["log"]["rounds"]
+    assert stopped["log"]["ended"] == 1
     assert one["missing"] == {"pi-2": "it is away", "pi-3": "no reply in time"}
     assert one["refused"] == {"pi-4": "its update is not finite"}
 
@@ -222,7 +223,7 @@ def test_rounds_are_those_of_the_training_that_is_shown(world: World) -> None:
         os.utime(folder / "log.jsonl", (at, at))
     for asked, shown in (("", "second"), ("?of=first", "first"), ("?of=none", "second")):
         found = world.facts(f"training{asked}")
-        assert [one["name"] for one in found if one["rounds"]] == [shown]
+        assert [one["name"] for one in found if one["log"]["rounds"]] == [shown]
 
 
 @pytest.mark.parametrize("report", ["[]", '{"recipe": 1}', '{"recipe": {"train": []}}', "{"])
@@ -238,8 +239,21 @@ def test_a_report_of_another_form_is_no_reason_to_fail(world: World, report: str
 def test_a_log_of_another_release_is_no_reason_to_fail(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_bytes(b'[]\n{"round": 1}\n' + orjson.dumps(ROUND) + b"\n" + b"\xff\n")
-    assert [one.round for one in read_rounds(log)] == [1]
-    assert read_rounds(tmp_path / "none") == []
+    assert [one.round for one in read_log(log).rounds] == [1]
+    assert read_log(tmp_path / "none").rounds == []
+
+
+def test_of_a_long_training_the_newest_rounds_are_listed_and_all_are_counted(
+    tmp_path: Path,
+) -> None:
+    log, last = tmp_path / "log.jsonl", ROUNDS_MOST + 1_000
+    with log.open("wb") as file:
+        for number in range(1, last + 1):
+            line = {**ROUND, "round": number, "bytes_up": 20, "bytes_down": 30}
+            file.write(orjson.dumps(line) + b"\n")
+    found = read_log(log)
+    assert [one.round for one in found.rounds] == list(range(1_001, last + 1))
+    assert (found.ended, found.bytes_up, found.bytes_down) == (last, 20 * last, 30 * last)
 
 
 def test_the_audit_log_is_filtered_as_the_api_filters_it(world: World) -> None:

@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/preact-htm.js";
 import { Badge, Card, Stale, Waiting } from "../parts.js";
-import { useFacts } from "../server.js";
+import { now, useFacts } from "../server.js";
 import { ago, clock, number } from "../words.js";
 
 const DAYS = [
@@ -24,7 +24,7 @@ export function AuditPage() {
   if (what) asked.set("what", what);
   if (outcome) asked.set("outcome", outcome);
   // whole minutes, so that the question stays the same from one look to the next
-  if (within) asked.set("since", 60 * Math.floor((Date.now() / 1000 - Number(within)) / 60));
+  if (within) asked.set("since", 60 * Math.floor((now() - Number(within)) / 60));
   const { facts, error } = useFacts(`audit?${asked}`, 5);
   return html`
     <div class="heading"><h1>Audit</h1></div>

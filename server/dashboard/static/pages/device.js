@@ -125,7 +125,7 @@ function History({ id, running }) {
           : "no answers in this time"}
       </span>`}
     </div>
-    ${!facts && html`<${Waiting} error=${error} />`}
+    ${facts ? html`<${Stale} error=${error} />` : html`<${Waiting} error=${error} />`}
     ${facts &&
     !points.length &&
     html`<p class="soft">No heartbeat came in this time. A device tells of its answers every 30 seconds while its agent runs.</p>`}

@@ -38,11 +38,10 @@ const None = () => html`
 `;
 
 function Training({ training }) {
-  const { rounds } = training;
+  const { rounds, ended, bytes_up: up, bytes_down: down } = training.log;
   const last = rounds.at(-1);
   const measured = rounds.filter((one) => one.accuracy !== null).at(-1);
   const x = rounds.map((one) => one.round);
-  const sum = (key) => rounds.reduce((total, one) => total + one[key], 0);
   return html`
     <div class="heading">
       <h2>${training.name}</h2>
@@ -51,9 +50,9 @@ function Training({ training }) {
       <span class="soft push">${rounds.length ? `last round ${ago(training.changed_at)}` : "no round has ended yet"}</span>
     </div>
     <div class="figures">
-      <${Figure} label="Rounds" value=${training.rounds_wanted ? `${rounds.length} of ${training.rounds_wanted}` : number(rounds.length)} note=${last ? `${lasting(last.seconds)} for the last` : ""} />
+      <${Figure} label="Rounds" value=${training.rounds_wanted ? `${number(ended)} of ${number(training.rounds_wanted)}` : number(ended)} note=${last ? `${lasting(last.seconds)} for the last` : ""} />
       <${Figure} label="Accuracy" value=${percent(measured?.accuracy)} note=${measured ? `after round ${measured.round}` : "not measured yet"} />
-      <${Figure} label="Traffic" value=${bytes(sum("bytes_up") + sum("bytes_down"))} note=${`${bytes(sum("bytes_up"))} up, ${bytes(sum("bytes_down"))} down`} />
+      <${Figure} label="Traffic" value=${bytes(up + down)} note=${`${bytes(up)} up, ${bytes(down)} down`} />
       <${Figure} label="In the last round" value=${last ? number(last.participants.length) : "–"} tone=${last && Object.keys(last.missing).length ? "warn" : ""}
         note=${last ? `${Object.keys(last.missing).length} missing` : ""} />
     </div>
