@@ -268,7 +268,8 @@ class HttpConnection(HttpToolsProtocol, GuardedProtocol):
         Where requests wait for an answer, there is none: the peer would take it for theirs.
         """
         self.logger.warning(why)
-        if self.pipeline:
+        running = self._running
+        if self.pipeline or (running is not None and not running.response_complete):
             self.transport.close()
         else:
             self.send_400_response(why)

@@ -201,7 +201,9 @@ class ModelStore:
                 f"model {wanted}: unloaded by the operator, until POST"
                 f" /v2/repository/models/{name}/load"
             )
-        known = ", ".join(f"{n} version {v}" for n, v in sorted(models, key=_by_version))
+        # who misses a version may be one that is not to know of other models
+        alike = [key for key in models if key[0] == name] or list(models)
+        known = ", ".join(f"{n} version {v}" for n, v in sorted(alike, key=_by_version))
         return UnknownModelError(f"model {wanted}: not served; available: {known or 'none'}")
 
     def _try(self, key: tuple[str, str], folder: Path, *, again: bool) -> None:

@@ -36,6 +36,7 @@ from server.registry.selection.selection import Selection
 from server.registry.trail.events import printable
 from server.registry.transactions import Transactions, acting, record
 
+MAX_ROLLOUT: Final = 2**31 - 1  # of an integer column
 MAX_TROUBLE: Final = 700
 MAX_REASON: Final = 4_000
 EVENTS: Final = {
@@ -283,7 +284,9 @@ def _read(connection: Connection, query: Select[Any]) -> tuple[Rollout, ...]:
 
 def _need(connection: Connection, rollout_id: int, *, lock: bool = False) -> Rollout:
     query = select(rollouts).where(rollouts.c.id == rollout_id)
-    found = _read(connection, query.with_for_update() if lock else query)
+    # another number is not looked up: a database may refuse it
+    can_be = 1 <= rollout_id <= MAX_ROLLOUT
+    found = _read(connection, query.with_for_update() if lock else query) if can_be else ()
     if not found:
         known = connection.scalars(select(rollouts.c.id).order_by(rollouts.c.id.desc()).limit(10))
         listed = ", ".join(map(str, known)) or "none"

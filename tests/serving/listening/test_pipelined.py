@@ -79,6 +79,17 @@ def test_more_requests_ahead_than_may_wait_end_the_connection(
     assert read_to_end(peer) == b""  # nothing that could be taken for the answer that is awaited
 
 
+def test_bytes_behind_a_request_are_not_answered_in_its_place(
+    peer: socket.socket, waiting: threading.Event, gone: threading.Event
+) -> None:
+    """The peer would take "bad request" for the answer to what is being done."""
+    peer.sendall(WAIT)
+    assert waiting.wait(20)
+    peer.sendall(b"}}\r\n\r\n")
+    assert read_to_end(peer) == b""
+    wait_until(gone.is_set, "the request was not told that its peer has gone", 20)
+
+
 def test_as_many_requests_ahead_as_may_wait_are_answered(peer: socket.socket) -> None:
     closing = LIVE[:-2] + b"Connection: close\r\n\r\n"
     peer.sendall(PIPELINED_MOST * LIVE + closing)

@@ -285,6 +285,11 @@ def test_a_refusal_of_an_earlier_roll_out_is_forgotten_when_a_device_joins(world
     assert world.registry.rollouts.all()[0].reason == f"pi-3: it refused {NEW}: no space again"
 
 
-def test_an_unknown_number_is_told(world: World) -> None:
-    with pytest.raises(UnknownRolloutError, match="roll-out 7: unknown; the newest are none"):
-        world.registry.rollouts.pause(7)
+# SQLite's integers end at 2**63, and those of PostgreSQL's column at 2**31
+@pytest.mark.parametrize("number", [7, 0, -1, 2**31, 2**63])
+def test_an_unknown_number_is_told(world: World, number: int) -> None:
+    unknown = f"roll-out {number}: unknown; the newest are none"
+    with pytest.raises(UnknownRolloutError, match=unknown):
+        world.registry.rollouts.pause(number)
+    with pytest.raises(UnknownRolloutError, match=unknown):
+        world.registry.rollouts.of(number)

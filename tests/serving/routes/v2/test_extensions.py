@@ -133,6 +133,14 @@ def test_model_is_unloaded_and_loaded_and_devices_keep_theirs(
     assert {"model.load", "model.unload"} <= whats
 
 
+def test_a_key_of_one_model_is_not_told_of_the_others(place: Place) -> None:
+    _, key = place.site.services.registry.keys.create(["infer"], models=["digits"])
+    with pytest.raises(triton.InferenceServerException) as caught:
+        place.client.get_model_metadata("digits", "99", headers={"Authorization": f"Bearer {key}"})
+    assert "available: digits version 1" in str(caught.value)
+    assert "other" not in str(caught.value)
+
+
 def test_loading_is_the_operators_and_names_what_is_wrong(place: Place) -> None:
     with pytest.raises(triton.InferenceServerException) as caught:
         place.client.unload_model("digits")
