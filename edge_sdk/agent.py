@@ -390,7 +390,7 @@ class EdgeAgent:
     def _connect(self, identity: Identity, state: Path) -> None:
         from edge_sdk.api import FleetBroker, locate_broker  # noqa: PLC0415 - urllib3, only to connect
 
-        known = FleetBroker.load(state)
+        known = FleetBroker.known(state, identity)
 
         def changed(new: Identity) -> None:
             offloader.change_identity(new)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ from edge_sdk.http import HttpClient, Timeout
 from edge_sdk.identity import Identity, check_not_enrolled, check_server_url, host_id
 from edge_sdk.settings_file.template import write_settings_template
 from edge_sdk.tls import tls_context, tls_context_for
-from edge_sdk.wire.broker_address import BrokerAddress
+from edge_sdk.wire.broker_address import DEFAULT_PORTS, BrokerAddress
 from edge_sdk.wire.clear_text import refuse_clear_text
 from edge_sdk.wire.topics import PAYLOAD_BYTES
 from edge_sdk.wire.traceparent import TRACEPARENT
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from edge_sdk.wire.messages import Query, Reply
     from profiles.device import DeviceProfile
     from profiles.measured import BundleMeasurement, Conditions
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 10.0
 CONNECTION_NAME: Final = "connection.json"
@@ -70,15 +73,31 @@ class FleetBroker:
         return address
 
     @classmethod
-    def load(cls, state: Path) -> FleetBroker:
-        """The connection that enrolment or the last look-up left in the state folder.
+    def load(cls, state: Path) -> FleetBroker | None:
+        """The broker that enrolment or the last look-up left in the state folder.
 
-        Raises: EnrolmentError if there is none.
+        Returns: None where the file is missing or damaged; the server says it again.
         """
         try:
-            return _read_broker(orjson.loads((state / CONNECTION_NAME).read_bytes()))
-        except (OSError, orjson.JSONDecodeError) as err:
-            raise EnrolmentError(f"{state / CONNECTION_NAME}: {err}; enrol again") from err
+            return _read_broker(_json((state / CONNECTION_NAME).read_bytes()))
+        except (OSError, LinkError) as err:
+            logger.warning("%s: cannot be read (%s)", state / CONNECTION_NAME, err)
+            return None
+
+    @classmethod
+    def known(cls, state: Path, identity: Identity) -> FleetBroker:
+        """The broker as `load`, or else the usual port on the server's own machine.
+
+        So a device with a damaged file starts and answers, and finds the broker when it asks.
+        """
+        return cls.load(state) or cls._usual(identity)
+
+    @classmethod
+    def _usual(cls, identity: Identity) -> FleetBroker:
+        server = urlsplit(identity.server)
+        tls = server.scheme == "https"
+        port = DEFAULT_PORTS["mqtts" if tls else "mqtt"]
+        return cls(BrokerAddress(server.hostname or "localhost", port, tls).url)
 
 
 def enroll(
@@ -157,7 +176,7 @@ def locate_broker(
     answer = _expect(*called, url)
     found = _read_broker(answer)
     if state is not None:
-        with contextlib.suppress(StorageError, EnrolmentError):
+        with contextlib.suppress(StorageError):
             # asked every few seconds while the broker is away, and flash wears with each write
             if found != FleetBroker.load(state):
                 _save_broker(state, answer)

@@ -132,7 +132,7 @@ def enroll(
         identity = api.enroll(
             server, token, state, profile=measured, name=name, ca=ca, insecure=insecure
         )
-    broker = api.FleetBroker.load(state).address(identity).url
+    broker = api.FleetBroker.known(state, identity).address(identity).url
     if is_clear(broker) and not insecure:
         typer.echo(f"warning: it answers alone: {clear_text_reason(broker)}", err=True)
     _wait_for_approval(identity)
@@ -294,7 +294,7 @@ def status(state: State = STATE_DEFAULT, as_json: AsJson = False) -> None:
         fleet_broker = api.locate_broker(identity)
         fields["server_answers"] = True
     except LinkError as err:
-        fleet_broker = api.FleetBroker.load(state)  # as it was known last
+        fleet_broker = api.FleetBroker.known(state, identity)  # as it was known last
         fields["server_answers"] = False
         fields["why_not"] = str(err)
         waits = "waits for approval" in fields["why_not"]

@@ -157,6 +157,23 @@ def test_a_broker_that_comes_later_is_found(fleet: Fleet, digits: Digits, free_p
     assert kept["broker"]["url"].endswith(f":{fleet.broker_port}")
 
 
+@pytest.mark.parametrize("damaged", [None, b"", b"[]", b"{}", b'{"broker": {"url": 7}}'])
+def test_device_whose_connection_file_is_damaged_answers_and_has_it_made_again(
+    fleet: Fleet, digits: Digits, damaged: bytes | None
+) -> None:
+    """FAULTS row 32."""
+    state = fleet.device("flash-damage")
+    file = state / "connection.json"
+    if damaged is None:
+        file.unlink()
+    else:
+        file.write_bytes(damaged)
+    with EdgeAgent.open(state, settings()) as agent:
+        assert timed(agent, digits.x[0])[0].source == "fallback"
+        until_served(agent, digits, 8.0)
+    assert orjson.loads(file.read_bytes())["broker"]["url"].endswith(f":{fleet.broker_port}")
+
+
 def test_a_restarted_server_is_used_again_within_seconds(
     fleet: Fleet, served: Callable[..., EdgeAgent], digits: Digits
 ) -> None:

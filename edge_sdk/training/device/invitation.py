@@ -90,7 +90,7 @@ class CommandLink:
         try:
             broker = api.locate_broker(identity, self._state)  # it may have moved
         except SplitedgeError:
-            broker = api.FleetBroker.load(self._state)
+            broker = api.FleetBroker.known(self._state, identity)
         self._connect(identity, broker.address(identity))
 
     def _connect(self, identity: Identity, address: BrokerAddress) -> None:
