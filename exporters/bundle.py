@@ -227,7 +227,7 @@ def write_int8(
     if after > FASTER_THAN * before:
         return None
     report, codec, _ = _check(replace(source, gate=fp32.gate), folder, graphs)
-    require_int8(report, codec, f"d{source.depth}-int8")
+    require_int8(report, codec, f"d{source.depth}-int8", source.changed_at_most)
     latencies = {"latency_us": round(after, 1), "fp32_latency_us": round(before, 1)}
     manifest = replace(
         fp32,

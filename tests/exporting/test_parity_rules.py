@@ -96,6 +96,15 @@ def test_int8_may_change_half_a_percent(changed: dict[str, Any], what: str) -> N
         require_int8(report(**changed), "int8", "d2-int8")
 
 
+def test_int8_behind_a_bottleneck_may_change_what_the_bottleneck_may() -> None:
+    lost = report(offload_changes={"int8": 20})
+    require_int8(lost, "int8", "d2-int8", final_at_most=0.02)
+    with pytest.raises(ParityError, match="at most 19 of 1000 samples to change, got 20 final"):
+        require_int8(lost, "int8", "d2-int8", final_at_most=0.0195)
+    with pytest.raises(ParityError, match="at most 5 of 1000 samples to change, got 6 labels"):
+        require_int8(report(label_changes=6), "int8", "d2-int8", final_at_most=0.02)
+
+
 def test_few_samples_allow_no_change() -> None:
     # 0.5 % of 199 is less than one sample
     with pytest.raises(ParityError, match="at most 0 of 199"):
