@@ -211,6 +211,7 @@ def _adopt(
         parts = inputs.with_labels(parts, read, names, wanted=labels, named=given is not None)
         say(described(read, parts.sizes))
         say(f"raw input {raw.dtype} {raw.shape}, {classifier.classes} classes")
+        say(inputs.origin_of_names(names, given, read))
         return make(
             classifier,
             parts,

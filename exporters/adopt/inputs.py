@@ -18,6 +18,7 @@ from exporters.errors import ExportError
 Array = NDArray[Any]
 
 LEAST: Final = 6
+NAMED: Final = 6  # class names on one line
 
 
 def read_inputs(word: str, raw: TensorSpec, *, most: int) -> Samples:
@@ -90,6 +91,22 @@ def names_of(classes: int, given: Sequence[str] | None, samples: Samples) -> tup
     return tuple(map(str, range(classes)))
 
 
+def origin_of_names(names: Sequence[str], given: Sequence[str] | None, samples: Samples) -> str:
+    """Line that says where the names of `names_of` come from; only their order can be wrong."""
+    if given is not None:
+        return f"classes: {_some(names)}, as given"
+    if names == samples.class_names:
+        return (
+            f"classes: {_some(names)}, as {samples.name} names them; if the model has another"
+            " order, give --class-names"
+        )
+    return f"classes: {_some(names)}; --class-names gives them names"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names if len(names) <= NAMED else (*names[: NAMED - 1], "...", names[-1]))
+
+
 def with_labels(
     parts: Parts, samples: Samples, class_names: Sequence[str], *, wanted: bool, named: bool
 ) -> Parts:
@@ -160,7 +177,7 @@ def _shaped(name: str, x: Array, raw: TensorSpec) -> Array:
         else:
             raise ExportError(
                 f"{name}: expected samples of shape {wanted}, the raw input, got {sample};"
-                " --resize HxW takes pictures of another size, --shape fixes open sizes"
+                f" {_advice(sample, wanted)}"
             )
     if raw.dtype == "uint8" and x.dtype != np.uint8:
         whole = all(
@@ -173,6 +190,15 @@ def _shaped(name: str, x: Array, raw: TensorSpec) -> Array:
                 " --input float32"
             )
     return x
+
+
+def _advice(sample: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    if len(wanted) == 2 and sample == wanted[::-1]:
+        return (
+            "tables and sensors give windows as (channels, steps), and with --layout nchw the"
+            " published model turns them for the network"
+        )
+    return "--resize HxW takes pictures of another size, --shape fixes open sizes"
 
 
 def _turned(shape: Sequence[int]) -> tuple[int, ...]:

@@ -37,7 +37,8 @@ class Preprocessing:
     Attributes:
         input: dtype of x; that of the model by default.
         mean, std: one a channel, or one for all, in the unit of x (pixels are 0..255).
-        layout: of x; that of the model by default.
+        layout: of x; that of the model by default. Of a window, which shows no channels by its
+            shape, it is the one that the model has not: `nchw` is (channels, steps).
         resize: height and width of x; those of the model by default.
         graph: a graph of the user's own from x to the model's input, in place of all others.
     """
@@ -74,12 +75,19 @@ def with_preprocessing(graph: Graph, options: Preprocessing) -> Graph:
         return _joined(load_graph(options.graph, PREFIX, opset=graph.opset), graph, options.graph)
     given = graph.specs[graph.input]
     layout = layout_of(given.sample)
+    if len(given.sample) == 2 and options.layout is not None:
+        layout = "nhwc" if options.layout == "nchw" else "nchw"
     wanted = options.layout or layout
+    if options.resize is not None and len(given.sample) != 3:
+        raise ExportError(
+            f"preprocessing: --resize is for pictures; the model's input is {given.sample}"
+        )
     changes_form = wanted != layout or options.resize is not None
     if layout is None and (changes_form or len(options.mean) > 1):
         raise ExportError(
-            f"preprocessing: --layout, --resize and a mean for each channel are for pictures; the"
-            f" model's input is {given.sample}, not of 1 or 3 channels"
+            f"preprocessing: --layout, --resize and a mean for each channel are for pictures, and"
+            f" --layout for windows of two axes; the model's input is {given.sample}, not of 1 or"
+            " 3 channels"
         )
     if given.elem_type == TensorProto.UINT8 and (options.mean or options.resize):
         raise ExportError(
@@ -133,6 +141,7 @@ class _Chain:
         if options.resize is not None:
             sizes = (channels_first[0], *options.resize)
         shape = sizes if wanted != "nhwc" else _last(sizes)
+        rank = len(shape)
         kind = model.elem_type
         if options.input is not None:
             kind = TensorProto.UINT8 if options.input == "uint8" else TensorProto.FLOAT
@@ -143,14 +152,15 @@ class _Chain:
             self._add("Cast", "float", to=TensorProto.FLOAT)
         moves = wanted == "nhwc" and (options.resize is not None or layout != wanted)
         if moves:
-            self._add("Transpose", "first", perm=[0, 3, 1, 2], shape=sizes)
+            self._add("Transpose", "first", perm=[0, rank, *range(1, rank)], shape=sizes)
         if options.resize is not None and sizes != channels_first:
             self._resize(channels_first)
         if options.mean:
             at_end = layout == "nhwc" and not moves and wanted == "nhwc"
             self._normalise(options, channels_first[0], at_end=at_end)
         if layout == "nhwc" and (moves or wanted == "nchw"):
-            self._add("Transpose", "last", perm=[0, 2, 3, 1], shape=_last(channels_first))
+            back = [0, *range(2, rank + 1), 1]
+            self._add("Transpose", "last", perm=back, shape=_last(channels_first))
         if kind == TensorProto.FLOAT and model.elem_type == TensorProto.UINT8:
             self._add("Cast", "bytes", to=TensorProto.UINT8)
 
@@ -191,7 +201,7 @@ class _Chain:
                 )
             form: tuple[int, ...] = ()
             if len(values) > 1:
-                form = (len(values),) if at_end else (len(values), 1, 1)
+                form = (len(values),) if at_end else (len(values), *(1 for _ in self._shape[1:]))
             array = np.array(values, np.float32).reshape(form)
             self._weights.append(term_weight(f"{PREFIX}{name}", array))
             self._add(kind, f"{name}_out", f"{PREFIX}{name}")
@@ -240,8 +250,8 @@ def _joined(before: Graph, graph: Graph, path: Path) -> Graph:
 
 
 def _first(shape: Sequence[int]) -> tuple[int, ...]:
-    return (shape[2], shape[0], shape[1])
+    return (shape[-1], *shape[:-1])
 
 
 def _last(shape: Sequence[int]) -> tuple[int, ...]:
-    return (shape[1], shape[2], shape[0])
+    return (*shape[1:], shape[0])

@@ -28,7 +28,8 @@ from edge_sdk.training.data.load import Dataset
 from edge_sdk.wire.codecs import decode, encode
 from exporters.adopt.cli import app
 from exporters.adopt.graph.preprocess import Preprocessing
-from exporters.adopt.inputs import doubts, read_inputs
+from exporters.adopt.inputs import doubts, origin_of_names, read_inputs
+from exporters.errors import ExportError
 from profiles.cost import CostTable
 from server.backend.ladder import Entry, LadderEngine
 from tests.exporting.adopt.conftest import export
@@ -175,6 +176,7 @@ def test_it_says_what_it_read_and_ends_with_the_next_command(adopted: Any) -> No
     _, result, _ = adopted
     assert "1,150 train, 288 held-out, 359 test" in result.stderr
     assert "raw input float32 (1, 8, 8), 10 classes" in result.stderr
+    assert "classes: 0, 1, 2, 3, 4, ..., 9" in result.stderr
     last = result.stdout.strip().splitlines()[-1]
     assert last.startswith("Next: ")
     assert "splitedge server run --state" in last
@@ -274,6 +276,24 @@ def test_pictures_for_floats_are_said_to_be_0_to_255(
         assert not doubts(str(folder), samples, raw, told)
     assert doubts(str(folder), samples, raw, Preprocessing(layout="nchw"))
     assert not doubts(str(folder), samples, replace(raw, dtype="uint8"), Preprocessing())
+
+
+def test_windows_of_the_other_order_are_refused_with_the_option_that_turns_them(
+    tmp_path: Path,
+) -> None:
+    np.savez(tmp_path / "windows.npz", x_train=np.zeros((8, 3, 16), np.float32))
+    raw = TensorSpec("float32", (16, 3))
+    with pytest.raises(ExportError, match=r"\(16, 3\).*got \(3, 16\).*--layout nchw"):
+        read_inputs(str(tmp_path / "windows.npz"), raw, most=8)
+
+
+def test_names_of_classes_are_told_with_where_they_come_from(digits: Dataset) -> None:
+    samples = read_inputs("digits", TensorSpec("float32", (1, 8, 8)), most=100)
+    letters = tuple("abcdefghij")
+    assert origin_of_names(letters, letters, samples) == "classes: a, b, c, d, e, ..., j, as given"
+    named = replace(samples, class_names=letters)
+    assert "another order, give --class-names" in origin_of_names(letters, None, named)
+    assert "--class-names gives them names" in origin_of_names(("0", "1"), None, samples)
 
 
 class Tenths(nn.Module):

@@ -115,6 +115,36 @@ def test_layout_and_size_of_raw_pictures(
     assert difference(expected, answers(path, x, options)) <= 1e-5
 
 
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_windows_are_turned_for_a_model_of_the_other_order(make_graph: Make, layout: Any) -> None:
+    """Tables and sensors give (channels, steps); Keras' networks take (steps, channels)."""
+    random = np.random.default_rng(0)
+    weights = {
+        "w": random.normal(0, 0.2, (4, 3, 5)).astype(np.float32),
+        "v": random.normal(0, 0.2, (4, 6)).astype(np.float32),
+    }
+    last = layout == "nchw"  # the model's channels
+    first = [helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1])] if last else []
+    nodes = [
+        *first,
+        helper.make_node("Conv", ["t" if last else "x", "w"], ["c"]),
+        helper.make_node("Relu", ["c"], ["h"]),
+        helper.make_node("GlobalAveragePool", ["h"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("MatMul", ["f", "v"], ["y"]),
+    ]
+    given = ("n", 16, 3) if last else ("n", 3, 16)
+    path = make_graph(nodes, weights=weights, given=given, made=("n", 6))
+    options = Preprocessing(layout=layout, mean=(1.0, 2.0, 3.0), std=(2.0, 3.0, 4.0))
+    shape = (3, 16) if last else (16, 3)
+    assert load_classifier(path, options).raw.shape == shape
+    x = pictures(shape).astype(np.float32)
+    channels_last = x.transpose(0, 2, 1) if last else x
+    scaled = (channels_last - np.array([1, 2, 3])) / np.array([2, 3, 4])
+    expected = oracle(path, scaled if last else scaled.transpose(0, 2, 1))
+    assert difference(expected, answers(path, x, options)) <= 1e-5
+
+
 def test_graph_of_the_users_own(colours: Path, make_graph: Make) -> None:
     half = np.array(0.5, np.float32)
     nodes = [
