@@ -96,6 +96,16 @@ def sync_folder(path: Path) -> None:
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
+def sync_tree(path: Path) -> None:
+    """Wait until a folder with all that is in it is on the disk, and its own name."""
+    for folder, _, names in os.walk(path):
+        for file in (Path(folder, name) for name in names):
+            if not file.is_symlink():
+                sync_file(file)
+        sync_folder(Path(folder))
+    sync_folder(path.parent)
+
+
 def free_bytes(folder: Path) -> int:
     """Bytes that an ordinary user may still write to the file system of `folder`."""
     return shutil.disk_usage(folder).free

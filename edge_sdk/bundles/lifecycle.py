@@ -138,10 +138,10 @@ class BundleLifecycle:
         _forget_start(self._store)
 
     def watch_health(self) -> None:
-        """Confirm the bundle after HEALTH_S."""
+        """Confirm the bundle that runs, after HEALTH_S."""
         if self._health is not None:
             self._health.cancel()
-        health = threading.Timer(HEALTH_S, self._confirm)
+        health = threading.Timer(HEALTH_S, self._confirm, (self.digest,))
         health.daemon = True
         health.start()
         self._health = health  # started: `close`, in another thread, waits for its end
@@ -198,7 +198,7 @@ class BundleLifecycle:
         self._health.cancel()
         self._health.join()
         if early and answered:
-            self._confirm()
+            self._confirm(self.digest)
         elif early:
             _forget_start(self._store)
 
@@ -311,9 +311,9 @@ class BundleLifecycle:
         except SplitedgeError as err:
             logger.warning("update: %s", err)
 
-    def _confirm(self) -> None:
+    def _confirm(self, digest: str) -> None:
         try:
-            self._store.confirm()
+            self._store.confirm(digest)
         except SplitedgeError as err:
             logger.warning("the bundle's health was not saved: %s", err)
 

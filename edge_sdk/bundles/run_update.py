@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-Status = Literal["installed", "unchanged", "refused", "unreachable", "no_space"]
+Status = Literal["installed", "unchanged", "refused", "unreachable", "no_space", "busy"]
 
 Begun = Callable[["subprocess.Popen[bytes]"], None]
 
@@ -30,7 +30,8 @@ class UpdateOutcome:
 
     Attributes:
         status: `unchanged`: the assigned bundle is here and whole, or none is assigned;
-            `unreachable`: the server is away, or its signed metadata expired.
+            `unreachable`: the server is away, or its signed metadata expired; `busy`: another
+            update, or a measurement, is under way.
         bundle: the one that was asked for; None where the server named none.
         reason: for people; empty when all is well.
         fresh_at: when metadata was last fresh, ISO 8601 UTC; None for never.

@@ -240,14 +240,18 @@ class BundleStore:
         with self._locked():
             return self._has_way_back(self._read())
 
-    def confirm(self) -> None:
-        """Mark the active bundle as healthy.
+    def confirm(self, digest: str) -> None:
+        """Mark the bundle with that content as healthy.
+
+        Another one that an update has made active since has yet to run.
 
         Raises: StorageError.
         """
         with self._locked():
             table = self._read()
-            if table.slots and table.unproven_starts is not None:
+            record = table.slots.get(table.active)
+            proven = record is not None and record.digest == digest
+            if proven and table.unproven_starts is not None:
                 self._write(replace(table, unproven_starts=None))
 
     def quarantine(self, record: BundleRecord, why: str, *, hold_s: float | None = None) -> None:

@@ -48,6 +48,7 @@ from edge_sdk.errors import (
     NoBundleError,
     OutOfMemoryError,
     SplitedgeError,
+    StateInUseError,
     StorageError,
     UpdateRefusedError,
 )
@@ -63,6 +64,11 @@ RESERVE_BYTES: Final = 262_144  # left to metadata, active.json and the agent's 
 ANSWER_BYTES: Final = 65_536
 # Two clocks that differ by less agree.
 CLOCKS_AGREE: Final = timedelta(days=1)
+
+BUSY: Final = (
+    "another update or a measurement of bundles is under way on this device; try again when it is"
+    " done, which takes minutes at most on a fast link"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +113,8 @@ def _outcome_of(job: _Update, run: Callable[[_Update], UpdateOutcome]) -> Update
     try:
         with StateLock(job.state, "update"):
             return run(job)
+    except StateInUseError:
+        return job.outcome("busy", BUSY)
     except LinkError as err:
         return job.link_outcome(err)
     except StorageError as err:

@@ -20,11 +20,11 @@ REASON_CHARACTERS: Final = 1000
 
 
 def report_update(state: Path, outcome: UpdateOutcome) -> None:
-    """Report the outcome of an update, if the server was there; nothing follows from a failure.
+    """Report the outcome of an update, if it came to one; nothing follows from a failure.
 
     A server of the release before has no such route: the heartbeat tells it what runs.
     """
-    if outcome.status == "unreachable":
+    if outcome.status in ("unreachable", "busy"):
         return
     try:
         running = BundleStore(state).active().manifest.bundle

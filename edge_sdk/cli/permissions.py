@@ -24,10 +24,12 @@ def insecure(
 ) -> None:
     """Allow or refuse to send this device's credential to other machines without encryption."""
     from edge_sdk.identity import Identity
-    from edge_sdk.state import is_held
+    from edge_sdk.state import StateLock, is_held
 
-    identity = Identity.load(state, insecure=rule is Rule.allow)
-    identity.save(state)
+    # a new credential is written by whoever holds this lock
+    with StateLock(state, "rotation"):
+        identity = Identity.load(state, insecure=rule is Rule.allow)
+        identity.save(state)
     typer.echo(
         f"{identity.device}: its credential may "
         + ("travel unencrypted" if identity.insecure else "leave this machine encrypted only")

@@ -18,6 +18,7 @@ SERVICE: Final = "_splitedge._tcp.local."
 FORM: Final = "1"
 HOSTS_BYTES: Final = 200  # a text of DNS-SD has at most 255 bytes
 SHOWN_MOST: Final = 8
+HOSTS_TRIED: Final = 8
 
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:-]{1,253}")  # names and addresses, nothing of a URL
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -75,8 +76,11 @@ class ServerRecord:
         return cls(name, hosts, port, scheme == "https", certificate) if fits else None
 
     def url(self, reaches: Callable[[str], bool] = lambda _: True) -> str:
-        """URL of its API: of the first host that `reaches` accepts, else of the first."""
-        host = next((one for one in self.hosts if reaches(one)), self.hosts[0])
+        """URL of its API: of the first host that `reaches` accepts, else of the first.
+
+        Only the first eight are asked about: each may take seconds.
+        """
+        host = next((one for one in self.hosts[:HOSTS_TRIED] if reaches(one)), self.hosts[0])
         shown = f"[{host}]" if ":" in host else host
         return f"{'https' if self.tls else 'http'}://{shown}:{self.port}"
 
@@ -105,26 +109,30 @@ def chosen_server(
             " the server with --announce, see that both are in one network (announcements pass no"
             " router), or give --server URL"
         )
-    lines = [
-        f"{one.name!r} at {one.url(reaches)}"
-        + (f" (certificate {one.certificate[:16]}...)" if one.certificate else "")
-        for one in sorted(found, key=lambda one: one.name)
-    ]
     if len(found) > 1:
+        # by the first host of each: to look all of them up may take hours, as whoever announces
+        # them likes
+        lines = [_line(one, one.url()) for one in sorted(found, key=lambda one: one.name)]
         rest = f" and {len(lines) - SHOWN_MOST} more" if len(lines) > SHOWN_MOST else ""
         raise ConfigurationError(
             f"--discover: {len(found)} servers announced themselves: "
             f"{', '.join(lines[:SHOWN_MOST])}{rest}; give that of yours by --server URL"
         )
     (only,) = found
+    url = only.url(reaches)
     if not only.tls:
         raise ConfigurationError(
-            f"--discover: found {lines[0]}, without encryption, so anybody who announces himself"
-            f" would get the token; if it is yours, give --server {only.url(reaches)}"
+            f"--discover: found {_line(only, url)}, without encryption, so anybody who announces"
+            f" himself would get the token; if it is yours, give --server {url}"
         )
     if not has_authority:
         raise ConfigurationError(
-            f"--discover: found {lines[0]}; anybody may announce himself, so give --ca FILE, the"
-            f" authority of your server, or --server {only.url(reaches)} if that is its address"
+            f"--discover: found {_line(only, url)}; anybody may announce himself, so give --ca"
+            f" FILE, the authority of your server, or --server {url} if that is its address"
         )
-    return only.url(reaches)
+    return url
+
+
+def _line(record: ServerRecord, url: str) -> str:
+    shown = f" (certificate {record.certificate[:16]}...)" if record.certificate else ""
+    return f"{record.name!r} at {url}{shown}"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from edge_sdk.durable import make_folder, write_atomic
+from edge_sdk.durable import make_folder, sync_tree, write_atomic
 from edge_sdk.errors import ConfigurationError, StateInUseError, StorageError
 from edge_sdk.state import Role, is_held
 from edge_sdk.systemd.unit import HIDDEN, START_MIN, OldUnit, ServiceUnit
@@ -253,6 +253,8 @@ class Installer:
         """
         if not take.is_dir():
             raise ConfigurationError(f"--take {take}: expected a state folder")
+        if take.is_symlink():
+            raise ConfigurationError(f"--take {take}: is a link; give --take {take.resolve()}")
         if self._ready_file is not None and not (take / self._ready_file).exists():
             raise ConfigurationError(f"--take {take}: not the state folder of an enrolled device")
         if state.exists() and any(each.name != "agent.toml" for each in state.iterdir()):
@@ -424,4 +426,5 @@ def _move(source: Path, target: Path) -> None:
         raise StorageError(
             f"--take {source}: not copied to {target} ({err}); it was not moved"
         ) from err
+    sync_tree(target)
     shutil.rmtree(source)

@@ -102,6 +102,12 @@ class AlertWatch:
             return
         self._next_look = self._clock() + LOOK_S
         self.look()
+
+    def keep_bounds(self) -> None:
+        """Drop closed alerts that are old, if it is time.
+
+        Raises: RegistryError.
+        """
         if self._clock() >= self._next_prune:
             self._registry.alerts.prune()
             self._next_prune = self._clock() + PRUNE_S

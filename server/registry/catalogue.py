@@ -174,12 +174,12 @@ class ModelCatalogue:
     def fleets(self) -> tuple[FleetModel, ...]:
         """The model of every fleet that has devices, valid tokens or an assignment, by fleet."""
         with self._transactions.reading() as connection:
-            return _fleets(connection, self._transactions.now())
+            return fleets_wanted(connection, self._transactions.now())
 
     def wanted(self, fleet: str) -> FleetModel:
         """The model of one fleet, whether it has devices or not."""
         with self._transactions.reading() as connection:
-            return _wanted(connection, (fleet,))[0]
+            return wanted(connection, (fleet,))[0]
 
     def assign(
         self, fleet: str, name: str, version: int | None = None, *, who: str = "operator"
@@ -198,7 +198,7 @@ class ModelCatalogue:
             elif name not in {one.name for one in there}:
                 raise _unknown(there, name)
             set_fleet(connection, fleet, (name, version), now, who)
-            return _wanted(connection, (fleet,))[0]
+            return wanted(connection, (fleet,))[0]
 
     def unassign(self, fleet: str, *, who: str = "operator") -> FleetModel:
         """Give a fleet the model that was published first, as a fleet without an assignment has.
@@ -209,9 +209,9 @@ class ModelCatalogue:
         now = self._transactions.now()
         with self._transactions.writing() as connection:
             if connection.execute(delete(fleets).where(fleets.c.name == fleet)).rowcount:
-                end_standing(connection, now, partial(_wanted, connection))
+                end_standing(connection, now, partial(wanted, connection))
                 record(connection, now, who, "fleet.unassign", fleet)
-            return _wanted(connection, (fleet,))[0]
+            return wanted(connection, (fleet,))[0]
 
 
 def _all_versions(connection: Connection) -> tuple[ModelVersion, ...]:
@@ -275,7 +275,7 @@ def set_active(connection: Connection, name: str, version: int, now: float, who:
         .where(of_name, models.c.version == version)
         .values(active=True, activated_at=now)
     )
-    end_standing(connection, now, partial(_wanted, connection))
+    end_standing(connection, now, partial(wanted, connection))
     record(connection, now, who, "model.activate", f"{name}/{version}")
 
 
@@ -292,7 +292,7 @@ def set_fleet(
     connection.execute(
         insert(fleets).values(name=fleet, model=name, version=version, assigned_at=now)
     )
-    end_standing(connection, now, partial(_wanted, connection))
+    end_standing(connection, now, partial(wanted, connection))
     pin = "" if version is None else f"/{version}"
     record(connection, now, who, "fleet.assign", f"{fleet} model={name}{pin}")
 
@@ -305,7 +305,7 @@ def _removable(
     if version is None and not of_name:
         raise _unknown(there, name)
     chosen = of_name if version is None else (_need(there, name, version),)
-    for fleet in _fleets(connection, now):
+    for fleet in fleets_wanted(connection, now):
         _check_unused(fleet, chosen, whole=len(chosen) == len(of_name))
     if len(chosen) < len(of_name) and chosen[0].active:
         raise ConflictError(
@@ -328,17 +328,23 @@ def _check_unused(fleet: FleetModel, chosen: Iterable[ModelVersion], *, whole: b
         )
 
 
-def _fleets(connection: Connection, now: float) -> tuple[FleetModel, ...]:
+def fleets_wanted(connection: Connection, now: float) -> tuple[FleetModel, ...]:
+    """What each fleet should run, of those that have devices, valid tokens or an assignment.
+
+    Args:
+        now: UTC seconds since 1970.
+    """
     valid = tokens.c.used_at.is_(None) & (tokens.c.expires_at > now)
     known = union(
         select(devices.c.fleet).where(devices.c.revoked_at.is_(None)),
         select(tokens.c.fleet).where(valid),
         select(fleets.c.name),
     )
-    return _wanted(connection, sorted(connection.scalars(known)))
+    return wanted(connection, sorted(connection.scalars(known)))
 
 
-def _wanted(connection: Connection, names: Iterable[str]) -> tuple[FleetModel, ...]:
+def wanted(connection: Connection, names: Iterable[str]) -> tuple[FleetModel, ...]:
+    """What the fleets of these names should run, in their order."""
     versions = _all_versions(connection)
     there = _present(versions)
     first = _first_published(versions, {one.name for one in there})

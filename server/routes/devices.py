@@ -301,10 +301,13 @@ def _add_device_routes(api: APIRouter, services: DeviceServices) -> None:
 
     @api.put("/devices/{device_id}/update", status_code=204)
     def report_update(device_id: str, report: UpdateReport) -> None:
-        """Note the bundle that the device runs after an update, and the one that it refused."""
+        """Note the bundle that the device runs after an update, and the one that it refused.
+
+        A device that runs the bundle already refuses nothing: its disk is full, or the like.
+        """
         running, bundle = _bundle(report.running), _bundle(report.bundle)
         reports = services.registry.reports
-        if report.status not in REFUSALS or bundle is None:
+        if report.status not in REFUSALS or bundle in (None, running):
             reports.note_update(device_id, running, None, None)
             return
         reports.note_update(device_id, running, bundle, report.reason)

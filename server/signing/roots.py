@@ -184,5 +184,6 @@ def _too_few(root: Root, have: int) -> str:
     return (
         f"root version {root.version} asks for {named.threshold} of its {len(named.keyids)} root"
         f" keys ({keyids}), and {have} of them were found; give each folder that has some by"
-        " --root-key offline:DIR"
+        " --root-key offline:DIR; keys that are offline are replaced by `splitedge server root"
+        " rotate --keys root`"
     )

@@ -124,6 +124,7 @@ def restore(backup: Path, state: Path, location: RegistryLocation | None = None)
         devices = _open_registry(folder, state, location)
         _allow_search(folder)
         # devices may have seen later versions of the signed files than those of the backup
+        make_folder(folder / "tuf")  # which an archive leaves out while nothing is signed
         write_atomic(folder / "tuf" / RESTORED_NAME, b"")
         root_version = ArtifactRepository(folder).roots.newest_version
         if state.exists():

@@ -11,6 +11,7 @@ import pytest
 from edge_sdk.identity import Identity
 from edge_sdk.membership.orders import Membership
 from edge_sdk.offload.switch import OffloadSwitch
+from edge_sdk.state import StateLock
 from tests.commands import Splitedge
 from tests.edge.full_disk import full_disk
 
@@ -47,6 +48,18 @@ def test_a_switch_that_a_full_disk_does_not_keep_was_not_turned(
     assert "until the agent ends" not in refusal
     assert OffloadSwitch(tmp_path).on
     assert "offloading is off" in splitedge(*command).out
+
+
+def test_permission_is_not_written_over_a_new_credential(
+    tmp_path: Path, splitedge: Splitedge
+) -> None:
+    PI.save(tmp_path)
+    command = ("agent", "insecure", "allow", "--state", tmp_path)
+    with StateLock(tmp_path, "rotation"):
+        assert "already runs as rotation" in splitedge(*command).refusal
+    assert not Identity.load(tmp_path).insecure
+    assert splitedge(*command).status == 0
+    assert Identity.load(tmp_path).insecure
 
 
 @pytest.mark.parametrize("server", ["http://[::1:8000", "hub:8000"])

@@ -7,6 +7,8 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +28,12 @@ from server.backend.ladder import LadderEngine
 from server.backend.models import ModelStore
 from server.errors import NotReadyError, UnknownModelError
 from server.registry.database import Registry
+from server.registry.location import existing_location
 from server.registry.operator import load_or_create_operator_secret
 from server.registry.records import Device as Record
 from server.services import Services
 from server.settings import ServerSettings, parse_broker
+from server.signing import clock as signing_clock
 from tests.commands import Splitedge
 from tests.serving.running_services import FREE, enrol, wait_turns
 from tests.waiting import wait_until
@@ -490,6 +494,31 @@ def test_a_duty_that_fails_at_every_turn_is_told_once(
     wait_until(lambda: "audit log: works again" in caplog.text, lambda: caplog.text)
     assert caplog.text.count("audit log: housekeeping failed") == 1
     assert caplog.text.count("Traceback") == 1
+
+
+@pytest.mark.deadline
+@pytest.mark.broker
+def test_a_wrong_clock_deletes_nothing_that_is_kept(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Years ahead, all of the audit log would be too old."""
+    old = time.time() - 800 * 86_400
+
+    def wait_full_check() -> None:
+        services._next_full_check = 0.0
+        wait_turns(services, monkeypatch, 2)
+
+    location = existing_location(services.settings.state)
+    with closing(Registry.open(location.address, clock=lambda: old)) as registry:
+        registry.create_token(note="of old")
+    services.registry.create_token()
+    trail = services.registry.trail
+    with monkeypatch.context() as patch:
+        patch.setattr(signing_clock, "BUILD_DATE", datetime.now(UTC) + timedelta(days=365))
+        wait_full_check()
+        assert [one for one in trail.entries() if "of old" in one.detail]
+    wait_full_check()
+    assert not [one for one in trail.entries() if "of old" in one.detail]
 
 
 @pytest.mark.deadline

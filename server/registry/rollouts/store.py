@@ -21,7 +21,13 @@ from sqlalchemy import (
 )
 
 from server.errors import ConflictError, UnknownRolloutError
-from server.registry.catalogue import locked_versions, set_active, set_fleet
+from server.registry.catalogue import (
+    fleets_wanted,
+    locked_versions,
+    set_active,
+    set_fleet,
+    wanted,
+)
 from server.registry.rollouts.records import (
     BACK,
     LIVE,
@@ -167,7 +173,7 @@ class Rollouts:
         """Keep a step of the loop, unless the roll-out was changed since it was read.
 
         A roll-out that is done makes its version the active one of the model, or that of its fleet,
-        in the same transaction.
+        in the same transaction, unless its fleets were given another version meanwhile.
 
         Returns: whether the step is kept.
         """
@@ -178,6 +184,8 @@ class Rollouts:
         with self._transactions.writing() as connection:
             if after.state == "done":
                 locked_versions(connection, after.plan.model)
+                if not after.standing and not _still_counts(connection, after, now):
+                    return False
             this = and_(rollouts.c.id == before.id, rollouts.c.revision == before.revision)
             values = {**_state_row(after), "revision": before.revision + 1}
             if connection.execute(update(rollouts).where(this).values(values)).rowcount != 1:
@@ -220,6 +228,13 @@ class Rollouts:
             connection.execute(update(rollouts).where(this).values(values))
             record(connection, now, who, what, f"{rollout_id} {before.plan}")
             return _need(connection, rollout_id)
+
+
+def _still_counts(connection: Connection, rollout: Rollout, now: float) -> bool:
+    """Whether the roll-out is the newest order for its fleet, or for one of all."""
+    fleet = rollout.plan.selection.fleet
+    fleets = fleets_wanted(connection, now) if fleet is None else wanted(connection, [fleet])
+    return any(rollout.counts_for(one) for one in fleets)
 
 
 def _keep_version(connection: Connection, rollout: Rollout, now: float) -> None:

@@ -216,8 +216,7 @@ def test_bundle_that_never_lives_through_its_health_window_is_left(
     store: BundleStore, export: Export
 ) -> None:
     """FAULTS row 5."""
-    install(store, export, 1)
-    store.confirm()
+    store.confirm(install(store, export, 1).digest)
     install(store, export, 2)
     for _ in range(MAX_UNPROVEN_STARTS):  # each start ends in a crash
         store.count_start()
@@ -236,9 +235,20 @@ def test_unproven_bundle_with_no_way_back_is_better_than_none(
 
 
 def test_confirmed_bundle_may_be_started_for_ever(store: BundleStore, export: Export) -> None:
-    install(store, export, 1)
-    store.confirm()
+    store.confirm(install(store, export, 1).digest)
     for _ in range(3 * MAX_UNPROVEN_STARTS):
+        store.count_start()
+    assert name(store) == "tiny/1/d2"
+
+
+def test_a_bundle_that_an_update_made_active_is_not_proven_by_the_one_that_runs(
+    store: BundleStore, export: Export
+) -> None:
+    """FAULTS row 5: the agent runs the first one until it has loaded the second."""
+    first = install(store, export, 1)
+    install(store, export, 2)
+    store.confirm(first.digest)
+    for _ in range(MAX_UNPROVEN_STARTS + 1):
         store.count_start()
     assert name(store) == "tiny/1/d2"
 

@@ -9,6 +9,7 @@ from edge_sdk.bundles.golden import check_golden
 from edge_sdk.bundles.run_update import run_update
 from edge_sdk.bundles.store import BundleStore
 from edge_sdk.bundles.update import update
+from edge_sdk.state import StateLock
 
 if TYPE_CHECKING:
     from tests.edge.bundles.depot import Depot, Export
@@ -52,6 +53,19 @@ def test_device_that_has_the_assigned_bundle_only_refreshes(
         "/tuf/metadata/2.root.json",
         "/tuf/metadata/timestamp.json",
     ]
+
+
+def test_update_during_a_measurement_says_so_and_is_no_refusal(
+    depot: Depot, export: Export, state: Path
+) -> None:
+    depot.repository.publish_bundles(export.write(1))
+    depot.assigned = "tiny/1/d2"
+    with StateLock(state, "update"):
+        outcome = run_update(state)
+    assert outcome.status == "busy"
+    assert "under way on this device; try again" in outcome.reason
+    assert depot.served == []  # nothing was asked, and nothing was reported
+    assert run_update(state).status == "installed"
 
 
 def test_device_without_an_assignment_changes_nothing(depot: Depot, state: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge_sdk.discovery.record import HOSTS_BYTES, ServerRecord, chosen_server
+from edge_sdk.discovery.record import HOSTS_BYTES, HOSTS_TRIED, ServerRecord, chosen_server
 from edge_sdk.errors import ConfigurationError
 
 HUB = ServerRecord("hub", ("hub.local", "192.168.1.10"), 8443, tls=True, certificate="ab" * 32)
@@ -66,6 +66,23 @@ def test_the_only_server_is_chosen_by_a_name_that_resolves() -> None:
     assert choose("hub.local", "192.168.1.10") == "https://hub.local:8443"
     assert choose("192.168.1.10") == "https://192.168.1.10:8443"
     assert choose() == "https://hub.local:8443"  # its own error says that it is not known
+
+
+def test_hostile_announcements_are_not_looked_up_one_after_the_other() -> None:
+    asked: list[str] = []
+
+    def reaches(host: str) -> bool:
+        asked.append(host)
+        return False
+
+    many = replace(HUB, hosts=tuple(f"h{n}" for n in range(60)))
+    with pytest.raises(ConfigurationError, match="2 servers announced"):
+        chosen_server(
+            [many, replace(many, name="evil")], has_authority=True, waited_s=10, reaches=reaches
+        )
+    assert asked == []
+    chosen_server([many], has_authority=True, waited_s=10, reaches=reaches)
+    assert len(asked) == HOSTS_TRIED
 
 
 @pytest.mark.parametrize(

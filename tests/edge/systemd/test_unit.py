@@ -213,6 +213,10 @@ def test_an_enrolled_device_is_moved_and_never_over_another(image: Path, tmp_pat
     assert "not the state folder of an enrolled device" in refused.stderr
     (pi / "agent.json").write_text("{}")
     (pi / "agent.toml").write_text("[agent]\ndeadline_s = 2\n")
+    link = tmp_path / "link"
+    link.symlink_to("pi")
+    by_link = install(image, "--take", str(link))
+    assert f"is a link; give --take {pi}" in by_link.stderr  # the link would move, not the state
     taken = install(image, "--take", str(pi))
     assert taken.returncode == 0, taken.stderr
     assert "next, enrol" not in taken.stdout

@@ -106,6 +106,33 @@ def test_a_held_version_reaches_all_fleets_and_becomes_active(world: World) -> N
     assert told == [f"rollout.{what}" for what in expected]
 
 
+@pytest.mark.parametrize("fleet", [None, "barn"])
+def test_an_order_that_comes_during_the_last_step_wins(world: World, fleet: str | None) -> None:
+    """The newest order wins, as docs/rollouts.md says."""
+    start_rollout(world.registry, replace(PLAN, shares=(1.0,), selection=Selection(fleet=fleet)))
+    while True:
+        world.now += 1.0
+        world.registry.reports.note_running(world.runs)
+        (rollout,) = world.registry.rollouts.to_step()
+        members = world.registry.rollouts.members(rollout.id)
+        world.runs |= {one.device: NEW for one in members}
+        done = step(rollout, members, read_facts(world.registry, world.runs), lambda *_: ())
+        if done.event == "done":
+            break
+        world.registry.rollouts.apply(
+            rollout, done.rollout, joined=done.joined, changed=done.changed, event=done.event
+        )
+    if fleet is None:
+        world.registry.catalogue.publish("cnn", 3)  # becomes active
+    else:
+        world.registry.catalogue.assign(fleet, "vit")
+    before = world.wanted()
+    assert not world.registry.rollouts.apply(rollout, done.rollout, event=done.event)
+    assert world.wanted() == before
+    assert world.turn() == "superseded"
+    assert world.wanted() == before
+
+
 def test_a_roll_out_to_one_fleet_pins_it_and_leaves_the_other(world: World) -> None:
     start_rollout(world.registry, replace(PLAN, selection=Selection(fleet="shed")))
     while world.registry.rollouts.to_step():

@@ -191,12 +191,21 @@ def test_a_device_reports_what_its_update_ended_in(world: World) -> None:
     text = refused(world.call("PUT", url, report | {"running": "../x"}, login=login), 400)
     assert "expected MODEL/VERSION/d{DEPTH}" in text
     # a terminal that lists devices must not follow what a device writes
-    report |= {"status": "refused", "reason": "red \x1b[31m\n" + "x" * 900}
+    report |= {"bundle": "cnn/3/d3", "status": "refused", "reason": "red \x1b[31m\n" + "x" * 900}
     assert world.call("PUT", url, report, login=login).status_code == 204
     why = world.call("GET", "/devices/pi", login=login).json()["why"]
     assert why.startswith("red [31m xxx")
     assert len(why) == 500
     assert world.call("PUT", url, report).status_code == 401
+
+
+def test_a_device_that_runs_a_bundle_does_not_refuse_it_when_its_disk_is_full(world: World) -> None:
+    """A roll-out takes a refusal for a reason to go back."""
+    login = world.enrol()
+    report = {"running": "cnn/2/d3", "bundle": "cnn/2/d3", "status": "no_space", "reason": "full"}
+    assert world.call("PUT", "/devices/pi/update", report, login=login).status_code == 204
+    shown = world.call("GET", "/devices/pi", login=login).json()
+    assert (shown["runs"], shown["refused"]) == ("cnn/2/d3", None)
 
 
 def test_the_operator_tags_devices_and_lists_them_by_tag(world: World) -> None:

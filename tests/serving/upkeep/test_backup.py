@@ -109,6 +109,18 @@ def test_what_is_restored_is_what_was_backed_up(state: Path, tmp_path: Path, nam
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "new", "state"])
 
 
+def test_a_server_that_has_signed_nothing_yet_is_restored(tmp_path: Path) -> None:
+    """Its clock may have stood in 1970 since its first start."""
+    state, new = tmp_path / "state", tmp_path / "new"
+    load_or_create_operator_secret(state)
+    with closing(open_registry(state)) as registry:
+        fill(registry)
+    back_up(state, tmp_path / "backup.tar")
+    assert restore(tmp_path / "backup.tar", new).root_version == 0
+    with closing(open_registry(new)) as registry:
+        assert registry.device("pi-1").active
+
+
 def test_what_a_killed_backup_left_is_deleted_by_the_next(state: Path, tmp_path: Path) -> None:
     left = state / ".backup-killed"
     left.mkdir()
