@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from edge_sdk.learning.head import Head
 from edge_sdk.manifest import GateSpec, ModelManifest, TensorSpec
 from edge_sdk.training.data.load import Array, Part, Parts
-from exporters.adopt.classifier import PREFIX, Classifier, checked
+from exporters.adopt.classifier import Classifier, checked
 from exporters.adopt.deployed import DeployedOffload
 from exporters.adopt.graph.cuts import Cut, Offer, Plan, choose_cuts, find_cuts
+from exporters.adopt.graph.graph import own_name
 from exporters.adopt.heads import Extractor, crossed_logits, train_head
 from exporters.adopt.inputs import as_raw
 from exporters.adopt.operating import Figures, Judged, agreement_gate, figures_at, require_finite
@@ -65,7 +66,7 @@ class CutFigures:
     @property
     def tensor(self) -> str:
         """The cut's name in the user's file."""
-        return self.cut.tensor.removeprefix(PREFIX)
+        return own_name(self.cut.tensor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from exporters.adopt.graph.answer import (
     from_probabilities,
     with_logits,
 )
-from exporters.adopt.graph.graph import Graph, part
+from exporters.adopt.graph.graph import MODEL, Graph, part
 from exporters.adopt.graph.loading import load_graph, with_open_reshapes
 from exporters.adopt.graph.preprocess import Preprocessing, raw_input, with_preprocessing
 from exporters.adopt.graph.reading import read_fixed
@@ -26,8 +26,6 @@ from exporters.adopt.graph.split import open_session, require_same, takes_batche
 from exporters.adopt.operating import require_finite
 
 Array = NDArray[Any]
-
-PREFIX: Final = "net/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ def load_classifier(
         output: which of several outputs holds the scores.
     Raises: ExportError naming the tensor or node that stands in the way.
     """
-    graph = with_logits(load_graph(path, PREFIX, shape=shape, output=output), PREFIX)
+    graph = with_logits(load_graph(path, MODEL, shape=shape, output=output))
     model_input = graph.input
     graph = with_preprocessing(graph, preprocessing or Preprocessing())
     return Classifier(path, graph, model_input, None if shape is None else tuple(shape), output)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
-from exporters.adopt.graph.graph import Graph, Spec, attribute_of, shown, term_weight
+from exporters.adopt.graph.graph import Graph, Spec, attribute_of, own_name, shown, term_weight
 from exporters.errors import ExportError
 
 LOGITS: Final = "splitedge/logits"
@@ -25,12 +25,12 @@ _PASSING: Final = ("Identity", "Flatten", "Reshape", "Squeeze", "Dropout", "Cast
 _LEAST_PROBABILITY: Final = 1e-30
 
 
-def with_logits(graph: Graph, prefix: str) -> Graph:
+def with_logits(graph: Graph) -> Graph:
     """The graph with (batch, classes) float32 logits as its output.
 
     Raises: ExportError where its output is no score a class, naming the tensor.
     """
-    result = _shown_output(graph, prefix)
+    result = repr(own_name(graph.output))
     spec = graph.specs.get(graph.output)
     if spec is None:
         raise ExportError(
@@ -38,7 +38,7 @@ def with_logits(graph: Graph, prefix: str) -> Graph:
         )
     maker = _maker(graph, graph.output)
     if spec.elem_type not in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
-        by = f", made by {shown(maker).replace(prefix, '')}" if maker is not None else ""
+        by = f", made by {shown(maker)}" if maker is not None else ""
         raise ExportError(
             f"output {result}: expected scores as floats, one a class, got whole numbers{by};"
             " export the model with its scores as output"
@@ -123,7 +123,3 @@ def _ending(graph: Graph, nodes: Sequence[NodeProto], classes: int) -> Graph:
         specs={**graph.specs, **made},
         output=nodes[-1].output[0],
     )
-
-
-def _shown_output(graph: Graph, prefix: str) -> str:
-    return repr(graph.output.removeprefix(prefix))

@@ -22,6 +22,9 @@ Array = NDArray[Any]
 
 BATCH: Final = "batch"
 IR_VERSION: Final = 8
+# put before the names of a file: of the model, and of the preprocessing in front of it
+MODEL: Final = "net/"
+BEFORE: Final = "pre/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +124,17 @@ def attribute_of(node: NodeProto, name: str, default: Any = None) -> Any:
     return default
 
 
+def own_name(name: str) -> str:
+    """The name of a tensor or node as its file has it, for messages."""
+    prefix = next((each for each in (MODEL, BEFORE) if name.startswith(each)), "")
+    return name.removeprefix(prefix)
+
+
 def shown(node: NodeProto) -> str:
-    """A node as messages name it: `Reshape of tensor 'flat'`, with its name where it has one."""
-    made = next((name for name in node.output if name), "nothing")
-    named = f" {node.name!r}" if node.name else ""
+    """A node as messages name it: `node 'flat' (Reshape, makes 'f')`, by the names of its file."""
+    made = own_name(next((name for name in node.output if name), "nothing"))
+    name = own_name(node.name)
+    named = f" {name!r}" if name else ""
     return f"node{named} ({node.op_type}, makes {made!r})"
 
 
@@ -155,8 +165,8 @@ def part(
     strange = sorted(leaves - set(graph.weights) - set(graph.terms) - held - {entry})
     if strange:
         raise ExportError(
-            f"part from {entry!r}: expected it to need that tensor alone, it needs also"
-            f" {', '.join(map(repr, strange[:3]))}; cut elsewhere"
+            f"part from {own_name(entry)!r}: expected it to need that tensor alone, it needs also"
+            f" {', '.join(repr(own_name(name)) for name in strange[:3])}; cut elsewhere"
         )
     weights = [graph.weights[name] for name in sorted(leaves & set(graph.weights))]
     terms = {name: graph.terms[name] for name in sorted(leaves & set(graph.terms))}

@@ -28,6 +28,7 @@ from exporters.adopt.graph.graph import (
     BatchTerm,
     Graph,
     Spec,
+    own_name,
     shown,
     term_weight,
     uses,
@@ -80,7 +81,7 @@ def load_graph(
     model = onnx.compose.add_prefix(_modern(model, opset), prefix)
     for weight in heavy:
         weight.name = prefix + weight.name
-    graph = _freeze(model, {weight.name: weight for weight in heavy}, path.name, prefix)
+    graph = _freeze(model, {weight.name: weight for weight in heavy}, path.name)
     return replace(graph, half=half)
 
 
@@ -126,9 +127,7 @@ def _modern(model: onnx.ModelProto, target: int | None) -> onnx.ModelProto:
     return converted
 
 
-def _freeze(
-    model: onnx.ModelProto, heavy: Mapping[str, TensorProto], name: str, prefix: str
-) -> Graph:
+def _freeze(model: onnx.ModelProto, heavy: Mapping[str, TensorProto], name: str) -> Graph:
     graph = model.graph
     weights = {weight.name: weight for weight in graph.initializer} | dict(heavy)
     info, (result,) = graph.input[0], graph.output
@@ -157,8 +156,11 @@ def _freeze(
             nodes.append(node)
             data |= set(node.output)
     if result.name not in data:
-        raise ExportError(f"{name}: output {result.name!r} does not depend on {entry!r}")
-    _refuse_data_dependent(nodes, data, prefix)
+        raise ExportError(
+            f"{name}: output {own_name(result.name)!r} does not depend on input"
+            f" {own_name(entry)!r}; export the model with the input that its scores depend on"
+        )
+    _refuse_data_dependent(nodes, data)
     fixed = not info.type.tensor_type.shape.dim[0].dim_param
     terms = _terms(model, heavy, sorted(shaped), fixed=fixed)
     # what grows with the batch (a class token for each sample) is made again in each part
@@ -179,14 +181,14 @@ def _freeze(
     )
 
 
-def _refuse_data_dependent(nodes: Sequence[NodeProto], data: Collection[str], prefix: str) -> None:
+def _refuse_data_dependent(nodes: Sequence[NodeProto], data: Collection[str]) -> None:
     for node in nodes:
         places = _SHAPED_BY.get(node.op_type, ())
         by = [node.input[at] for at in places if at < len(node.input) and node.input[at] in data]
         if node.op_type in _DATA_DEPENDENT or by:
-            reason = f", by tensor {by[0].removeprefix(prefix)!r}" if by else ""
+            reason = f", by tensor {own_name(by[0])!r}" if by else ""
             raise ExportError(
-                f"{shown(node).replace(prefix, '')}: the shape of its output depends on the"
+                f"{shown(node)}: the shape of its output depends on the"
                 f" data{reason}; a device needs fixed shapes, so export the model without it"
             )
 
@@ -256,8 +258,8 @@ def _specs_by_running(model: onnx.ModelProto, unknown: Sequence[str]) -> dict[st
         outputs = run_zeros(model, 1) or []
     except Exception as err:  # onnxruntime's errors share no base class of their own
         raise ExportError(
-            f"tensor {unknown[0]!r}: has no fixed shape, and the graph does not run on zeros"
-            f" ({first_line(err)}); a device needs fixed shapes"
+            f"tensor {own_name(unknown[0])!r}: has no fixed shape, and the graph does not run on"
+            f" zeros ({first_line(err)}); a device needs fixed shapes"
         ) from err
     return {
         name: Spec(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)

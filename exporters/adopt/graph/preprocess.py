@@ -18,14 +18,13 @@ from onnx import NodeProto, TensorProto, helper
 
 from edge_sdk.manifest import TensorSpec
 from edge_sdk.training.data.pictures import PictureForm
-from exporters.adopt.graph.graph import BatchTerm, Graph, Spec, term_weight
+from exporters.adopt.graph.graph import BEFORE, BatchTerm, Graph, Spec, term_weight
 from exporters.adopt.graph.loading import load_graph
 from exporters.errors import ExportError
 
 Layout = Literal["nchw", "nhwc"]
 InputType = Literal["uint8", "float32"]
 
-PREFIX: Final = "pre/"
 CHANNELS: Final = (1, 3)
 _RESIZE_OPSET: Final = 11
 
@@ -72,7 +71,7 @@ def with_preprocessing(graph: Graph, options: Preprocessing) -> Graph:
     Raises: ExportError where the options do not fit the model's input.
     """
     if options.graph is not None:
-        return _joined(load_graph(options.graph, PREFIX, opset=graph.opset), graph, options.graph)
+        return _joined(load_graph(options.graph, BEFORE, opset=graph.opset), graph, options.graph)
     given = graph.specs[graph.input]
     layout = layout_of(given.sample)
     if len(given.sample) == 2 and options.layout is not None:
@@ -146,7 +145,7 @@ class _Chain:
         if options.input is not None:
             kind = TensorProto.UINT8 if options.input == "uint8" else TensorProto.FLOAT
         self._input = Spec(kind, (1, *shape))
-        self._name = f"{PREFIX}x"
+        self._name = f"{BEFORE}x"
         self._shape: tuple[int, ...] = shape
         if kind != TensorProto.FLOAT and (kind != model.elem_type or options.mean):
             self._add("Cast", "float", to=TensorProto.FLOAT)
@@ -174,8 +173,8 @@ class _Chain:
             nodes=(*nodes, *graph.nodes),
             weights={**graph.weights, **{weight.name: weight for weight in self._weights}},
             terms={**graph.terms, **self._terms},
-            specs={**graph.specs, **self._specs, f"{PREFIX}x": self._input},
-            input=f"{PREFIX}x",
+            specs={**graph.specs, **self._specs, f"{BEFORE}x": self._input},
+            input=f"{BEFORE}x",
             preamble=len(nodes),
         )
 
@@ -185,7 +184,7 @@ class _Chain:
                 f"preprocessing: --resize needs operator version {_RESIZE_OPSET}, the model has"
                 f" {self._graph.opset}; export it again, or resize before"
             )
-        name = f"{PREFIX}sizes"
+        name = f"{BEFORE}sizes"
         fixed = np.array([0, *target], np.int64)
         each = np.array([1, *(0 for _ in target)], np.int64)
         self._terms[name] = BatchTerm(fixed, each)
@@ -203,8 +202,8 @@ class _Chain:
             if len(values) > 1:
                 form = (len(values),) if at_end else (len(values), *(1 for _ in self._shape[1:]))
             array = np.array(values, np.float32).reshape(form)
-            self._weights.append(term_weight(f"{PREFIX}{name}", array))
-            self._add(kind, f"{name}_out", f"{PREFIX}{name}")
+            self._weights.append(term_weight(f"{BEFORE}{name}", array))
+            self._add(kind, f"{name}_out", f"{BEFORE}{name}")
 
     def _add(
         self,
@@ -214,7 +213,7 @@ class _Chain:
         shape: Sequence[int] | None = None,
         **attributes: Any,
     ) -> None:
-        name = f"{PREFIX}{made}"
+        name = f"{BEFORE}{made}"
         self.nodes.append(helper.make_node(kind, [self._name, *more], [name], **attributes))
         self._shape = self._shape if shape is None else tuple(shape)
         self._specs[name] = Spec(TensorProto.FLOAT, (1, *self._shape))

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from exporters.adopt.classifier import load_classifier
 from exporters.adopt.graph.cuts import find_cuts
+from exporters.adopt.graph.graph import part
 from exporters.errors import ExportError
 
 Make = Callable[..., Path]
@@ -124,6 +125,27 @@ def test_shape_that_depends_on_the_data(make_graph: Make, convolution: Convoluti
     text = refusal(make_graph([*nodes, *more], weights=weights))
     assert "'find' (NonZero, makes 'places')" in text
     assert "depends on the data" in text
+
+
+def test_names_that_hold_our_own_prefixes_are_shown_whole(make_graph: Make) -> None:
+    """`/resnet/head` holds `net/`, which names get in front of them while a file is read."""
+    weights = {"w": np.ones((64, 10), np.float32)}
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["net/f"]),
+        helper.make_node("MatMul", ["net/f", "w"], ["/resnet/head"]),
+    ]
+    label = helper.make_node("ArgMax", ["/resnet/head"], ["y"], name="/resnet/label", axis=1)
+    kinds = (TensorProto.FLOAT, TensorProto.INT64)
+    text = refusal(make_graph([*nodes, label], weights=weights, made=("n", 1), kinds=kinds))
+    assert "node '/resnet/label' (ArgMax, makes 'y')" in text
+    places = helper.make_node("NonZero", ["/resnet/head"], ["/resnet/places"])
+    last = helper.make_node("Cast", ["/resnet/places"], ["y"], to=TensorProto.FLOAT)
+    text = refusal(make_graph([*nodes, places, last], weights=weights))
+    assert "node (NonZero, makes '/resnet/places')" in text
+    scores = helper.make_node("MatMul", ["net/f", "w"], ["y"])
+    graph = load_classifier(make_graph([nodes[0], scores], weights=weights)).graph
+    with pytest.raises(ExportError, match=r"from 'y': .* also 'x'; cut"):
+        part(graph, ("z", "net/y"), {"early": "net/net/f"}, batch=1)
 
 
 def test_shape_that_is_computed_from_the_data(make_graph: Make, convolution: Convolution) -> None:
