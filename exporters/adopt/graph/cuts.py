@@ -15,6 +15,7 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto, numpy_helper
 
+from exporters.adopt.graph.batches import with_rows
 from exporters.adopt.graph.graph import Graph, attribute_of, uses
 from exporters.errors import ExportError
 
@@ -93,6 +94,8 @@ def find_cuts(graph: Graph) -> Plan:
     Raises: ExportError where there is none; it names the tensors that are needed side by side.
     """
     places = list(_single(graph))
+    travelling = with_rows(graph, [name for _, name in places]) if places else ()
+    places = [(place, name) for place, name in places if name in travelling]
     if not places:
         raise ExportError(
             f"this graph cannot be cut: from {graph.input!r} to {graph.output!r} two or more"

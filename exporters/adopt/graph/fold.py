@@ -43,14 +43,14 @@ def run_zeros(model: onnx.ModelProto, batch: int) -> list[Array] | None:
 
     Raises: what onnxruntime raises, at batch 1.
     """
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), _options(), providers=["CPUExecutionProvider"]
-    )
     (info,) = model.graph.input
     tensor = info.type.tensor_type
     sizes = [batch, *(dim.dim_value for dim in tensor.shape.dim[1:])]
     zeros = np.zeros(sizes, helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     try:
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), _options(), providers=["CPUExecutionProvider"]
+        )
         outputs: list[Array] = session.run(None, {info.name: zeros})
     except Exception:
         if batch == 1:

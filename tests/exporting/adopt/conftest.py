@@ -125,6 +125,26 @@ def convolution(seed: int = 0) -> tuple[list[NodeProto], dict[str, Array]]:
     return nodes, weights
 
 
+def recurrent(kind: str, seed: int = 0) -> tuple[list[NodeProto], dict[str, Array]]:
+    """`x` (8, 8), 8 steps of 8 values -> LSTM, GRU or RNN -> its last state `h` (16) -> dense ->
+    relu `e` (32) -> `y` (10). The state itself, `states`, is (directions, batch, 16).
+    """
+    random = np.random.default_rng(seed)
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    sizes = {"w": (1, 16 * gates, 8), "r": (1, 16 * gates, 16), "v": (16, 32), "u": (32, 10)}
+    weights = {name: random.normal(0, 0.3, size).astype(np.float32) for name, size in sizes.items()}
+    weights["first"] = np.array([0], np.int64)
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["steps"], perm=[1, 0, 2]),
+        helper.make_node(kind, ["steps", "w", "r"], ["", "states"], hidden_size=16),
+        helper.make_node("Squeeze", ["states", "first"], ["h"]),
+        helper.make_node("MatMul", ["h", "v"], ["d"]),
+        helper.make_node("Relu", ["d"], ["e"]),
+        helper.make_node("MatMul", ["e", "u"], ["y"]),
+    ]
+    return nodes, weights
+
+
 @pytest.fixture
 def make_graph(tmp_path: Path) -> Callable[..., Path]:
     """Writes a graph into a file."""

@@ -32,7 +32,7 @@ from exporters.adopt.inputs import doubts, origin_of_names, read_inputs
 from exporters.errors import ExportError
 from profiles.cost import CostTable
 from server.backend.ladder import Entry, LadderEngine
-from tests.exporting.adopt.conftest import export
+from tests.exporting.adopt.conftest import export, recurrent
 
 Array = NDArray[Any]
 ROOT = Path(__file__).parents[3]
@@ -396,6 +396,22 @@ def test_sample_by_sample_where_a_batch_changes_the_answers(
     folder = tmp_path / "models" / "digits" / "1"
     (logits,) = LadderEngine(folder, ModelManifest.load(folder)).run([Entry(0, digits.x_test[:6])])
     expected = np.concatenate([oracle(model, digits.x_test[i : i + 1]) for i in range(6)])
+    np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_recurrent_network_is_published_and_answers_as_the_file_does(
+    make_graph: Callable[..., Path], tmp_path: Path
+) -> None:
+    nodes, weights = recurrent("LSTM")
+    model = make_graph(nodes, weights=weights, given=("n", 8, 8))
+    x = np.random.default_rng(0).normal(size=(100, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "windows.npz", x_train=x)
+    result = run(model, tmp_path / "windows.npz", tmp_path / "models", "--int8", "never")
+    assert result.exit_code == 0, str(result.exception)
+    folder = tmp_path / "models" / "digits" / "1"
+    engine = LadderEngine(folder, ModelManifest.load(folder))
+    (logits,) = engine.run([Entry(0, x[:33])])
+    expected = oracle(model, x[:33])
     np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
 
 

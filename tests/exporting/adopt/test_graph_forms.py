@@ -20,7 +20,7 @@ from exporters.adopt.classifier import Classifier, checked, load_classifier
 from exporters.adopt.graph.cuts import choose_cuts, find_cuts
 from exporters.adopt.graph.graph import part
 from exporters.adopt.graph.split import difference, open_session, segment_model
-from tests.exporting.adopt.conftest import export
+from tests.exporting.adopt.conftest import export, recurrent
 
 Array = NDArray[Any]
 Make = Callable[..., Path]
@@ -235,6 +235,47 @@ def test_graph_that_mixes_samples_is_served_one_by_one(
     nodes.append(helper.make_node("Identity", ["scores"], ["y"]))
     path = make_graph(nodes, weights=weights, given=(1, 1, 8, 8), made=(1, 10))
     classifier = load_classifier(path)
+    x = inputs(classifier, 5)
+    assert not checked(classifier, x).batches
+    for logits in through_every_cut(classifier, x, by_sample=True):
+        assert difference(whole(path, x), logits) <= 1e-4
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_last_state_is_cut_behind_the_axis_of_its_directions(make_graph: Make, kind: str) -> None:
+    nodes, weights = recurrent(kind)
+    path = make_graph(nodes, weights=weights, given=("n", 8, 8))
+    classifier = load_classifier(path)
+    plan = find_cuts(classifier.graph)
+    # `states` is (1, batch, 16): at batch 1 its first axis has the size of a batch
+    assert [cut.tensor for cut in plan.cuts] == ["net/h", "net/d", "net/e"]
+    assert choose_cuts(plan, 8 * 8 * 4, None).cuts[0].shape == (16,)
+    x = inputs(classifier)
+    ready = checked(classifier, x)
+    assert ready.batches
+    for logits in through_every_cut(ready, x):
+        assert difference(whole(path, x), logits) <= 1e-4
+
+
+def test_where_samples_run_one_by_one_every_cut_stays(
+    make_graph: Make, convolution: Convolution
+) -> None:
+    """A graph of batch 1 that takes no batch: no axis can be told from that of the batch."""
+    nodes, weights = convolution
+    weights = {**weights, "one": np.array([1, 4, 64], np.int64), "all": np.array([1, 256])}
+    nodes[2:3] = [
+        helper.make_node("Reshape", ["h", "one"], ["maps"]),
+        helper.make_node("Softmax", ["maps"], ["s"], axis=0),
+        helper.make_node("Mul", ["maps", "s"], ["m"]),
+        helper.make_node("ReduceSum", ["m", "first"], ["sum"], keepdims=1),
+        helper.make_node("Reshape", ["sum", "all"], ["f"]),
+    ]
+    weights["first"] = np.array([0], np.int64)
+    nodes.append(helper.make_node("Identity", ["scores"], ["y"]))
+    path = make_graph(nodes, weights=weights, given=(1, 1, 8, 8), made=(1, 10))
+    classifier = load_classifier(path)
+    tensors = [cut.tensor for cut in find_cuts(classifier.graph).cuts]
+    assert tensors == ["net/c", "net/h", "net/maps", "net/m", "net/sum", "net/f"]
     x = inputs(classifier, 5)
     assert not checked(classifier, x).batches
     for logits in through_every_cut(classifier, x, by_sample=True):
