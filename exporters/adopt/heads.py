@@ -1,9 +1,10 @@
 """Exit heads without labels: pooled features of a cut, and a linear layer that learns what the
 whole model answers.
 
-Features are z pooled to a grid of 3 x 3 (fewer where z is wide), computed by onnxruntime for all
-cuts in one run of the model. The layer is trained by soft cross-entropy against the model's own
-softmax, on standardised features; mean and deviation are folded into its weights afterwards.
+Features are z pooled to a grid of 3 x 3 (fewer where z is wide), at most 2304 in all, computed by
+onnxruntime for all cuts in one run of the model. The layer is trained by soft cross-entropy against
+the model's own softmax, on standardised features; mean and deviation are folded into its weights
+afterwards.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ HeadLoss = Callable[[Tensor, Tensor], Tensor]
 
 FEATURES_MAX: Final = 2304  # 256 channels on a grid of 3 x 3
 GRID: Final = 3
+VOLUME_AXES: Final = 5  # batch, channels, depth, height and width
 LOGITS: Final = "head/logits"
 WEIGHT: Final = "head.weight"
 BIAS: Final = "head.bias"
@@ -46,22 +48,17 @@ _DECAY: Final = 1e-4
 
 def pooling(graph: Graph, cut: Cut) -> tuple[Addition, str, int]:
     """Nodes that pool z, the tensor (1, features) they end in, and the number of features."""
-    name = f"head{cut.depth}"
-    builder = _Pooling(name, graph.opset)
-    match len(cut.shape):
-        case 3:
-            tensor, shape = cut.tensor, cut.shape
-            if not channels_first(graph, cut.tensor):
-                tensor = builder.transposed(tensor, (0, 3, 1, 2))
-                shape = (shape[2], *shape[:2])
-            tensor, features = builder.grid(tensor, shape)
-        case 2 if channels_first(graph, cut.tensor):
-            tensor, features = builder.grid(cut.tensor, cut.shape)
-        case 2:
-            tensor, features = builder.tokens(cut.tensor, cut.shape)
-        case _:
-            tensor, features = cut.tensor, cut.values
-    tensor = builder.flat(tensor)
+    builder = _Pooling(f"head{cut.depth}")
+    tensor, shape, features = cut.tensor, cut.shape, cut.values
+    axes, first = len(shape), channels_first(graph, tensor)
+    if axes == 2 and not first:
+        tensor, features = builder.tokens(tensor, shape)
+    elif axes in (2, 3) or (axes == 4 and _is_volume(graph, tensor)):
+        if not first:
+            tensor = builder.transposed(tensor, (0, axes, *range(1, axes)))
+            shape = (shape[-1], *shape[:-1])
+        tensor, features = builder.grid(tensor, shape)
+    tensor, features = builder.bounded(builder.flat(tensor), features)
     specs = {tensor: Spec(TensorProto.FLOAT, (1, features))}
     return Addition(builder.nodes, builder.weights, specs), tensor, features
 
@@ -180,9 +177,8 @@ def crossed_logits(features: Floats, logits: Floats, *, seed: int) -> Floats:
 class _Pooling:
     """Collects the nodes that pool one cut."""
 
-    def __init__(self, name: str, opset: int) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._opset = opset
         self.nodes: list[Any] = []
         self.weights: list[TensorProto] = []
 
@@ -216,6 +212,25 @@ class _Pooling:
         joined = [self.flat(first), self.flat(mean)]
         return self._add("Concat", joined, "joined", axis=1), 2 * shape[1]
 
+    def bounded(self, tensor: str, features: int) -> tuple[str, int]:
+        """(1, features) as it is, or means of neighbours where there are too many."""
+        if features <= FEATURES_MAX:
+            return tensor, features
+        each = math.ceil(features / FEATURES_MAX)
+        cells = math.ceil(features / each)
+        shape = term_weight(f"{self._name}/row", np.array([-1, 1, features], np.int64))
+        self.weights.append(shape)
+        row = self._add("Reshape", [tensor, shape.name], "row_of")
+        means = self._add(
+            "AveragePool",
+            [row],
+            "means",
+            kernel_shape=[each],
+            strides=[each],
+            pads=[0, cells * each - features],
+        )
+        return self.flat(means), cells
+
     def flat(self, tensor: str) -> str:
         return self._add("Flatten", [tensor], f"flat{len(self.nodes)}", axis=1)
 
@@ -223,6 +238,20 @@ class _Pooling:
         made = f"{self._name}/{name}"
         self.nodes.append(helper.make_node(kind, inputs, [made], **attributes))
         return made
+
+
+def _is_volume(graph: Graph, name: str) -> bool:
+    """Whether a tensor of five axes comes from operators on volumes, batch and channels first;
+    a map whose channels are split in two to be shuffled does not.
+    """
+    makers = {made: node for node in graph.nodes for made in node.output}
+    while name in makers:
+        node = makers[name]
+        if node.op_type in _CHANNELS_FIRST:
+            return True
+        inputs = (given for given in node.input if given in graph.specs)
+        name = next((each for each in inputs if len(graph.specs[each].shape) == VOLUME_AXES), "")
+    return False
 
 
 def channels_first(graph: Graph, name: str) -> bool:

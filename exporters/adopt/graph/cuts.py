@@ -22,6 +22,7 @@ from exporters.errors import ExportError
 # bounds of the share of the work that a device does; the best cut of each span is offered
 SPANS: Final = (0.0, 0.08, 0.2, 0.4, 0.65, 0.97)
 DEPTH_MAX: Final = 999  # of the names of bundles
+MAP_AXES: Final = 3  # channels, height and width
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +135,11 @@ def choose_cuts(plan: Plan, x_bytes: int, depths: Sequence[int] | None) -> Offer
 
 
 def _cheapest(cut: Cut) -> tuple[int, int, int]:
-    """The last of several cuts of equal cost: behind the activation, before it is flattened."""
-    return cut.values, -len(cut.shape), -cut.depth
+    """The last of several cuts of equal cost: behind the activation, before it is flattened.
+
+    A map of channels whose channels are two axes for a while, to be shuffled, ranks as others do.
+    """
+    return cut.values, -min(len(cut.shape), MAP_AXES), -cut.depth
 
 
 def _single(graph: Graph) -> Iterator[tuple[int, str]]:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from edge_sdk.gate.gate import uncertainties
 from edge_sdk.gate_form import read_gate
@@ -11,9 +14,11 @@ from edge_sdk.learning.head import Head
 from edge_sdk.manifest import GateSpec
 from edge_sdk.training.data.load import Dataset
 from exporters.adopt.classifier import load_classifier
-from exporters.adopt.graph.cuts import find_cuts
+from exporters.adopt.graph.cuts import choose_cuts, find_cuts
+from exporters.adopt.graph.graph import part
 from exporters.adopt.graph.split import device_model, open_session
 from exporters.adopt.heads import (
+    FEATURES_MAX,
     LOGITS,
     Extractor,
     crossed_logits,
@@ -79,6 +84,107 @@ def test_pooled_features_are_windows_that_cover_all(small_onnx: object, digits: 
     ]
     np.testing.assert_allclose(features[0], expected, atol=1e-5)
     np.testing.assert_allclose(given[0], expected[:10], atol=1e-5)
+
+
+def features_at(path: Path, shape: tuple[int, ...], x: np.ndarray) -> tuple[Any, Any]:
+    """z and the features of the last cut of that shape."""
+    graph = load_classifier(path).graph
+    cut = [each for each in find_cuts(graph).cuts if each.shape == shape][-1]
+    (z,) = open_session(part(graph, ("x", graph.input), {"z": cut.tensor}, batch=None)).run(
+        None, {"x": x}
+    )
+    _, features = Extractor(graph, [cut], batches=True, threads=1)(x)
+    assert features.shape[1] <= FEATURES_MAX
+    return z, features
+
+
+def test_volumes_of_three_axes_are_pooled_to_a_grid(make_graph: Callable[..., Path]) -> None:
+    random = np.random.default_rng(0)
+    weights = {
+        "w": random.normal(size=(2, 1, 3, 3, 3)).astype(np.float32),
+        "v": random.normal(size=(2, 10)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 6),
+        helper.make_node("Relu", ["c"], ["h"]),
+        helper.make_node("ReduceMean", ["h"], ["m"], axes=[2, 3, 4], keepdims=0),
+        helper.make_node("MatMul", ["m", "v"], ["y"]),
+    ]
+    path = make_graph(nodes, weights=weights, given=("n", 1, 6, 9, 8))
+    x = random.normal(size=(3, 1, 6, 9, 8)).astype(np.float32)
+    z, features = features_at(path, (2, 6, 9, 8), x)
+    # 6, 9 and 8 values in 3 windows each: 2, 3 and 4 wide, and of the last two windows overlap
+    expected = [
+        z[1, channel, 2 * i : 2 * i + 2, 3 * j : 3 * j + 3, 2 * k : 2 * k + 4].mean()
+        for channel in range(2)
+        for i in range(3)
+        for j in range(3)
+        for k in range(3)
+    ]
+    np.testing.assert_allclose(features[1], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5000,), (1, 1, 2500), (2, 2500)])
+def test_features_of_any_form_are_bounded(
+    make_graph: Callable[..., Path], shape: tuple[int, ...]
+) -> None:
+    random = np.random.default_rng(0)
+    count = int(np.prod(shape))
+    weights = {
+        "w": random.normal(size=(64, count)).astype(np.float32),
+        "s": np.array([-1, *shape]),
+        "v": random.normal(size=(count, 10)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["f"]),
+        helper.make_node("MatMul", ["f", "w"], ["m"]),
+        helper.make_node("Reshape", ["m", "s"], ["z"]),
+        helper.make_node("Flatten", ["z"], ["g"]),
+        helper.make_node("MatMul", ["g", "v"], ["y"]),
+    ]
+    path = make_graph(nodes, weights=weights)
+    x = random.normal(size=(3, 1, 8, 8)).astype(np.float32)
+    z, features = features_at(path, shape, x)
+    if len(shape) == 2:  # tokens: the first, and the mean of all
+        z = np.concatenate([z[:, 0], z.mean(axis=1)], axis=1)
+    z = z.reshape(3, -1)
+    each = {5000: 3, 2500: 2}[z.shape[1]]
+    expected = [z[:, start : start + each].mean(axis=1) for start in range(0, z.shape[1], each)]
+    np.testing.assert_allclose(features, np.transpose(expected), atol=1e-4)
+
+
+def test_map_whose_channels_are_shuffled_is_cut_as_a_map(make_graph: Callable[..., Path]) -> None:
+    """ShuffleNetV2 writes (channels, height, width) as (2, channels / 2, height, width) for two
+    nodes: of the same size, and no volume.
+    """
+    random = np.random.default_rng(0)
+    weights = {
+        "w": random.normal(size=(40, 1, 3, 3)).astype(np.float32),
+        "u": random.normal(0, 0.1, (40, 40, 3, 3)).astype(np.float32),
+        "v": random.normal(size=(40, 10)).astype(np.float32),
+        "two": np.array([-1, 2, 20, 12, 12]),
+        "one": np.array([-1, 40, 12, 12]),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4),
+        helper.make_node("Reshape", ["c", "two"], ["r"]),
+        helper.make_node("Transpose", ["r"], ["t"], perm=[0, 2, 1, 3, 4]),
+        helper.make_node("Reshape", ["t", "one"], ["s"]),
+        helper.make_node("Conv", ["s", "u"], ["d"], pads=[1] * 4, strides=[2, 2]),
+        helper.make_node("ReduceMean", ["d"], ["m"], axes=[2, 3], keepdims=0),
+        helper.make_node("MatMul", ["m", "v"], ["y"]),
+    ]
+    path = make_graph(nodes, weights=weights, given=("n", 1, 12, 12))
+    plan = find_cuts(load_classifier(path).graph)
+    early = [cut for cut in plan.cuts if cut.values == 40 * 12 * 12]
+    assert [cut.shape for cut in early] == [(40, 12, 12), (2, 20, 12, 12), (20, 2, 12, 12),
+                                            (40, 12, 12)]  # fmt: skip
+    (offered,) = choose_cuts(plan, 40 * 12 * 12, None).cuts[:1]
+    assert offered == early[-1]
+    x = random.normal(size=(3, 1, 12, 12)).astype(np.float32)
+    # asked for by its depth, the split one gives means of neighbours: 5,760 values, by threes
+    z, features = features_at(path, (20, 2, 12, 12), x)
+    np.testing.assert_allclose(features, z.reshape(3, 1920, 3).mean(axis=2), atol=1e-5)
 
 
 def logits_of(confidence: list[float], label: int = 0) -> np.ndarray:
