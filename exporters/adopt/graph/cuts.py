@@ -13,31 +13,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import TensorProto
 
 from exporters.adopt.graph.batches import with_rows
-from exporters.adopt.graph.graph import Graph, attribute_of, uses
+from exporters.adopt.graph.graph import Graph, uses
+from exporters.adopt.graph.work import StageWork, work_between
 from exporters.errors import ExportError
 
 # bounds of the share of the work that a device does; the best cut of each span is offered
 SPANS: Final = (0.0, 0.08, 0.2, 0.4, 0.65, 0.97)
 DEPTH_MAX: Final = 999  # of the names of bundles
 MAP_AXES: Final = 3  # channels, height and width
-
-
-@dataclass(frozen=True, slots=True)
-class StageWork:
-    """Part of a graph between neighbouring cuts, for one sample.
-
-    Attributes:
-        flops: operations. parameters: weights.
-        widest: values that one node reads and makes, at most. made: values that all of them make.
-    """
-
-    flops: int
-    parameters: int
-    widest: int
-    made: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +90,7 @@ def find_cuts(graph: Graph) -> Plan:
         )
     if len(places) > DEPTH_MAX:
         raise ExportError(f"expected at most {DEPTH_MAX} cuts, got {len(places)}")
-    stages = _work(graph, places)
+    stages = work_between(graph, [place for place, _ in places])
     total = max(1, sum(stage.flops for stage in stages))
     cuts, before = [], 0
     for depth, (place, stage) in enumerate(zip(places, stages, strict=False), start=1):
@@ -181,70 +167,6 @@ def _work_follows(graph: Graph, place: int) -> bool:
 def _widest_pair(graph: Graph) -> str:
     outputs = [node.output[0] for node in graph.nodes[:2]]
     return " and ".join(repr(name) for name in outputs)
-
-
-def _work(graph: Graph, places: Sequence[tuple[int, str]]) -> list[StageWork]:
-    stages, counted, start = [], set[str](), 0
-    for end in (*(place + 1 for place, _ in places), len(graph.nodes)):
-        nodes = graph.nodes[start:end]
-        own = {n for node in nodes for n in uses(node) if n in graph.weights} - counted
-        counted |= own
-        stages.append(
-            StageWork(
-                flops=sum(flops_of(graph, node) for node in nodes),
-                parameters=sum(_parameters(graph, name) for name in own),
-                widest=max((_held(graph, node) for node in nodes), default=0),
-                made=sum(_count(graph, name) for node in nodes for name in node.output),
-            )
-        )
-        start = end
-    return stages
-
-
-def flops_of(graph: Graph, node: NodeProto) -> int:
-    """Operations of one node for one sample, a multiply-add counts 2; 0 where no products are
-    summed (activations, pools).
-    """
-    out = _count(graph, node.output[0])
-    match node.op_type:
-        case "Conv" | "ConvTranspose":
-            weight = _shape(graph, node.input[1])
-            if node.op_type == "ConvTranspose":  # (in, out / group, *kernel), per input value
-                return 2 * _count(graph, node.input[0]) * math.prod(weight[1:])
-            return 2 * out * math.prod(weight[1:])
-        case "Gemm":
-            weight = _shape(graph, node.input[1])
-            inner = weight[1] if attribute_of(node, "transB", 0) else weight[0]
-            return 2 * out * inner
-        case "MatMul":
-            return 2 * out * (_shape(graph, node.input[0]) or (0,))[-1]
-        case "LSTM" | "GRU" | "RNN":
-            steps = (_shape(graph, node.input[0]) or (0,))[0]
-            return 2 * steps * sum(math.prod(_shape(graph, name)) for name in node.input[1:3])
-    return 0
-
-
-def _parameters(graph: Graph, name: str) -> int:
-    weight = graph.weights[name]
-    if weight.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
-        return math.prod(weight.dims)
-    return 0
-
-
-def _held(graph: Graph, node: NodeProto) -> int:
-    return sum(_count(graph, name) for name in {*uses(node), *node.output} if name in graph.specs)
-
-
-def _shape(graph: Graph, name: str) -> tuple[int, ...]:
-    if name in graph.weights:
-        return tuple(numpy_helper.to_array(graph.weights[name]).shape)
-    spec = graph.specs.get(name)
-    return () if spec is None else spec.shape
-
-
-def _count(graph: Graph, name: str) -> int:
-    spec = graph.specs.get(name)
-    return 0 if spec is None else math.prod(spec.shape)
 
 
 def _listed(cuts: Sequence[Cut]) -> str:
