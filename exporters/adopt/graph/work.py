@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import NodeProto, TensorProto
 
 from exporters.adopt.graph.graph import Graph, attribute_of, uses
 
@@ -52,17 +52,18 @@ def flops_of(graph: Graph, node: NodeProto) -> int:
     summed (activations, pools).
     """
     out = _count(graph, node.output[0])
+    # quantised operators that round their output have a scale and a zero point behind each tensor
+    place = 3 if node.op_type in ("QLinearConv", "QLinearMatMul", "QGemm") else 1
+    weight = _shape(graph, node.input[place]) if place < len(node.input) else ()
     match node.op_type:
-        case "Conv" | "ConvTranspose":
-            weight = _shape(graph, node.input[1])
-            if node.op_type == "ConvTranspose":  # (in, out / group, *kernel), per input value
-                return 2 * _count(graph, node.input[0]) * math.prod(weight[1:])
+        case "Conv" | "ConvInteger" | "QLinearConv":
             return 2 * out * math.prod(weight[1:])
-        case "Gemm":
-            weight = _shape(graph, node.input[1])
+        case "ConvTranspose":  # (in, out / group, *kernel), per input value
+            return 2 * _count(graph, node.input[0]) * math.prod(weight[1:])
+        case "Gemm" | "QGemm":
             inner = weight[1] if attribute_of(node, "transB", 0) else weight[0]
             return 2 * out * inner
-        case "MatMul":
+        case "MatMul" | "MatMulInteger" | "QLinearMatMul":
             return 2 * out * (_shape(graph, node.input[0]) or (0,))[-1]
         case "LSTM" | "GRU" | "RNN":
             steps = (_shape(graph, node.input[0]) or (0,))[0]
@@ -72,9 +73,10 @@ def flops_of(graph: Graph, node: NodeProto) -> int:
 
 def _parameters(graph: Graph, name: str) -> int:
     weight = graph.weights[name]
-    if weight.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
-        return math.prod(weight.dims)
-    return 0
+    numbers = weight.data_type == TensorProto.FLOAT
+    # those of a quantised layer; others of their types are zero points
+    numbers |= weight.data_type in (TensorProto.INT8, TensorProto.UINT8) and len(weight.dims) > 1
+    return math.prod(weight.dims) if numbers else 0
 
 
 def _held(graph: Graph, node: NodeProto) -> int:
@@ -83,7 +85,7 @@ def _held(graph: Graph, node: NodeProto) -> int:
 
 def _shape(graph: Graph, name: str) -> tuple[int, ...]:
     if name in graph.weights:
-        return tuple(numpy_helper.to_array(graph.weights[name]).shape)
+        return tuple(graph.weights[name].dims)
     spec = graph.specs.get(name)
     return () if spec is None else spec.shape
 

@@ -125,6 +125,28 @@ def convolution(seed: int = 0) -> tuple[list[NodeProto], dict[str, Array]]:
     return nodes, weights
 
 
+def dynamically_quantised(seed: int = 0) -> tuple[list[NodeProto], dict[str, Array]]:
+    """`x` (1, 8, 8) -> three layers of int8 weights, 64 to 16 to 64 to 10, as onnxruntime's
+    `quantize_dynamic` writes them: each measures the range of what it is given.
+    """
+    random = np.random.default_rng(seed)
+    nodes = [helper.make_node("Flatten", ["x"], ["h0"])]
+    weights: dict[str, Array] = {"zero": np.array(0, np.int8), "scale": np.array(0.01, np.float32)}
+    for layer, size in ((1, (64, 16)), (2, (16, 64)), (3, (64, 10))):
+        weights[f"w{layer}"] = random.integers(-60, 60, size).astype(np.int8)
+        q, s, z, m, c, f = (f"{letter}{layer}" for letter in "qszmcf")
+        made = "y" if layer == 3 else f"a{layer}"
+        nodes += [
+            helper.make_node("DynamicQuantizeLinear", [f"h{layer - 1}"], [q, s, z]),
+            helper.make_node("MatMulInteger", [q, f"w{layer}", z, "zero"], [m]),
+            helper.make_node("Cast", [m], [c], to=TensorProto.FLOAT),
+            helper.make_node("Mul", [s, "scale"], [f]),
+            helper.make_node("Mul", [c, f], [made]),
+            helper.make_node("Relu", [made], [f"h{layer}"]),
+        ]
+    return nodes[:-1], weights
+
+
 def recurrent(kind: str, seed: int = 0) -> tuple[list[NodeProto], dict[str, Array]]:
     """`x` (8, 8), 8 steps of 8 values -> LSTM, GRU or RNN -> its last state `h` (16) -> dense ->
     relu `e` (32) -> `y` (10). The state itself, `states`, is (directions, batch, 16).

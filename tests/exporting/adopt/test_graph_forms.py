@@ -20,7 +20,8 @@ from exporters.adopt.classifier import Classifier, checked, load_classifier
 from exporters.adopt.graph.cuts import choose_cuts, find_cuts
 from exporters.adopt.graph.graph import part
 from exporters.adopt.graph.split import difference, open_session, segment_model
-from tests.exporting.adopt.conftest import export, recurrent
+from exporters.adopt.graph.work import flops_of
+from tests.exporting.adopt.conftest import dynamically_quantised, export, recurrent
 
 Array = NDArray[Any]
 Make = Callable[..., Path]
@@ -351,6 +352,50 @@ def test_operations_are_counted_by_hand(small_onnx: Path) -> None:
     assert sum(stage.flops for stage in stages) == convolutions + 2 * (128 * 64 + 64 * 10)
     weights = 8 * 9 + 8 + 16 * 72 + 16 + 32 * 144 + 32 + 128 * 64 + 64 + 640 + 10
     assert sum(stage.parameters for stage in stages) == weights
+
+
+def test_layers_of_whole_numbers_count_as_those_of_floats(make_graph: Make) -> None:
+    nodes, weights = dynamically_quantised()
+    plan = find_cuts(load_classifier(make_graph(nodes, weights=weights)).graph)
+    layers = 64 * 16, 16 * 64, 64 * 10
+    assert sum(stage.flops for stage in plan.stages) == 2 * sum(layers)
+    # and one scale for all of them
+    assert sum(stage.parameters for stage in plan.stages) == sum(layers) + 1
+    early, late = choose_cuts(plan, 64 * 4, None).cuts
+    assert (early.shape, late.shape) == ((16,), (64,))
+    assert early.device_share == layers[0] / sum(layers)
+
+
+def test_convolutions_of_whole_numbers_count_as_those_of_floats(make_graph: Make) -> None:
+    """Each operator with its form in floats, which is counted by hand above."""
+    weights = {
+        "s": np.array(0.1, np.float32),
+        "z": np.array(0, np.uint8),
+        "w": np.ones((4, 1, 3, 3), np.uint8),
+        "m": np.ones((256, 10), np.uint8),
+        "flat": np.array([-1, 256]),
+    }
+    pads = [1, 1, 1, 1]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("ConvInteger", ["q", "w"], ["i"], pads=pads),
+        helper.make_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("QLinearConv", ["q", "s", "z", "w", "s", "z", "s", "z"], ["c"], pads=pads),
+        helper.make_node("DequantizeLinear", ["c", "s", "z"], ["d"]),
+        helper.make_node("Add", ["f", "d"], ["a"]),
+        helper.make_node("QuantizeLinear", ["a", "s", "z"], ["b"]),
+        helper.make_node("Reshape", ["b", "flat"], ["r"]),
+        helper.make_node("QLinearMatMul", ["r", "s", "z", "m", "s", "z", "s", "z"], ["p"]),
+        helper.make_node("DequantizeLinear", ["p", "s", "z"], ["y"]),
+    ]
+    graph = load_classifier(make_graph(nodes, weights=weights)).graph
+    counted = {node.op_type: flops_of(graph, node) for node in graph.nodes}
+    convolution = 2 * 4 * 9 * 64
+    assert {name: flops for name, flops in counted.items() if flops} == {
+        "ConvInteger": convolution,
+        "QLinearConv": convolution,
+        "QLinearMatMul": 2 * 256 * 10,
+    }
 
 
 def test_part_that_needs_more_is_refused(make_graph: Make, small_onnx: Path) -> None:
