@@ -24,6 +24,9 @@ from edge_sdk.training.protocol.weights import check_weights, is_variance
 # carry, are clipped to it as they arrive: their squares would leave infinities in the server's
 # BatchNorm statistics.
 LARGEST_FEATURE: Final = 65504.0
+# A client's loss is a float32, as its network is. A double beyond that is made up, and makes
+# the mean over all clients infinite, as if their training had diverged.
+LARGEST_LOSS: Final = torch.finfo(torch.float32).max
 
 
 class Fault(StrEnum):
@@ -216,9 +219,10 @@ def update_fault(
         return Refusal(
             f"samples: expected {samples}, as at the start of the round, got {update.samples}"
         )
-    if not 0 <= update.loss < math.inf:
+    if not 0 <= update.loss <= LARGEST_LOSS:
         fault = Fault.UNSOUND if math.isfinite(update.loss) else Fault.NOT_FINITE
-        return Refusal(f"loss: expected a number from 0 up, got {update.loss}", fault)
+        want = f"expected a number from 0 to {LARGEST_LOSS:.3g}"
+        return Refusal(f"loss: {want}, got {update.loss}", fault)
     if norm_bound is not None:
         norm = _change(update.weights, sent)
         if not norm <= norm_bound:

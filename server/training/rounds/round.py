@@ -294,4 +294,4 @@ def mean_loss(contributions: Mapping[str, Contribution]) -> float | None:
     samples = sum(c.update.samples for c in contributions.values())
     if not samples:
         return None
-    return sum(c.update.loss * c.update.samples for c in contributions.values()) / samples
+    return sum(c.update.loss * (c.update.samples / samples) for c in contributions.values())

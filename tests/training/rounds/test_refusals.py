@@ -20,6 +20,7 @@ from edge_sdk.training.protocol.messages import (
     Update,
     Weights,
 )
+from server.training.core.weighted_mean import Contribution
 from server.training.methods.fedavg import fedavg
 from server.training.methods.method import Method
 from server.training.methods.splitfed import (
@@ -28,7 +29,7 @@ from server.training.methods.splitfed import (
 )
 from server.training.methods.supersfl import supersfl
 from server.training.rounds.reply_checks import Refusal, update_fault
-from server.training.rounds.round import RoundSettings
+from server.training.rounds.round import RoundSettings, mean_loss
 from server.training.rounds.transport import LocalTransport, Transport
 from tests.training.worlds import (
     Change,
@@ -81,6 +82,7 @@ BAD_UPDATES: dict[str, tuple[Change, str]] = {
     "a loss of NaN": (altered(lambda u: replace(u, loss=float("nan"))), "loss"),
     "an infinite loss": (altered(lambda u: replace(u, loss=float("inf"))), "loss"),
     "a negative loss": (altered(lambda u: replace(u, loss=-1e-8)), "loss"),
+    "a loss that no float32 is": (altered(lambda u: replace(u, loss=1e307)), "loss"),
 }
 
 
@@ -117,6 +119,13 @@ def test_a_variance_below_zero_is_refused_and_a_mean_is_not() -> None:
     why = fault(0.0, -5.0)
     assert why is not None
     assert "stage1.bn.running_var: expected variances from 0 up" in why.why
+
+
+def test_a_huge_loss_times_its_samples_leaves_the_mean_finite() -> None:
+    def with_loss(loss: float) -> Contribution:
+        return Contribution(1, Update(1, {}, 100, loss, 1, 1))
+
+    assert mean_loss({"a": with_loss(1e307), "b": with_loss(0.0)}) == 5e306
 
 
 @pytest.mark.parametrize(("bound", "refused"), [(0.6, []), (0.4, ["c"])])
