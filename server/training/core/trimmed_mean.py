@@ -9,7 +9,7 @@ clip     A client's change of a stage since the round's start is scaled down to 
          direction, where the larger norm would let a bad client change all. Two devices that trust
          each other train with `robust = "none"`.
 cap      No client's weight exceeds `weight_cap` times the median weight, whatever samples or loss
-         it reports.
+         it reports. All weights are then scaled to the sum that they had before.
 trim     In each coordinate the k smallest and the k largest of the n values held are left out,
          k = floor(trim * n); the others are averaged by their weights. The clients' part against
          the server's own vote stays as it is in the plain merge.
@@ -85,6 +85,20 @@ def cap_weights(weights: Mapping[str, float], weight_cap: float) -> dict[str, fl
         return dict(weights)
     most = weight_cap * statistics.median_low(above)
     return {client: min(weight, most) for client, weight in weights.items()}
+
+
+def cap_shares(weights: Mapping[str, float], weight_cap: float) -> dict[str, float]:
+    """The weights as `cap_weights` gives them, scaled to the sum that they had before.
+
+    What one client loses so goes to the other clients and not to the server's own vote, against
+    which the rest may be next to nothing: by Eq. 6 a client with a tiny loss has nearly all.
+    """
+    capped = cap_weights(weights, weight_cap)
+    total = sum(capped.values())
+    if not total:
+        return capped
+    scale = sum(weights.values()) / total
+    return {client: weight * scale for client, weight in capped.items()}
 
 
 def trimmed_merge(

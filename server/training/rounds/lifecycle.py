@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from edge_sdk.training.protocol.messages import Weights
 from edge_sdk.training.streams import Stream
 from server.training.core.trimmed_mean import (
-    cap_weights,
+    cap_shares,
     change_ratios,
     clipped_clients,
     trimmed_merge,
@@ -110,7 +110,7 @@ def _merge(context: RoundContext, now: RoundUnderWay) -> Mapping[str, float]:
     server = state.read()
     if settings.trimmed:
         weights = {name: weights.get(name, 0.0) for name in now.contributions}
-        weights = cap_weights(weights, settings.weight_cap)
+        weights = cap_shares(weights, settings.weight_cap)
         merged = _trimmed(context, now, weights, server)
     else:
         merged = merge(now.contributions, weights, server, method.server_weight)

@@ -17,6 +17,7 @@ from edge_sdk.training.protocol.messages import Ready, Reply, Request, Update, W
 from server.training.core import trimmed_mean
 from server.training.core.spool import Spool
 from server.training.core.trimmed_mean import (
+    cap_shares,
     cap_weights,
     change_ratios,
     clipped_clients,
@@ -111,7 +112,7 @@ def test_nothing_to_trim_clip_or_cap_is_the_plain_merge_to_the_last_bit() -> Non
     weights = {name: 1 / (2 + int(name)) for name in fleet}
     plain = merge(fleet, weights, START, 0.01)
     for trim in (0.0, 0.14):  # 0.14 * 7 is not yet a client
-        ours = trimmed(fleet, cap_weights(weights, 10), START, trim=trim, vote=0.01)
+        ours = trimmed(fleet, cap_shares(weights, 10), START, trim=trim, vote=0.01)
         assert all(torch.equal(ours[name], plain[name]) for name in plain)
 
 
@@ -192,6 +193,27 @@ def test_no_weight_exceeds_a_multiple_of_the_median() -> None:
     weights = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 1e6, "e": 0.0}
     assert cap_weights(weights, 10.0) == {"a": 1.0, "b": 2.0, "c": 3.0, "d": 20.0, "e": 0.0}
     assert cap_weights({"a": 0.0}, 10.0) == {"a": 0.0}
+    assert cap_shares(weights, 10.0) == pytest.approx(
+        {name: weight * 1_000_006 / 26 for name, weight in cap_weights(weights, 10.0).items()}
+    )
+    assert cap_shares({"a": 0.0}, 10.0) == {"a": 0.0}
+
+
+@pytest.mark.parametrize("least", [0.5, 1e-3, 1e-6, 0.0])
+def test_a_client_that_is_very_sure_leaves_the_servers_vote_as_it_is(least: float) -> None:
+    """FAULTS row 23: Eq. 6 gives such a client nearly all of the weight, and the cap takes it."""
+
+    def as_sure(name: str, reply: Reply) -> Reply:
+        if not isinstance(reply, Update):
+            return reply
+        return replace(reply, loss=least if name == "client-3" else 0.5)
+
+    here = world(method="supersfl", robust="trimmed", depth=2)
+    [result] = run(here, as_sure)
+    # equal depths: the weights sum to 1/10, against which lambda is 0.01
+    assert sum(result.weights.values()) == pytest.approx(1 / FLEET)
+    others = [weight for name, weight in result.weights.items() if name != "client-3"]
+    assert result.weights["client-3"] <= 10.001 * max(others)
 
 
 # whole rounds
@@ -212,11 +234,11 @@ class Attackers:
         return {name: self._change(name, reply) for name, reply in replies.items()}
 
 
-def world(**round_numbers: Any) -> Simulation:
+def world(method: str = "fedavg", depth: int | None = None, **round_numbers: Any) -> Simulation:
     return build_simulation(
         read_recipe(
             {
-                "method": "fedavg",
+                "method": method,
                 "data": {"name": "digits", "clients": FLEET, "train_max": 600, "test_max": 300},
                 "train": {
                     "backbone": "tiny",
@@ -224,6 +246,7 @@ def world(**round_numbers: Any) -> Simulation:
                     "learning_rate": 0.1,
                     "momentum": 0.8,
                     "batch": 16,
+                    **({} if depth is None else {"depth": depth}),
                 },
                 "round": round_numbers,
             }
