@@ -73,7 +73,9 @@ def by_speed(
 def by_batch(
     contributions: Contributions, now: RoundView, *, speeds: Sequence[float]
 ) -> dict[str, float]:
-    """Weights by batch: d_k / sum d_j."""
+    """Weights by batch: d_k / sum d_j; none where every client of a round stood out."""
+    if not contributions:
+        return {}
     batch = max(now.plans[client].training.batch for client in contributions)
     return scaled(by_speed(dict.fromkeys(contributions, 1), batch, now, speeds=speeds))
 

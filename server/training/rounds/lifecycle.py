@@ -114,7 +114,7 @@ def _merge(context: RoundContext, now: RoundUnderWay) -> Mapping[str, float]:
         merged = _trimmed(context, now, weights, server)
     else:
         merged = merge(now.contributions, weights, server, method.server_weight)
-    if method.correct is not None:
+    if method.correct is not None and heard:
         merged = method.correct(merged, len(heard), now.view)
     state.write(merged)
     state.memory = now.view.memory

@@ -24,6 +24,7 @@ from edge_sdk.training.protocol.messages import (
     Request,
     StartRound,
     Update,
+    Weights,
 )
 from edge_sdk.training.protocol.plan import Plan
 from edge_sdk.training.protocol.training import Training
@@ -314,6 +315,7 @@ def world(
             "momentum": 0.8,
             "batch": 16,
             "memory_gb": [1, 6],
+            **({"iterations": 2} if method == "mergesfl" else {}),
         },
         "round": {"robust": "trimmed", **round_numbers},
     }
@@ -453,6 +455,31 @@ def test_nothing_is_learnt_from_an_outlier_by_weights_or_memory(method: str) -> 
             f"record/{name}" for name in heard
         }
     assert sum(result.weights.get(name, 0.0) for name in BAD) == 0.0
+
+
+@pytest.mark.parametrize("method", ["supersfl", "besplit", "mergesfl"])
+def test_a_round_of_outliers_alone_leaves_the_servers_weights(method: str) -> None:
+    here = world(method, participation=0.1)
+    bad: set[str] = set()
+    heard: list[int] = []
+
+    def count(average: Weights, participants: int, _now: RoundView) -> Weights:
+        heard.append(participants)
+        return average
+
+    transport = Attackers(here.clients, bad, -1000.0)
+    counting = replace(here.method, correct=count)
+    loop = RoundLoop(counting, here.plans, here.state, transport, here.recipe.round)
+    for number in range(1, 6):
+        assert not loop.run_round(number, 0).suspects
+    bad.update(here.plans)
+    before = here.state.read()
+    result = loop.run_round(6, 0)
+    assert result.merged
+    assert result.suspects
+    assert result.weights == dict.fromkeys(result.suspects, 0.0)
+    assert heard == [1] * 5  # there is no average to correct
+    assert all(torch.equal(tensor, before[name]) for name, tensor in here.state.read().items())
 
 
 class HandsInLate(Attackers):
