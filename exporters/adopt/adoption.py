@@ -148,7 +148,7 @@ def adopt(
         _exit(cut, head, (train, held_out), place, settings)
         for place, (cut, head) in enumerate(zip(offer.cuts, heads, strict=True))
     ]
-    calibration = calibration_samples(parts) if settings.int8 == "auto" else None
+    calibration = _calibration(classifier, parts, settings, progress)
     manifest = write_model(
         classifier,
         plan,
@@ -280,6 +280,18 @@ def _tell_few(parts: Parts, warnings: _Warnings) -> None:
             f"{chosen + tested} samples are few: the threshold and all figures are rough; give"
             f" {FEW_SAMPLES} or more"
         )
+
+
+def _calibration(
+    classifier: Classifier, parts: Parts, settings: Settings, progress: Progress
+) -> Array | None:
+    """Samples that set the int8 ranges; None where no int8 form is made."""
+    if settings.int8 == "never":
+        return None
+    if classifier.graph.quantised:
+        progress("the file is quantised already: no int8 form of it is made")
+        return None
+    return calibration_samples(parts)
 
 
 def calibration_samples(parts: Parts) -> Array:

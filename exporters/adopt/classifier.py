@@ -93,7 +93,7 @@ def checked(classifier: Classifier, x: Array) -> Classifier:
     session = open_session(part(graph, ("x", graph.input), {"logits": graph.output}, batch=1))
     outputs = [session.run(None, {"x": x[row : row + 1]})[0] for row in range(min(8, len(x)))]
     require_finite(f"logits of the first {len(outputs)} samples", np.concatenate(outputs))
-    if are_probabilities(np.concatenate(outputs)):
+    if are_probabilities(np.concatenate(outputs), rounded=graph.quantised):
         graph = from_probabilities(graph)
     require_same(graph, classifier.model_input, classifier.open_file(), x)
     for form in (graph, with_open_reshapes(graph)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import onnx
@@ -25,7 +25,8 @@ from edge_sdk.training.data.load import Part
 from exporters.adopt.classifier import Classifier
 from exporters.adopt.costs import Timed, cost_table
 from exporters.adopt.graph.cuts import Cut, Plan
-from exporters.adopt.graph.split import TOLERANCE, device_model, open_session, segment_model
+from exporters.adopt.graph.graph import Graph
+from exporters.adopt.graph.split import device_model, open_session, segment_model, tolerance_of
 from exporters.adopt.heads import BIAS, LOGITS, WEIGHT, head_addition
 from exporters.adopt.inputs import as_raw
 from exporters.adopt.narrowing import bottleneck_at
@@ -182,7 +183,7 @@ def _write_segments(
         lambda depth, x: prefixes[depth](x),
         checked.x[some],
         lambda _: reference,
-        tolerance=_tolerance(reference),
+        tolerance=_tolerance(graph, reference),
     )
     progress(f"segments give the logits of the whole model within {error:.1e}")
     return tuple(segments)
@@ -215,7 +216,9 @@ def _source(
             "z": TensorSpec("float32", cut.shape),
         }
         inputs = {"x": classifier.raw}
-        return {"exit": GraphSpec("exit.onnx", "fp32", inputs, outputs, (WEIGHT, BIAS))}
+        # what a device allows another processor to differ by
+        precision: Literal["fp32", "int8"] = "int8" if graph.quantised else "fp32"
+        return {"exit": GraphSpec("exit.onnx", precision, inputs, outputs, (WEIGHT, BIAS))}
 
     exit_logits = each.logits[rows]
     offloaded = spread_rows(len(each.judged_x), len(rows))
@@ -229,7 +232,7 @@ def _source(
         gate=each.gate,
         write=write,
         suffix=_suffix(classifier, cut),
-        tolerance=_tolerance(exit_logits),
+        tolerance=_tolerance(graph, exit_logits),
         codec=settings.codec,
         measure=lambda logits: deployed_curve(each.gate, each.judged, offloaded, logits),
         measured_x=as_raw(each.judged_x[offloaded], classifier.raw),
@@ -266,9 +269,9 @@ def _suffix(classifier: Classifier, cut: Cut) -> Callable[[Array], Floats]:
     return run
 
 
-def _tolerance(reference: Floats) -> float:
-    """1e-4 of the size of the logits, which a user's model may have in any scale."""
-    return TOLERANCE * max(1.0, float(np.abs(reference).max()))
+def _tolerance(graph: Graph, reference: Floats) -> float:
+    """A share of the size of the logits, which a user's model may have in any scale."""
+    return tolerance_of(graph) * max(1.0, float(np.abs(reference).max()))
 
 
 def _save(model: onnx.ModelProto, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 Softmax, LogSoftmax      their input is the logits
 Sigmoid                  its input; classes are then taken as excluding one another
+quantised, and back      what stands in front of the pair, where that is one of these
 (N, C, 1, 1)             flattened to (N, C)
 anything else            as it is; `from_probabilities` where its rows turn out to sum to 1
 """
@@ -15,13 +16,20 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from exporters.adopt.graph.graph import Graph, Spec, attribute_of, own_name, shown, term_weight
 from exporters.errors import ExportError
 
 LOGITS: Final = "splitedge/logits"
-_PASSING: Final = ("Identity", "Flatten", "Reshape", "Squeeze", "Dropout", "Cast")
+_PASSING: Final = (
+    "Identity", "Flatten", "Reshape", "Squeeze", "Dropout", "Cast", "QuantizeLinear",
+    "DequantizeLinear",
+)  # fmt: skip
+_ENDINGS: Final = ("Softmax", "LogSoftmax", "Sigmoid")
+# a sum of rounded probabilities is as exact as its steps
+_SUM_TOLERANCE: Final = 1e-3
+_ROUNDED_SUM_TOLERANCE: Final = 5e-2
 _LEAST_PROBABILITY: Final = 1e-30
 
 
@@ -55,7 +63,7 @@ def with_logits(graph: Graph) -> Graph:
         helper.make_node("Flatten", [scored], [f"{LOGITS}/flat"], axis=1),
         helper.make_node("Cast", [f"{LOGITS}/flat"], [LOGITS], to=TensorProto.FLOAT),
     ]
-    return _ending(graph, nodes, classes)
+    return replace(_ending(graph, nodes, classes), step=_step(graph))
 
 
 def classes_of(graph: Graph) -> int:
@@ -63,10 +71,14 @@ def classes_of(graph: Graph) -> int:
     return graph.specs[graph.output].shape[1]
 
 
-def are_probabilities(outputs: NDArray[np.floating[Any]]) -> bool:
-    """Whether rows look like probabilities: no value below 0, each row with sum 1."""
-    sums = outputs.sum(axis=1)
-    return bool((outputs >= 0).all() and np.allclose(sums, 1.0, atol=1e-3))
+def are_probabilities(outputs: NDArray[np.floating[Any]], *, rounded: bool = False) -> bool:
+    """Whether rows look like probabilities: no value below 0, each row with sum 1.
+
+    Args:
+        rounded: whether a quantised file gave them.
+    """
+    tolerance = _ROUNDED_SUM_TOLERANCE if rounded else _SUM_TOLERANCE
+    return bool((outputs >= 0).all() and np.allclose(outputs.sum(axis=1), 1.0, atol=tolerance))
 
 
 def from_probabilities(graph: Graph) -> Graph:
@@ -82,19 +94,32 @@ def from_probabilities(graph: Graph) -> Graph:
 
 def _before_softmax(graph: Graph) -> str:
     """The input of the softmax that ends the graph, else the output itself."""
+    maker = _ending_of(graph)
+    if maker is None or (maker.op_type != "Sigmoid" and not _over_classes(graph, maker)):
+        return graph.output
+    return str(maker.input[0])
+
+
+def _ending_of(graph: Graph) -> NodeProto | None:
+    """The softmax or sigmoid whose values the graph gives, in whatever form."""
     name = graph.output
     sizes = _sizes(graph, name)
     while True:
         maker = _maker(graph, name)
-        if maker is None:
-            return graph.output
-        if maker.op_type in ("Softmax", "LogSoftmax"):
-            return str(maker.input[0]) if _over_classes(graph, maker) else graph.output
-        if maker.op_type == "Sigmoid":
-            return str(maker.input[0])
+        if maker is None or maker.op_type in _ENDINGS:
+            return maker
         if maker.op_type not in _PASSING or _sizes(graph, maker.input[0]) != sizes:
-            return graph.output
+            return None
         name = maker.input[0]
+
+
+def _step(graph: Graph) -> float:
+    """The step of the values that the graph gives, where it rounds them; else 0."""
+    maker = _maker(graph, graph.output)
+    if maker is None or maker.op_type != "DequantizeLinear":
+        return 0.0
+    scale = graph.weights.get(maker.input[1])
+    return 0.0 if scale is None else float(numpy_helper.to_array(scale).max())
 
 
 def _over_classes(graph: Graph, node: NodeProto) -> bool:

@@ -17,7 +17,7 @@ from onnx import TensorProto
 
 from exporters.adopt.graph.batches import with_rows
 from exporters.adopt.graph.graph import Graph, uses
-from exporters.adopt.graph.work import StageWork, work_between
+from exporters.adopt.graph.work import StageWork, layers_of, work_between
 from exporters.errors import ExportError
 
 # bounds of the share of the work that a device does; the best cut of each span is offered
@@ -132,14 +132,17 @@ def _single(graph: Graph) -> Iterator[tuple[int, str]]:
     """Place and name of each tensor that is alone alive behind a node."""
     last = {name: place for place, node in enumerate(graph.nodes) for name in uses(node)}
     last[graph.output] = len(graph.nodes)
+    # behind the last layer, z is the answer itself
+    layers = layers_of(graph)
+    end = layers[-1] if layers else 0
     alive = {graph.input}
-    for place, node in enumerate(graph.nodes):
+    for place, node in enumerate(graph.nodes[:end]):
         alive |= {name for name in node.output if last.get(name, -1) > place} - graph.derived
         alive = {name for name in alive if last.get(name, -1) > place}
         if len(alive) != 1 or place < graph.preamble or not set(node.output) - graph.derived:
             continue
         (name,) = alive
-        if name in node.output and _can_travel(graph, name) and _work_follows(graph, place):
+        if name in node.output and _can_travel(graph, name):
             yield place, name
 
 
@@ -152,15 +155,6 @@ def _can_travel(graph: Graph, name: str) -> bool:
         and spec.shape[0] == 1
         and all(size > 0 for size in spec.shape)
         and len(spec.shape) <= 8
-    )
-
-
-def _work_follows(graph: Graph, place: int) -> bool:
-    """Whether a node with weights comes later: behind the last, z is the answer itself."""
-    return any(
-        name in graph.weights and len(graph.weights[name].dims) >= 2
-        for node in graph.nodes[place + 1 :]
-        for name in uses(node)
     )
 
 

@@ -73,6 +73,8 @@ class Graph:
         batch_fixed: whether the file fixes the batch size to 1.
         derived: tensors that nodes make from weights alone.
         half: whether the file computes in float16; this graph computes in float32.
+        quantised: whether it rounds values to steps.
+        step: of the values that the file gives, where they are rounded; else 0.
     """
 
     nodes: tuple[NodeProto, ...]
@@ -86,6 +88,8 @@ class Graph:
     batch_fixed: bool = False
     derived: frozenset[str] = frozenset()
     half: bool = False
+    quantised: bool = False
+    step: float = 0.0
 
     @property
     def opset(self) -> int:
@@ -114,6 +118,18 @@ def uses(node: NodeProto) -> list[str]:
         for graph in graphs:
             names += _outside(graph)
     return names
+
+
+def constants(graph: Graph) -> frozenset[str]:
+    """The weights, and the tensors that nodes make from weights alone.
+
+    A quantised file has the values of a layer's weights among the second.
+    """
+    known = set(graph.weights)
+    for node in graph.nodes:
+        if set(uses(node)) <= known:
+            known |= set(node.output)
+    return frozenset(known)
 
 
 def attribute_of(node: NodeProto, name: str, default: Any = None) -> Any:

@@ -34,6 +34,7 @@ from exporters.adopt.graph.graph import (
     uses,
 )
 from exporters.adopt.graph.reading import read_fixed
+from exporters.adopt.graph.steps import rounds
 from exporters.errors import ExportError
 
 Array = NDArray[Any]
@@ -82,7 +83,7 @@ def load_graph(
     for weight in heavy:
         weight.name = prefix + weight.name
     graph = _freeze(model, {weight.name: weight for weight in heavy}, path.name)
-    return replace(graph, half=half)
+    return replace(graph, half=half, quantised=rounds(graph.nodes))
 
 
 def _detach(model: onnx.ModelProto, most: int) -> list[TensorProto]:

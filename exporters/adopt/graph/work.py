@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnx import NodeProto, TensorProto
 
-from exporters.adopt.graph.graph import Graph, attribute_of, uses
+from exporters.adopt.graph.graph import Graph, attribute_of, constants, uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,12 @@ def work_between(graph: Graph, places: Sequence[int]) -> list[StageWork]:
     """The work of each part of a graph between cuts behind the nodes at these places, one part more
     than there are places.
     """
+    constant = constants(graph)
     stages, counted, start = [], set[str](), 0
     for end in (*(place + 1 for place in places), len(graph.nodes)):
-        nodes = graph.nodes[start:end]
-        own = {n for node in nodes for n in uses(node) if n in graph.weights} - counted
+        # what makes weights runs once, when a part is loaded
+        nodes = [node for node in graph.nodes[start:end] if not set(node.output) <= constant]
+        own = {name for node in nodes for name in uses(node) if name in constant} - counted
         counted |= own
         stages.append(
             StageWork(
@@ -45,6 +47,17 @@ def work_between(graph: Graph, places: Sequence[int]) -> list[StageWork]:
         )
         start = end
     return stages
+
+
+def layers_of(graph: Graph) -> list[int]:
+    """Places of the nodes with weights of two axes or more: layers, and no scales or biases."""
+    constant = constants(graph)
+    return [
+        place
+        for place, node in enumerate(graph.nodes)
+        if not set(node.output) <= constant
+        and any(len(_shape(graph, name)) > 1 for name in uses(node) if name in constant)
+    ]
 
 
 def flops_of(graph: Graph, node: NodeProto) -> int:
@@ -72,11 +85,12 @@ def flops_of(graph: Graph, node: NodeProto) -> int:
 
 
 def _parameters(graph: Graph, name: str) -> int:
-    weight = graph.weights[name]
-    numbers = weight.data_type == TensorProto.FLOAT
-    # those of a quantised layer; others of their types are zero points
-    numbers |= weight.data_type in (TensorProto.INT8, TensorProto.UINT8) and len(weight.dims) > 1
-    return math.prod(weight.dims) if numbers else 0
+    held = graph.weights.get(name)
+    kind = graph.specs[name].elem_type if held is None else held.data_type
+    shape = _shape(graph, name)
+    # whole numbers are weights of a quantised layer, or zero points
+    numbers = kind in (TensorProto.INT8, TensorProto.UINT8) and len(shape) > 1
+    return math.prod(shape) if numbers or kind == TensorProto.FLOAT else 0
 
 
 def _held(graph: Graph, node: NodeProto) -> int:

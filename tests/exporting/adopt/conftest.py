@@ -125,6 +125,43 @@ def convolution(seed: int = 0) -> tuple[list[NodeProto], dict[str, Array]]:
     return nodes, weights
 
 
+def statically_quantised(seed: int = 0) -> tuple[list[NodeProto], dict[str, Array]]:
+    """`x` (1, 8, 8) -> four convolutions and a dense layer with pairs of QuantizeLinear and
+    DequantizeLinear between them, around weights too -> `y` (10) in steps of 0.05.
+    """
+    random = np.random.default_rng(seed)
+    nodes: list[NodeProto] = []
+    weights: dict[str, Array] = {}
+
+    def pair(name: str, scale: float, zero: int, made: str) -> None:
+        weights[f"{name}_s"] = np.array(scale, np.float32)
+        weights[f"{name}_z"] = np.array(zero, np.uint8)
+        for kind, given, to in (("Quantize", name, f"{name}_q"), ("Dequantize", f"{name}_q", made)):
+            around = [given, f"{name}_s", f"{name}_z"]
+            nodes.append(helper.make_node(f"{kind}Linear", around, [to]))
+
+    def layer(name: str, *shape: int) -> None:
+        weights[f"{name}_q"] = random.integers(-127, 128, shape).astype(np.int8)
+        # values of deviation 1 stay of about that size
+        scale = 1.7 / (73 * np.sqrt(np.prod(shape[1:])))
+        weights[f"{name}_s"] = np.array(scale, np.float32)
+        nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", f"{name}_s"], [name]))
+
+    pair("x", 8 / 255, 128, "d0")
+    for place, (given, wide) in enumerate(((1, 16), (16, 32), (32, 32), (32, 32)), start=1):
+        layer(f"w{place}", wide, given, 3, 3)
+        weights[f"b{place}"] = random.normal(0, 0.2, wide).astype(np.float32)
+        convolved = [f"d{place - 1}", f"w{place}", f"b{place}"]
+        nodes.append(helper.make_node("Conv", convolved, [f"c{place}"], pads=[1, 1, 1, 1]))
+        nodes.append(helper.make_node("Relu", [f"c{place}"], [f"r{place}"]))
+        pair(f"r{place}", 6 / 255, 0, f"d{place}")
+    layer("v", 10, 32 * 64)
+    nodes.append(helper.make_node("Flatten", ["d4"], ["f"]))
+    nodes.append(helper.make_node("Gemm", ["f", "v"], ["scores"], transB=1))
+    pair("scores", 0.05, 128, "y")
+    return nodes, weights
+
+
 def dynamically_quantised(seed: int = 0) -> tuple[list[NodeProto], dict[str, Array]]:
     """`x` (1, 8, 8) -> three layers of int8 weights, 64 to 16 to 64 to 10, as onnxruntime's
     `quantize_dynamic` writes them: each measures the range of what it is given.
