@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 from exporters.adopt.graph.batches import with_rows
 from exporters.adopt.graph.graph import Graph, uses
+from exporters.adopt.graph.reasons import no_floats, no_rows, side_by_side, too_few_layers
 from exporters.adopt.graph.work import StageWork, layers_of, work_between
 from exporters.errors import ExportError
 
@@ -24,6 +25,7 @@ from exporters.errors import ExportError
 SPANS: Final = (0.0, 0.08, 0.2, 0.4, 0.65, 0.97)
 DEPTH_MAX: Final = 999  # of the names of bundles
 MAP_AXES: Final = 3  # channels, height and width
+AXES_MAX: Final = 8  # of a tensor on the wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +80,9 @@ class Offer:
 def find_cuts(graph: Graph) -> Plan:
     """All cuts of a graph with logits.
 
-    Raises: ExportError where there is none; it names the tensors that are needed side by side.
+    Raises: ExportError where there is none, saying why.
     """
-    places = list(_single(graph))
-    travelling = with_rows(graph, [name for _, name in places]) if places else ()
-    places = [(place, name) for place, name in places if name in travelling]
-    if not places:
-        raise ExportError(
-            f"this graph cannot be cut: from {graph.input!r} to {graph.output!r} two or more"
-            f" tensors are always needed together, {_widest_pair(graph)} among them"
-        )
+    places = _places(graph)
     if len(places) > DEPTH_MAX:
         raise ExportError(f"expected at most {DEPTH_MAX} cuts, got {len(places)}")
     stages = work_between(graph, [place for place, _ in places])
@@ -128,39 +123,53 @@ def _cheapest(cut: Cut) -> tuple[int, int, int]:
     return cut.values, -min(len(cut.shape), MAP_AXES), -cut.depth
 
 
-def _single(graph: Graph) -> Iterator[tuple[int, str]]:
-    """Place and name of each tensor that is alone alive behind a node."""
+def _places(graph: Graph) -> list[tuple[int, str]]:
+    """Places of the nodes behind which the graph can be cut, with the tensor that is sent there.
+
+    Raises: ExportError where there is none.
+    """
+    layers = layers_of(graph)
+    # behind the last layer, z is the answer itself
+    end = layers[-1] if layers else 0
+    alive = list(_alive(graph))[:end]
+    alone = [
+        (place, name)
+        for place, (name, *others) in enumerate(alive)
+        if not others and place >= graph.preamble and name in graph.nodes[place].output
+    ]
+    if not alone:
+        several = [names for names in alive[graph.preamble :] if len(names) > 1]
+        raise ExportError(too_few_layers(graph) or side_by_side(several))
+    floats = [(place, name) for place, name in alone if _is_float(graph, name)]
+    if not floats:
+        raise ExportError(no_floats(graph, alone[-1][1]))
+    first = [(place, name) for place, name in floats if _is_sample(graph, name)]
+    rows = with_rows(graph, [name for _, name in first]) if first else ()
+    if not rows:
+        raise ExportError(no_rows(graph, floats[-1][1]))
+    return [(place, name) for place, name in first if name in rows]
+
+
+def _alive(graph: Graph) -> Iterator[set[str]]:
+    """The tensors that are made and needed later, behind each node."""
     last = {name: place for place, node in enumerate(graph.nodes) for name in uses(node)}
     last[graph.output] = len(graph.nodes)
-    # behind the last layer, z is the answer itself
-    layers = layers_of(graph)
-    end = layers[-1] if layers else 0
     alive = {graph.input}
-    for place, node in enumerate(graph.nodes[:end]):
-        alive |= {name for name in node.output if last.get(name, -1) > place} - graph.derived
-        alive = {name for name in alive if last.get(name, -1) > place}
-        if len(alive) != 1 or place < graph.preamble or not set(node.output) - graph.derived:
-            continue
-        (name,) = alive
-        if name in node.output and _can_travel(graph, name):
-            yield place, name
+    for place, node in enumerate(graph.nodes):
+        known = alive | (set(node.output) - graph.derived)
+        alive = {name for name in known if last.get(name, -1) > place}
+        yield alive
 
 
-def _can_travel(graph: Graph, name: str) -> bool:
+def _is_float(graph: Graph, name: str) -> bool:
     spec = graph.specs.get(name)
-    return (
-        spec is not None
-        and spec.elem_type == TensorProto.FLOAT
-        and len(spec.shape) >= 2
-        and spec.shape[0] == 1
-        and all(size > 0 for size in spec.shape)
-        and len(spec.shape) <= 8
-    )
+    return spec is not None and spec.elem_type == TensorProto.FLOAT
 
 
-def _widest_pair(graph: Graph) -> str:
-    outputs = [node.output[0] for node in graph.nodes[:2]]
-    return " and ".join(repr(name) for name in outputs)
+def _is_sample(graph: Graph, name: str) -> bool:
+    """Whether the shape at batch 1 can be that of a batch of one sample."""
+    shape = graph.specs[name].shape
+    return 2 <= len(shape) <= AXES_MAX and shape[0] == 1 and all(size > 0 for size in shape)
 
 
 def _listed(cuts: Sequence[Cut]) -> str:

@@ -93,6 +93,7 @@ def build(
     weights: dict[str, Array] | None = None,
     opset: int = 17,
     more_inputs: Sequence[Any] = (),
+    more_domains: Sequence[Any] = (),
     kinds: tuple[int, int] = (TensorProto.FLOAT, TensorProto.FLOAT),
 ) -> Path:
     """A graph from `x` to `y`, node by node."""
@@ -104,7 +105,8 @@ def build(
         [helper.make_tensor_value_info("y", kinds[1], list(made))],
         held,
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    domains = [helper.make_opsetid("", opset), *more_domains]
+    model = helper.make_model(graph, opset_imports=domains, ir_version=8)
     onnx.save(model, path)
     return path
 

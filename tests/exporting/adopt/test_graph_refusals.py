@@ -14,7 +14,9 @@ from onnx import TensorProto, helper
 from exporters.adopt.classifier import load_classifier
 from exporters.adopt.graph.cuts import find_cuts
 from exporters.adopt.graph.graph import part
+from exporters.adopt.graph.preprocess import Preprocessing
 from exporters.errors import ExportError
+from tests.exporting.adopt.conftest import recurrent
 
 Make = Callable[..., Path]
 Convolution = tuple[list[Any], dict[str, Any]]
@@ -165,14 +167,80 @@ def test_shape_that_is_computed_from_the_data(make_graph: Make, convolution: Con
 def test_graph_that_is_never_narrow(make_graph: Make) -> None:
     w = np.ones((4, 1, 3, 3), np.float32)
     nodes = [
-        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["x"], ["b"]),
-        helper.make_node("Mul", ["a", "b"], ["c"]),
+        helper.make_node("Conv", ["x", "w"], ["left"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["x", "w"], ["right"], pads=[2, 2, 2, 2], dilations=[2, 2]),
+        helper.make_node("Mul", ["left", "right"], ["c"]),
         helper.make_node("ReduceMean", ["c"], ["y"], axes=[2, 3], keepdims=0),
     ]
     text = refusal(make_graph(nodes, weights={"w": w}, made=("n", 4)))
     assert "cannot be cut" in text
-    assert "together" in text
+    assert "needed together, 'left', 'x' where they are fewest" in text
+    assert "join the branches" in text
+
+
+def test_graph_of_one_layer(make_graph: Make) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("ReduceMean", ["c"], ["scores"], axes=[2, 3], keepdims=0),
+        helper.make_node("Softmax", ["scores"], ["y"]),
+    ]
+    path = make_graph(nodes, weights={"w": np.ones((4, 1, 3, 3), np.float32)}, made=("n", 4))
+    text = refusal(path)
+    assert "it has one layer with weights, node (Conv, makes 'c')" in text
+    assert "run this file whole" in text
+    # what stands in front of the model is no layer of it
+    mean = Preprocessing(mean=(1.0,), std=(2.0,))
+    assert refusal(path, preprocessing=mean) == text
+
+
+def test_trees_have_no_layer(make_graph: Make) -> None:
+    """A tree of one question, as converters of scikit-learn write it."""
+    tree = helper.make_node(
+        "TreeEnsembleClassifier", ["x"], ["label", "y"], domain="ai.onnx.ml",
+        classlabels_int64s=[0, 1], class_ids=[0, 1, 0, 1], class_nodeids=[1, 1, 2, 2],
+        class_treeids=[0] * 4, class_weights=[0.9, 0.1, 0.2, 0.8], nodes_falsenodeids=[2, 0, 0],
+        nodes_featureids=[0] * 3, nodes_hitrates=[1.0] * 3,
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"], nodes_missing_value_tracks_true=[0] * 3, nodes_nodeids=[0, 1, 2], nodes_treeids=[0] * 3,
+        nodes_truenodeids=[1, 0, 0], nodes_values=[0.0] * 3, post_transform="NONE",
+    )  # fmt: skip
+    domains = [helper.make_opsetid("ai.onnx.ml", 3)]
+    text = refusal(make_graph([tree], given=("n", 20), made=("n", 2), more_domains=domains))
+    assert "it has no layer with weights, only TreeEnsembleClassifier;" in text
+
+
+def test_layers_that_give_whole_numbers(make_graph: Make) -> None:
+    """Operators of whole numbers, `QuantFormat.QOperator` of onnxruntime."""
+    weights = {
+        "s": np.array(0.1, np.float32),
+        "z": np.array(0, np.uint8),
+        "w": np.ones((64, 16), np.uint8),
+        "v": np.ones((16, 10), np.uint8),
+    }
+    around = ["s", "z"]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", *around], ["q"]),
+        helper.make_node("Flatten", ["q"], ["f"]),
+        helper.make_node("QLinearMatMul", ["f", *around, "w", *around, *around], ["h"]),
+        helper.make_node("QLinearMatMul", ["h", *around, "v", *around, *around], ["p"]),
+        helper.make_node("DequantizeLinear", ["p", *around], ["y"]),
+    ]
+    text = refusal(make_graph(nodes, weights=weights))
+    assert "no tensor between its layers is float32, 'h' is uint8" in text
+    assert "adopt the float model" in text
+    assert "--int8 auto" in text
+
+
+def test_layers_that_give_another_axis_first(make_graph: Make) -> None:
+    nodes, weights = recurrent("LSTM")
+    # the last layer takes the states with the axis of directions, which is parted from it later
+    weights["u"] = weights["u"][:16]
+    nodes[2:] = [
+        helper.make_node("MatMul", ["states", "u"], ["scores"]),
+        helper.make_node("Squeeze", ["scores", "first"], ["y"]),
+    ]
+    text = refusal(make_graph(nodes, weights=weights, given=("n", 8, 8)))
+    assert "'states' is (1, 1, 16) for one sample" in text
+    assert "with the batch first" in text
 
 
 def test_output_that_does_not_depend_on_the_input(make_graph: Make) -> None:
