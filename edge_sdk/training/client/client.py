@@ -130,6 +130,10 @@ class TrainingClient(ClientState):
         if self.held_out is not None and held_out is not None:
             self.held_out = self.held_out[0], numbers[held_out]
 
+    def drop_round(self) -> None:
+        """Give up the round under way, which is of a run that is over; nothing of it is kept."""
+        self._round = None
+
     def _begin(self, start: StartRound) -> ClientRound:
         begun = self._begun[start.round]
         self._begun[start.round] += 1

@@ -185,6 +185,9 @@ class TrainingSession:
         client.fine_tuning = welcome.fine_tuning
         self._heartbeat.pace(welcome.alive_s)
         if self._store.open(welcome):
+            # what the run before has left under way is of no use to this one
+            self._outbox = self._waiting = None
+            client.drop_round()
             client.personal = self._store.personal()
         update = self._store.update()
         if update is not None:

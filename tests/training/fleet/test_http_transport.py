@@ -6,8 +6,8 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,11 @@ from edge_sdk.errors import ConfigurationError, FrameError, LinkError
 from edge_sdk.identity import Identity
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.device.kept_weights import load_personal, save_personal
-from edge_sdk.training.device.session import STRANGE_CLASSES, TrainingSession
+from edge_sdk.training.device.session import (
+    STRANGE_CLASSES,
+    SessionStore,
+    TrainingSession,
+)
 from edge_sdk.training.device.trainer_address import resolve_trainer_url
 from edge_sdk.training.device.trainer_client import (
     NotJoinedError,
@@ -32,6 +36,7 @@ from edge_sdk.training.device.trainer_client import (
     TrainingEndedError,
 )
 from edge_sdk.training.protocol.client_part import ClientPart
+from edge_sdk.training.protocol.http import Welcome
 from edge_sdk.training.protocol.messages import (
     EndRound,
     Features,
@@ -535,39 +540,85 @@ def test_duplicate_and_reordered_replies_leave_no_trace_in_the_weights(trainer: 
     assert equal(got, expected)
 
 
-def test_session_waits_out_a_trainer_that_is_restarted(make_trainer: Callable[..., Any]) -> None:
-    first, second = make_trainer(SHAPE), make_trainer(SHAPE)
-    identity = first.enrol("pi")
+class Moving:
+    """A client of a trainer that is gone for a while, and of another one when it is back."""
 
-    class Moving:
-        """A client of a trainer that is gone for a while, and another one when it is back."""
+    def __init__(self, identity: Identity, *trainers: Any) -> None:
+        self.gone = False
+        self._links = [trainer.link(identity) for trainer in trainers]
 
-        def __init__(self) -> None:
-            self.gone = 0
-            self._links = [first.link(identity), second.link(identity)]
+    def move(self) -> None:
+        """Be back, at the next trainer."""
+        self._links.pop(0)
+        self.gone = False
 
-        def __getattr__(self, name: str) -> Any:
-            if self.gone:
-                self.gone -= 1
-                if not self.gone:
-                    self._links.pop(0)
-                raise LinkError("refused")
-            return getattr(self._links[0], name)
+    def __getattr__(self, name: str) -> Any:
+        if self.gone:
+            raise LinkError("refused")
+        return getattr(self._links[0], name)
 
-    link = Moving()
-    session = TrainingSession(client(), link)
+
+class OneRun(SessionStore):
+    """A store that knows the run that it was opened for last, and keeps nothing."""
+
+    run = ""
+
+    def open(self, welcome: Welcome) -> bool:
+        before, self.run = self.run, welcome.run
+        return before != self.run
+
+
+@contextmanager
+def moving_session(first: Any, second: Any) -> Iterator[tuple[Moving, TrainingSession]]:
+    """A session that has answered a step of round 1 at the first trainer, in a thread."""
+    link = Moving(first.enrol("pi"), first, second)
+    session = TrainingSession(client(), link, store=OneRun())
     thread = threading.Thread(target=session.run, daemon=True)
     thread.start()
-    first.mailbox.wait_for_devices(1, 10)
-    assert tuple(first.mailbox.exchange({"pi": start()}, 10)) == ("pi",)
-    link.gone = 2
-    assert first.mailbox.exchange({"pi": Step(1, 0)}, 0.5).keys() <= {"pi"}
-    assert second.mailbox.wait_for_devices(1, 25) == ["pi"]
-    assert tuple(second.mailbox.exchange({"pi": start()}, 10)) == ("pi",)
+    assert first.mailbox.wait_for_devices(1, 10) == ["pi"]
+    for request in (start(), Step(1, 0)):
+        assert tuple(first.mailbox.exchange({"pi": request}, 10)) == ("pi",)
+    yield link, session
     first.mailbox.end(0)
     second.mailbox.end(5)
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_session_waits_out_a_trainer_that_is_restarted(make_trainer: Callable[..., Any]) -> None:
+    first, second = make_trainer(SHAPE), make_trainer(SHAPE)
+    with moving_session(first, second) as (link, _):
+        link.gone = True
+        assert first.mailbox.exchange({"pi": Step(1, 1)}, 0.5).keys() <= {"pi"}
+        link.move()
+        assert second.mailbox.wait_for_devices(1, 25) == ["pi"]
+        assert tuple(second.mailbox.exchange({"pi": start()}, 10)) == ("pi",)
+
+
+def test_an_update_that_was_finished_alone_is_not_handed_to_another_run(
+    make_trainer: Callable[..., Any],
+) -> None:
+    first, second = make_trainer(SHAPE, no_reply_s=0.3), make_trainer(SHAPE, run="second")
+    with moving_session(first, second) as (link, session):
+        link.gone = True
+        wait_until(lambda: session.counts.alone, "a round that is finished alone")
+        link.move()
+        assert second.mailbox.wait_for_devices(1, 25) == ["pi"]
+        assert tuple(second.mailbox.exchange({"pi": start(2)}, 10)) == ("pi",)
+        assert second.mailbox.kept() == set()
+
+
+def test_a_round_of_another_run_is_not_finished(make_trainer: Callable[..., Any]) -> None:
+    first, second = make_trainer(SHAPE), make_trainer(SHAPE, run="second", no_reply_s=0.1)
+    with moving_session(first, second) as (link, session):
+        link.gone = True
+        assert first.mailbox.exchange({"pi": Step(1, 1)}, 0.5).keys() <= {"pi"}
+        link.move()
+        assert second.mailbox.wait_for_devices(1, 25) == ["pi"]
+        assert second.mailbox.exchange({"pi": EndRound(1)}, 10) == {}
+        [missed] = second.mailbox.take_missed()
+        assert missed.why == "client pi: no round 1 is under way here"
+        assert session.counts.alone == 0
 
 
 def test_personal_weights_survive_a_restart_and_damage_is_named(tmp_path: Path) -> None:
