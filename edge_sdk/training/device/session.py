@@ -228,10 +228,10 @@ class TrainingSession:
 
     def _hand_in(self, identifier: str, reply: Reply) -> None:
         try:
-            # a silent trainer must not hold the device for longer than it may be silent
-            outcome = self._trainer.reply(
-                identifier, reply, min(ANSWER_S, self._patience_s() + 0.1)
-            )
+            # a silent trainer must not hold the device for longer than it may be silent; a join
+            # may just have taken all of that time
+            left_s = max(0.0, self._patience_s())
+            outcome = self._trainer.reply(identifier, reply, min(ANSWER_S, left_s + 0.1))
         except RefusedReplyError as err:
             logger.warning("client=%s round=%d %s", self._client.name, reply.round, err)
         else:

@@ -578,6 +578,7 @@ def moving_session(first: Any, second: Any) -> Iterator[tuple[Moving, TrainingSe
     assert first.mailbox.wait_for_devices(1, 10) == ["pi"]
     for request in (start(), Step(1, 0)):
         assert tuple(first.mailbox.exchange({"pi": request}, 10)) == ("pi",)
+    wait_until(lambda: first.mailbox._listeners["pi"], "a poll that is held")
     yield link, session
     first.mailbox.end(0)
     second.mailbox.end(5)
@@ -593,6 +594,19 @@ def test_session_waits_out_a_trainer_that_is_restarted(make_trainer: Callable[..
         link.move()
         assert second.mailbox.wait_for_devices(1, 25) == ["pi"]
         assert tuple(second.mailbox.exchange({"pi": start()}, 10)) == ("pi",)
+
+
+def test_a_device_whose_patience_ends_as_it_joins_again_finishes_its_round_alone(
+    make_trainer: Callable[..., Any],
+) -> None:
+    first, second = make_trainer(SHAPE), make_trainer(SHAPE, no_reply_s=0.1)
+    with moving_session(first, second) as (link, session):
+        link.gone = True
+        assert first.mailbox.exchange({"pi": Step(1, 1)}, 0.5).keys() <= {"pi"}
+        wait_until(lambda: session._outbox and session._patience_s() < 9.5, "features that wait")
+        link.move()  # to a trainer that may not be silent for so long
+        wait_until(lambda: session.counts.alone, "an update made alone")
+        assert tuple(second.mailbox.exchange({"pi": start(2)}, 10)) == ("pi",)
 
 
 def test_an_update_that_was_finished_alone_is_not_handed_to_another_run(
