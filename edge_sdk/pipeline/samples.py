@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,8 +27,21 @@ SAMPLE_SUFFIXES: Final = (".npy", *PICTURE_SUFFIXES)
 # the file beside folders of classes that lists them in the order of their labels
 CLASSES_NAME: Final = "classes.txt"
 # errors that numpy and Pillow raise for a damaged file
-DAMAGED: Final = (OSError, ValueError, EOFError, MemoryError, SyntaxError, TokenError)
-DAMAGED_IMAGE: Final = (*DAMAGED, struct.error, zlib.error, IndexError, TypeError, OverflowError)
+DAMAGED: Final = (
+    OSError,
+    ValueError,
+    EOFError,
+    MemoryError,
+    SyntaxError,
+    TokenError,
+    TypeError,
+    LookupError,
+    OverflowError,
+    RecursionError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,  # numpy takes a file with the first bytes of a ZIP file for a .npz
+)
 
 
 def read_samples(
@@ -75,8 +89,8 @@ def picture_sample(name: str, picture: Image, spec: TensorSpec) -> Array:
     Args:
         name: of the picture, for errors.
         spec: of the bundle's input: channels first or last.
-    Raises: InputError for a bundle that takes no pictures; one of DAMAGED_IMAGE for a picture that
-        cannot be decoded.
+    Raises: InputError for a bundle that takes no pictures; one of DAMAGED for a picture that cannot
+        be decoded.
     """
     from PIL import Image  # noqa: PLC0415 - the running agent reads pictures only if told to
 
@@ -143,7 +157,7 @@ def _load_image(file: Path, spec: TensorSpec, changed: Callable[[str], None]) ->
             return sample
     except InputError:  # a ValueError too
         raise
-    except (*DAMAGED_IMAGE, Image.DecompressionBombError) as err:
+    except (*DAMAGED, Image.DecompressionBombError) as err:
         raise InputError(f"{file}: not a readable image ({_reason(err)})") from err
 
 

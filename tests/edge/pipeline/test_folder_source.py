@@ -122,6 +122,7 @@ def test_a_corrupt_file_is_named_counted_and_not_tried_again(
     (pictures / "torn.png").write_bytes(picture(1)[:40])
     (pictures / "text.npy").write_text("no array")
     np.save(pictures / "shape.npy", np.zeros((3, 3), np.uint8))
+    (pictures / "zip.npy").write_bytes(b"PK\x03\x04" + bytes(60))
     os.utime(pictures / "torn.png", (100, 100))
     for run in range(2):
         with reading(source(pictures, memory), SPEC) as got:
@@ -130,8 +131,8 @@ def test_a_corrupt_file_is_named_counted_and_not_tried_again(
             put(pictures / f"more{run}.png", 1, 2_000_000_000)
             got.wait(2)
             got.answer_all()
-        assert got.feed.counts.refused == (3 if run == 0 else 0)
-    for name in ("torn.png", "text.npy", "shape.npy"):
+        assert got.feed.counts.refused == (4 if run == 0 else 0)
+    for name in ("torn.png", "text.npy", "shape.npy", "zip.npy"):
         assert caplog.text.count(f"{pictures / name}: ") == 1
     with reading(source(pictures, memory), SPEC) as got:
         put(pictures / "torn.png", 5, 300)  # mended: it is another file now

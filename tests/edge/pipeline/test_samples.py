@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,34 @@ def test_grey_pictures_of_both_layouts(picture: Path) -> None:
     assert first.shape == (1, 2, 3)
     assert last.shape == (2, 5, 1)
     assert first[0, 0, 0] == last[0, 0, 0]
+
+
+def npy(header: str) -> bytes:
+    """A file in numpy's format with that header."""
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(64)
+
+
+def header(descr: str = "'<f4'", shape: str = "(2, 3)") -> str:
+    return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"PK\x03\x04" + bytes(60),  # the beginning of a ZIP file
+        npy("{[1]: 2}"),
+        npy("{'descr': '<f4', 1: False, 'shape': (2, 3)}"),
+        npy(header(shape=f"({10**24},)")),
+        npy(header(descr="()")),
+        npy("1" + "+1" * 4000),
+    ],
+    ids=["zip", "key", "keys", "size", "type", "depth"],
+)
+def test_a_damaged_npy_file_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "torn.npy"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"torn\.npy: not a readable \.npy file"):
+        list(read_samples(file, TensorSpec("float32", (1, 2, 3))))
 
 
 def test_bundle_that_takes_no_images(picture: Path) -> None:
