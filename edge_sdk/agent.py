@@ -43,6 +43,7 @@ from edge_sdk.state import StateLock
 from edge_sdk.wire.broker_address import BrokerAddress
 from edge_sdk.wire.clear_text import is_clear
 from edge_sdk.wire.messages import new_id
+from profiles.checks import number
 
 if TYPE_CHECKING:
     from edge_sdk.tracing.predictions import PredictionTraces
@@ -224,12 +225,11 @@ class EdgeAgent:
             threshold: replaces the gate's, for this input.
             local: True never asks the server about this input.
         Raises: InputError for a wrong dtype, shape or value; ConfigurationError for a wrong
-            deadline; OutOfMemoryError if the device has no memory for its bundle, and no smaller
-            one took its place by the deadline; nothing because of the network or the disk.
+            deadline or threshold; OutOfMemoryError if the device has no memory for its bundle, and
+            no smaller one took its place by the deadline; nothing because of the network or the
+            disk.
         """
-        if deadline_s is not None:
-            check_value("deadline_s", deadline_s, SECONDS)
-        return self._answering.predict(x, deadline_s, threshold, local)
+        return self._answering.predict(x, *_of_call(deadline_s, threshold), local)
 
     def predict_many(
         self,
@@ -252,9 +252,7 @@ class EdgeAgent:
             local: True never asks the server about these inputs.
         Raises: as `predict`, after the answers to all inputs before the faulty one.
         """
-        if deadline_s is not None:
-            check_value("deadline_s", deadline_s, SECONDS)
-        return self._answering.predict_many(inputs, deadline_s, threshold, local)
+        return self._answering.predict_many(inputs, *_of_call(deadline_s, threshold), local)
 
     def add_observer(self, observer: AnswerObserver) -> None:
         """Tell an observer of every answer and correction from now on; the agent closes it."""
@@ -478,6 +476,22 @@ class EdgeAgent:
 
         bundle = self._bundle
         self.add_observer(HeadLearner(self._settings.learn, lambda: bundle.runner, state))
+
+
+def _of_call(
+    deadline_s: float | None, threshold: float | None
+) -> tuple[float | None, float | None]:
+    """Deadline and threshold of one call, as Python's own floats.
+
+    Raises: ConfigurationError for a wrong one.
+    """
+    if deadline_s is not None:
+        check_value("deadline_s", deadline_s, SECONDS)
+        deadline_s = float(deadline_s)
+    if threshold is not None:
+        check_value("threshold", threshold, number(infinite=True))
+        threshold = float(threshold)
+    return deadline_s, threshold
 
 
 def _traces(settings: AgentSettings, device: str) -> PredictionTraces | None:

@@ -8,8 +8,15 @@ profiles.checks says what a value has to be; here are the errors. A record check
 
 from __future__ import annotations
 
+from dataclasses import fields
+from numbers import Real
+from typing import TYPE_CHECKING
+
 from edge_sdk.errors import ConfigurationError, SplitedgeError, shown
-from profiles.checks import Check
+from profiles.checks import Check, is_whole
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def check_fields(record: object, owner: str = "", /, **checks: Check) -> None:
@@ -43,3 +50,15 @@ def need(
     """Raise `error` naming the value, what was expected and what was got, unless `condition`."""
     if not condition:
         raise error(f"{name:.100}: expected {expected}, got {shown(got)}")
+
+
+def make_plain(record: DataclassInstance) -> None:
+    """Replace numpy's numbers in the fields of a frozen record by Python's own: JSON and SQLite
+    take no others.
+    """
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if is_whole(value):
+            object.__setattr__(record, field.name, int(value))
+        elif isinstance(value, Real) and not isinstance(value, bool):
+            object.__setattr__(record, field.name, float(value))

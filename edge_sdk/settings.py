@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
-from edge_sdk.checks import check_fields, check_value, need
+from edge_sdk.checks import check_fields, check_value, make_plain, need
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.gate_form import read_gate
 from edge_sdk.manifest import CODECS, Codec
@@ -48,6 +48,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         check_budget(limit=self.limit, cost=self.cost, per=self.per, floor=self.floor)
+        make_plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Agreement:
             audit_share=self.audit_share,
             thresholds=GRID_SIZE,
         )
+        make_plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class Power:
     def __post_init__(self) -> None:
         check_fields(self, "power", sensors=flag, radio_j_per_mb=number(least=0))
         self.model()
+        make_plain(self)
 
     def model(self) -> PowerModel | None:
         """The declared power model; None without one.
@@ -140,6 +143,7 @@ class Learn:
             rate=number(above=0, most=2),
             pull=number(least=0),
         )
+        make_plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,7 @@ class Traces:
         expected = f"http://HOST:4318, https://HOST:4318 or {TRACES_OF_ENVIRONMENT}"
         usable = self.url == TRACES_OF_ENVIRONMENT or _names_host(self.url)
         need(usable, "traces: url", expected, self.url)
+        make_plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +242,7 @@ class AgentSettings:
         for name in ("late_answers", "controller"):
             if getattr(self, name) and not self.offload:
                 raise ConfigurationError(f"{name} needs offload: no query would ever be sent")
+        make_plain(self)
 
     def _check_gate(self) -> None:
         """Refuse a gate that would have no threshold.

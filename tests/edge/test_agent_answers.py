@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
+import orjson
 import pytest
 from numpy.typing import NDArray
 
 from edge_sdk import AgentSettings, EdgeAgent
 from edge_sdk.errors import ConfigurationError, InputError
+from edge_sdk.kept.index import read_index
+from edge_sdk.kept.keeper import Keeper
 from edge_sdk.manifest import Codec
 from edge_sdk.offload.packs import Pack
-from edge_sdk.settings import Agreement
+from edge_sdk.settings import Agreement, Budget, Power
+from edge_sdk.settings_file.keep_table import KeepTable
 
 if TYPE_CHECKING:
     from tests.edge.digits import Digits
@@ -119,6 +124,38 @@ def test_exits_and_offloads_equal_torch_at_each_end(hybrid: EdgeAgent, digits: D
         assert (answer.reason, answer.id) == ("", "")
         sources.add(answer.source)
     assert sources == {"device", "server"}
+
+
+def test_numbers_of_numpy_are_those_of_python(digits: Digits, tmp_path: Path) -> None:
+    settings = {"threshold": np.float32(ALWAYS_EXIT), "report_after_s": np.int64(60)}
+    with alone(
+        digits, power=Power(idle_w=np.float32(2), busy_w=np.float64(5)), **settings
+    ) as agent:
+        keeper = Keeper(tmp_path / "kept", KeepTable(folder=tmp_path / "kept"))
+        agent.add_observer(keeper)
+        answer = agent.predict(digits.x[0], threshold=np.float32(0.5))
+        assert agent.correct(answer.id, 3)
+        heartbeat = orjson.loads(orjson.dumps(agent.telemetry()))
+        status = orjson.loads(orjson.dumps(asdict(agent.status())))
+    assert (type(answer.threshold), answer.threshold) == (float, 0.5)
+    assert heartbeat["threshold"] == status["threshold"] == ALWAYS_EXIT
+    assert [kept.threshold for kept in read_index(tmp_path / "kept")] == [0.5]
+
+
+def test_a_threshold_that_is_no_number_is_refused(digits: Digits) -> None:
+    with alone(digits) as agent:
+        for wrong in (math.nan, np.float32("nan"), "0.5", True):
+            with pytest.raises(ConfigurationError, match="threshold: expected a number, got"):
+                agent.predict(digits.x[0], threshold=wrong)
+            with pytest.raises(ConfigurationError, match="threshold: expected a number, got"):
+                agent.predict_many(digits.x[:1], threshold=wrong)
+        assert agent.predict(digits.x[0], threshold=math.inf).threshold == math.inf
+
+
+def test_budgets_and_bounds_of_numpy_s_numbers_are_python_s() -> None:
+    budget = Budget(np.float64(0.25), cost=np.float32(2), floor=np.float64("-inf"))
+    assert [type(value) for value in (budget.limit, budget.cost, budget.floor)] == [float] * 3
+    assert type(Agreement(np.float64(0.05)).delta) is float
 
 
 def test_without_a_server_the_unsure_answers_are_the_device_s_too(digits: Digits) -> None:
