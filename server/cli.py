@@ -96,7 +96,8 @@ def run(
         typer.Option(
             help="auto (Mosquitto if it is installed, else the embedded broker), mosquitto or "
             "embedded, each also with :HOST:PORT, or your broker's mqtt://[USER@]HOST:PORT (or "
-            "mqtts://); default: as last time, else auto at 127.0.0.1:1883. "
+            "mqtts://); default: as last time, else auto at 127.0.0.1:1883. One with USER is not "
+            "remembered, nor are --http, --mqtt-public and --allocation beside it. "
             "mqtt://USER:PASSWORD@... works too, but other users of this machine can read the "
             "password with ps."
         ),
