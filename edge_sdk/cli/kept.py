@@ -94,8 +94,8 @@ def correct(
         known = running.correct(identifier, int(label))
     if not known:
         raise InputError(
-            f"{identifier}: no answer of this id is remembered; the newest 512 are, and each can be"
-            " corrected once"
+            f"{identifier}: no answer of this id is remembered; the newest 512 are, or fewer if"
+            " they take more than 8 MB, and each can be corrected once"
         )
     typer.echo(f"{identifier}: {label}")
 
