@@ -2,6 +2,7 @@
 
 Softmax, LogSoftmax      their input is the logits
 Sigmoid                  its input; classes are then taken as excluding one another
+Sigmoid of one value     0 and its input: a softmax of these two is 1 - p and p
 quantised, and back      what stands in front of the pair, where that is one of these
 (N, C, 1, 1)             flattened to (N, C)
 anything else            as it is; `from_probabilities` where its rows turn out to sum to 1
@@ -51,19 +52,26 @@ def with_logits(graph: Graph) -> Graph:
             f"output {result}: expected scores as floats, one a class, got whole numbers{by};"
             " export the model with its scores as output"
         )
-    classes = math.prod(spec.shape[1:])
     scores = [size for size in spec.shape[1:] if size != 1]
-    if spec.shape[:1] != (1,) or len(scores) > 1 or classes < 2:
+    single = spec.shape[:1] == (1,) and not scores
+    if single and _is_sigmoid(graph):
+        return replace(_of_two_classes(graph), step=_step(graph))
+    if spec.shape[:1] != (1,) or len(scores) != 1:
+        advice = (
+            "of a model of two classes with one score p export two columns, 1 - p and p"
+            if single
+            else "adopt takes classifiers only"
+        )
         raise ExportError(
             f"output {result}: expected a classifier's, (batch, classes) with 2 classes or more,"
-            f" got shape {spec.shape}; adopt takes classifiers only"
+            f" got shape {spec.shape}; {advice}"
         )
     scored = _before_softmax(graph)
     nodes = [
         helper.make_node("Flatten", [scored], [f"{LOGITS}/flat"], axis=1),
         helper.make_node("Cast", [f"{LOGITS}/flat"], [LOGITS], to=TensorProto.FLOAT),
     ]
-    return replace(_ending(graph, nodes, classes), step=_step(graph))
+    return replace(_ending(graph, nodes, scores[0]), step=_step(graph))
 
 
 def classes_of(graph: Graph) -> int:
@@ -90,6 +98,27 @@ def from_probabilities(graph: Graph) -> Graph:
     ]
     extended = _ending(graph, nodes, classes_of(graph))
     return replace(extended, weights={**graph.weights, least.name: least})
+
+
+def _is_sigmoid(graph: Graph) -> bool:
+    maker = _ending_of(graph)
+    return maker is not None and maker.op_type == "Sigmoid"
+
+
+def _of_two_classes(graph: Graph) -> Graph:
+    """The graph with the logits of a sigmoid of one value: 0 and the sigmoid's input."""
+    column = term_weight(f"{LOGITS}/column", np.array([-1, 1], np.int64))
+    classes = term_weight(f"{LOGITS}/classes", np.array([0, 1], np.float32))
+    names = [f"{LOGITS}/flat", f"{LOGITS}/score"]
+    nodes = [
+        helper.make_node("Reshape", [_before_softmax(graph), column.name], names[:1]),
+        helper.make_node("Cast", names[:1], names[1:], to=TensorProto.FLOAT),
+        helper.make_node("Mul", [names[1], classes.name], [LOGITS]),
+    ]
+    specs = dict.fromkeys(names, Spec(TensorProto.FLOAT, (1, 1)))
+    ended = _ending(graph, nodes, 2)
+    weights = {**graph.weights, column.name: column, classes.name: classes}
+    return replace(ended, weights=weights, specs={**ended.specs, **specs})
 
 
 def _before_softmax(graph: Graph) -> str:

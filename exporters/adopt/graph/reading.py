@@ -141,6 +141,13 @@ def _keep_output(model: onnx.ModelProto, output: str | None, name: str) -> None:
             raise ExportError(f"{name}: --output {output}: expected one of {names}")
     else:
         kept = outputs if len(outputs) == 1 else [info for info in outputs if _is_scores(info)]
+    maps = [info.name for info in kept or outputs if not info.type.HasField("tensor_type")]
+    if maps and len(kept) < 2:
+        raise ExportError(
+            f"{name}: output {maps[0]!r}: expected a tensor of scores, got maps from class to score"
+            " (ZipMap); export the model with zipmap=False:"
+            " convert_sklearn(..., options={'zipmap': False})"
+        )
     if len(kept) != 1:
         raise ExportError(
             f"{name}: expected one output of scores, a class each, got {names}; name it with"

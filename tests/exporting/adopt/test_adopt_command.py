@@ -415,6 +415,28 @@ def test_recurrent_network_is_published_and_answers_as_the_file_does(
     np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
 
 
+def test_sigmoid_of_one_value_is_published_as_two_classes_with_their_names(
+    make_graph: Callable[..., Path],
+    convolution: tuple[list[Any], dict[str, Array]],
+    digits: Dataset,
+    tmp_path: Path,
+) -> None:
+    nodes, weights = convolution
+    weights["v"] = weights["v"][:, :1] - weights["v"][:, :1].mean()
+    nodes.append(helper.make_node("Sigmoid", ["scores"], ["y"]))
+    model = make_graph(nodes, weights=weights, made=("n", 1))
+    (tmp_path / "names.txt").write_text("no\nyes\n")
+    yes = oracle(model, digits.x_train)[:, 0] > 0.5
+    assert 0.05 < yes.mean() < 0.95
+    np.savez(tmp_path / "two.npz", x_train=digits.x_train, y_train=yes.astype(np.int64))
+    words = ["--int8", "never", "--labels", "--class-names", str(tmp_path / "names.txt"), "--json"]
+    result = run(model, tmp_path / "two.npz", tmp_path / "models", *words)
+    assert result.exit_code == 0, str(result.exception)
+    assert json.loads(result.stdout)["cuts"][0]["whole_accuracy"] == 1
+    manifest = ModelManifest.load(tmp_path / "models" / "digits" / "1")
+    assert manifest.class_names == ("no", "yes")
+
+
 def test_no_file_tells_of_the_machine_it_was_made_on(adopted: Any) -> None:
     folder, _, _ = adopted
     for path in folder.rglob("*.onnx"):

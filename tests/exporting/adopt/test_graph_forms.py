@@ -106,6 +106,30 @@ def test_softmax_gives_its_input_as_logits(
     assert np.abs(logits).max() > 1.5  # no probabilities
 
 
+@pytest.mark.parametrize("squeezed", [False, True])
+def test_sigmoid_of_one_value_is_a_classifier_of_two_classes(
+    make_graph: Make, convolution: Convolution, *, squeezed: bool
+) -> None:
+    """The usual end of Keras (batch, 1), and that of torch with a squeeze (batch)."""
+    nodes, weights = convolution
+    weights = {**weights, "v": weights["v"][:, :1], "last": np.array([1])}
+    end = [helper.make_node("Sigmoid", ["scores"], ["y"])]
+    if squeezed:
+        end = [
+            helper.make_node("Squeeze", ["scores", "last"], ["s"]),
+            helper.make_node("Sigmoid", ["s"], ["y"]),
+        ]
+    path = make_graph([*nodes, *end], weights=weights, made=("n",) if squeezed else ("n", 1))
+    classifier = load_classifier(path)
+    assert classifier.classes == 2
+    x = inputs(classifier)
+    ready = checked(classifier, x)
+    assert ready.batches
+    p = whole(path, x)
+    for logits in through_every_cut(ready, x):
+        np.testing.assert_allclose(softmax(logits), np.hstack([1 - p, p]), atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE])
 def test_a_graph_of_another_float_is_computed_in_float32(make_graph: Make, kind: int) -> None:
     """Weights, a constant, and a cast to and fro, as converters leave them."""

@@ -98,7 +98,7 @@ def test_sizes_that_are_open_ask_for_a_shape(make_graph: Make) -> None:
     ("kind", "made", "message"),
     [
         ("map", ("n", 4, 8, 8), "expected a classifier's"),
-        ("number", ("n", 1), "2 classes or more"),
+        ("number", ("n", 1), "export two columns, 1 - p and p"),
         ("label", ("n", 1), "expected scores as floats"),
     ],
 )
@@ -199,9 +199,9 @@ def test_trees_have_no_layer(make_graph: Make) -> None:
         "TreeEnsembleClassifier", ["x"], ["label", "y"], domain="ai.onnx.ml",
         classlabels_int64s=[0, 1], class_ids=[0, 1, 0, 1], class_nodeids=[1, 1, 2, 2],
         class_treeids=[0] * 4, class_weights=[0.9, 0.1, 0.2, 0.8], nodes_falsenodeids=[2, 0, 0],
-        nodes_featureids=[0] * 3, nodes_hitrates=[1.0] * 3,
-        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"], nodes_missing_value_tracks_true=[0] * 3, nodes_nodeids=[0, 1, 2], nodes_treeids=[0] * 3,
-        nodes_truenodeids=[1, 0, 0], nodes_values=[0.0] * 3, post_transform="NONE",
+        nodes_featureids=[0] * 3, nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"],
+        nodes_nodeids=[0, 1, 2], nodes_treeids=[0] * 3, nodes_truenodeids=[1, 0, 0],
+        nodes_values=[0.0] * 3, post_transform="NONE",
     )  # fmt: skip
     domains = [helper.make_opsetid("ai.onnx.ml", 3)]
     text = refusal(make_graph([tree], given=("n", 20), made=("n", 2), more_domains=domains))
@@ -262,6 +262,31 @@ def test_several_outputs_need_a_name(make_graph: Make, convolution: Convolution)
     assert "name it with --output" in refusal(path)
     assert "expected one of 'y', 'scores'" in refusal(path, output="nothing")
     assert load_classifier(path, output="scores").classes == 10
+
+
+def test_scores_in_a_list_of_maps(make_graph: Make, convolution: Convolution) -> None:
+    """As converters of scikit-learn write them unless they are told not to."""
+    nodes, weights = convolution
+    label = helper.make_node("ArgMax", ["scores"], ["y"], axis=1, keepdims=0)
+    maps = helper.make_node(
+        "ZipMap", ["scores"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=list(range(10))
+    )
+    path = make_graph(
+        [*nodes, label, maps],
+        weights=weights,
+        made=("n",),
+        kinds=(TensorProto.FLOAT, TensorProto.INT64),
+        more_domains=[helper.make_opsetid("ai.onnx.ml", 3)],
+    )
+    model = onnx.load(path)
+    row = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(1, []))
+    kind = helper.make_sequence_type_proto(row)
+    model.graph.output.append(helper.make_value_info("maps", kind))
+    onnx.save(model, path)
+    for given in (None, "maps"):
+        text = refusal(path, output=given)
+        assert "output 'maps'" in text
+        assert "zipmap=False" in text
 
 
 def test_operator_that_nobody_knows(make_graph: Make) -> None:
