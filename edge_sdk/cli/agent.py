@@ -225,6 +225,14 @@ def train(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
     backbone: Backbone = None,
+    give_up: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="MINUTES",
+            help="End if the trainer cannot be reached for so long; default: wait for it.",
+        ),
+    ] = None,
 ) -> None:
     """Take part in training until it ends, or until Ctrl-C. The data stay on this device."""
     from edge_sdk.training.data.load import with_resize
@@ -239,6 +247,7 @@ def train(
             trainer=trainer,
             threads=threads,
             backbone=backbone,
+            give_up_s=None if give_up is None else 60 * give_up,
             say=typer.echo,
             note=partial(typer.echo, err=True),
         )

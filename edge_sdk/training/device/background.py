@@ -28,6 +28,8 @@ NICENESS: Final = 10
 # Invitations come every few seconds; a device that cannot train must not load torch for each.
 PAUSE_S: Final = 60.0
 STOP_S: Final = 10.0
+# The process takes 300 MB, and a trainer that is resumed, or another one, invites the device again.
+GIVE_UP_MINUTES: Final = 5.0
 
 
 def check_data(text: str) -> str:
@@ -70,6 +72,7 @@ class BackgroundTraining:
         self._identity = Identity.load(state)
         self._command = [sys.executable, "-P", "-m", "edge_sdk.cli", "agent", "train"]
         self._command += ["--state", str(state), "--data", data, "--threads", str(threads)]
+        self._command += ["--give-up", f"{GIVE_UP_MINUTES:g}"]
         self._command += [] if backbone is None else ["--backbone", backbone]
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None

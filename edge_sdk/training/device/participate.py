@@ -41,6 +41,7 @@ def participate(
     trainer: str | None = None,
     threads: int = 1,
     backbone: str | None = None,
+    give_up_s: float | None = None,
     say: Callable[[str], None],
     note: Callable[[str], None] = lambda _: None,
 ) -> SessionCounts:
@@ -55,6 +56,7 @@ def participate(
         backbone: the only network to train: a name, or a `module:function` of this machine, whose
             module is searched in the current folder too. None trains any network that splitedge
             has.
+        give_up_s: seconds without a trainer after which this device ends; None for never.
         say: called with a line for the user: where this device trains.
         note: called with a line about the samples that were read.
     Raises: SplitedgeError saying what to change.
@@ -90,7 +92,8 @@ def participate(
         def joined(welcome: Welcome) -> None:
             say(f"splitedge agent: {identity.device} trains {welcome.training} at {trainer}")
 
-        session = TrainingSession(client, trainer_client, store=_LocalStore(state, joined))
+        store = _LocalStore(state, joined)
+        session = TrainingSession(client, trainer_client, store=store, give_up_s=give_up_s)
         session.run()
         return session.counts
 

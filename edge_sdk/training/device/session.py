@@ -11,6 +11,7 @@ features, so its welcome says how long: its own step deadline and 5 s.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -108,6 +109,8 @@ class TrainingSession:
     Args:
         store: what is kept on disk; None keeps nothing.
         meter: tells what the work costs; None for a meter of this machine.
+        give_up_s: seconds for which the trainer may not be reached; None for any time. A round that
+            waits for it is finished alone first.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class TrainingSession:
         *,
         store: SessionStore | None = None,
         meter: EnergyMeter | None = None,
+        give_up_s: float | None = None,
     ) -> None:
         self._client = client
         self._trainer = trainer
@@ -133,6 +137,8 @@ class TrainingSession:
         # the round of features that wait for feedback, and since when
         self._waiting: tuple[int, float] | None = None
         self._failures = 0
+        self._give_up_s = math.inf if give_up_s is None else give_up_s
+        self._lost_at: float | None = None  # since when the trainer is not reached
         self.counts = SessionCounts()
 
     def run(self) -> None:
@@ -140,7 +146,8 @@ class TrainingSession:
 
         Raises: RefusedReplyError if the trainer does not take this device or its data;
             ConfigurationError if the training is of a network that this device does not train, or
-            does not have the classes of its data.
+            does not have the classes of its data; LinkError if the trainer is not reached for
+            `give_up_s`.
         """
         warm_up()
         with self._heartbeat, self._energy:
@@ -154,14 +161,15 @@ class TrainingSession:
         while not self._stopping.is_set():
             try:
                 self._turn()
-                self._failures = 0
+                self._failures, self._lost_at = 0, None
             except TrainingEndedError:
                 self._store.drop_update()
                 return
             except NotJoinedError:
-                self._joined = False
+                self._joined, self._lost_at = False, None
             except LinkError as err:
                 logger.debug("client=%s %s", self._client.name, err)
+                self._check_lost(err)
                 self._pause()
             if self._patience_s() <= 0:
                 self._finish_alone()
@@ -284,6 +292,19 @@ class TrainingSession:
             self.counts.updates += 1
         if isinstance(reply, Update | Scores):
             self._store.save_personal(self._client.personal)
+
+    def _check_lost(self, err: LinkError) -> None:
+        """Give up a trainer that is not reached for too long, unless a round waits for it.
+
+        Raises: LinkError.
+        """
+        now = time.monotonic()
+        self._lost_at = now if self._lost_at is None else self._lost_at
+        if self._waiting is None and now - self._lost_at >= self._give_up_s:
+            raise LinkError(
+                f"{err}; no trainer was reached for {self._give_up_s / 60:g} min. What this device"
+                " finished alone is kept: train again once a trainer runs"
+            ) from err
 
     def _pause(self) -> None:
         bound = min(RETRY_LAST_S, RETRY_FIRST_S * 2**self._failures)

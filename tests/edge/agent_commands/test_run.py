@@ -117,6 +117,22 @@ def test_running_agent_trains_when_it_is_invited(
         kept.overrides(BundleStore(pi).active().manifest)
 
 
+@pytest.mark.deadline
+def test_an_invited_device_gives_a_lost_trainer_up_and_follows_another_invitation(
+    pi: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_sdk.training.device.background.GIVE_UP_MINUTES", 0.001)
+    monkeypatch.setattr("edge_sdk.training.device.background.PAUSE_S", 0.0)
+    invitation = {"op": "train", "url": f"http://127.0.0.1:{free_port}"}
+    with BackgroundTraining(pi, "digits") as trainee:
+        trainee.command(invitation)
+        first = trainee._process
+        assert first is not None
+        assert first.wait(200) == 1
+        trainee.command(invitation)
+        assert trainee._process not in (first, None)
+
+
 def test_running_agent_takes_invitations_of_its_server_only(
     pi: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -609,6 +609,30 @@ def test_a_device_whose_patience_ends_as_it_joins_again_finishes_its_round_alone
         assert tuple(second.mailbox.exchange({"pi": start(2)}, 10)) == ("pi",)
 
 
+def test_a_device_gives_a_lost_trainer_up_once_it_has_finished_its_round_alone(
+    make_trainer: Callable[..., Any],
+) -> None:
+    trainer = make_trainer(SHAPE, no_reply_s=0.5)
+    link = Moving(trainer.enrol("pi"), trainer)
+    session = TrainingSession(client(), link, give_up_s=0.12)
+    ends: list[LinkError] = []
+
+    def run() -> None:
+        with pytest.raises(LinkError) as caught:
+            session.run()
+        ends.append(caught.value)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert trainer.mailbox.wait_for_devices(1, 10) == ["pi"]
+    for request in (start(), Step(1, 0)):
+        assert tuple(trainer.mailbox.exchange({"pi": request}, 10)) == ("pi",)
+    link.gone = True
+    thread.join(20)
+    assert str(ends[0]).startswith("refused; no trainer was reached for 0.002 min")
+    assert session.counts.alone == 1
+
+
 def test_an_update_that_was_finished_alone_is_not_handed_to_another_run(
     make_trainer: Callable[..., Any],
 ) -> None:
