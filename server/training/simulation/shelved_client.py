@@ -21,13 +21,15 @@ class ShelvedClient(TrainingClient):
 
     def __init__(self, shelf: Spool, *others: Any, **named: Any) -> None:
         self._shelf = shelf
-        self._shelved: SpooledWeights | None = None
+        # the client's place in the file, which it keeps while it has no weights
+        self._place: SpooledWeights | None = None
+        self._empty = True
         super().__init__(*others, **named)
 
     @property
     def personal(self) -> Weights:
         """The weights, in memory; a change counts once they are set again."""
-        return {} if self._shelved is None else dict(self._shelved)
+        return {} if self._empty or self._place is None else dict(self._place)
 
     @personal.setter
     def personal(self, weights: Weights) -> None:
@@ -35,9 +37,10 @@ class ShelvedClient(TrainingClient):
 
         Raises: StorageError.
         """
-        if not weights:
-            self._shelved = None
-        elif self._shelved is None:
-            self._shelved = self._shelf.put(weights)
+        self._empty = not weights
+        if self._empty:
+            return
+        if self._place is None:
+            self._place = self._shelf.put(weights)
         else:
-            self._shelved = self._shelf.replace(self._shelved, weights)
+            self._place = self._shelf.replace(self._place, weights)

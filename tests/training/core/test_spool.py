@@ -165,6 +165,24 @@ def test_a_shelved_client_keeps_its_personal_weights_on_the_disk(tmp_path: Path)
         assert other.personal == {}
 
 
+def test_weights_that_a_worker_takes_and_gives_back_keep_their_place_on_the_disk(
+    tmp_path: Path,
+) -> None:
+    x, y = np.zeros((4, 1, 8, 8), np.float32), np.zeros(4, np.int64)
+    with Spool(tmp_path) as shelf:
+        here = ShelvedClient(shelf, "a", x, y)
+        kept: Weights = {}
+        ends = []
+        for number in range(1, 4):
+            here.personal = kept
+            here.keep({"back.weight": torch.full((2, 3), float(number))}, number)
+            kept, here.personal = here.personal, {}
+            assert here.personal == {}
+            assert torch.equal(kept["back.weight"], torch.full((2, 3), float(number)))
+            ends.append(shelf.put({}).offset)  # where the file ends
+    assert ends == [24, 24, 24]  # six floats
+
+
 def test_without_cohorts_nothing_is_opened() -> None:
     nowhere = Path("/nowhere/at/all")
     assert weights(world("fedavg", nowhere))
