@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_sdk.bundles.personal_weights import NAME
 from edge_sdk.errors import ConfigurationError
 from edge_sdk.wire.address import Address
 from server.settings import refuse_clear_text
@@ -18,7 +19,8 @@ class TrainerSettings:
 
     Attributes:
         state: the server's state folder; its registry says which devices may take part.
-        name: of the training, of its folder and of the weights that devices keep.
+        name: of the training, of its folder and of the weights that devices keep. Devices refuse
+            one that is no plain file name.
         http: address at which devices reach the trainer.
         min_devices: devices that must have joined before the first round; the recipe's
             `data.clients` where None.
@@ -48,6 +50,12 @@ class TrainerSettings:
     host_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ConfigurationError(
+                f"training {self.name!r:.100}: expected letters, digits, '.', '_' and '-', 100 at"
+                " most and a letter or digit first, since devices name files so; give the recipe's"
+                " file another name"
+            )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigurationError("TLS needs both a certificate and its key")
         if self.tls_cert is None and not self.insecure:

@@ -689,6 +689,16 @@ def test_invitation_is_taken_to_the_servers_own_host_only() -> None:
             resolve_trainer_url(identity, url)
 
 
+@pytest.mark.parametrize("name", ["my recipe", "_x", "", "a" * 101, "../x"])
+def test_a_training_has_a_name_that_devices_take(tmp_path: Path, name: str) -> None:
+    address = Address("127.0.0.1", 0)
+    with pytest.raises(ConfigurationError, match="give the recipe's file another name"):
+        TrainerSettings(tmp_path, name, address)
+    with pytest.raises(ConfigurationError, match="expected a name"):
+        load_personal(tmp_path, name)
+    assert TrainerSettings(tmp_path, "my-recipe_2.1", address).name == "my-recipe_2.1"
+
+
 def test_trainer_does_not_listen_to_the_network_in_the_clear(tmp_path: Path) -> None:
     """FAULTS row 13."""
     everywhere = Address("0.0.0.0", 8100)
