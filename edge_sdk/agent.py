@@ -415,6 +415,7 @@ class EdgeAgent:
             identity,
             known.address(identity),
             max_packet_bytes=known.max_packet_bytes,
+            deadline_s=settings.deadline_s,
             probe_interval_s=settings.probe_interval_s,
             heartbeat_s=settings.heartbeat_s,
             locate=locate,

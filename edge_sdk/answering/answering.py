@@ -271,7 +271,8 @@ class Answering:
             return answer
         device_s = time.perf_counter() - start
         self._device_ms = 1e3 * device_s
-        left_s = (deadline_s or self._settings.deadline_s) - device_s
+        own_s = self._settings.deadline_s
+        left_s = (deadline_s or own_s) - device_s
         tensor = None
         trace = None if self._traces is None else self._traces.begin()
         try:
@@ -282,6 +283,7 @@ class Answering:
                 left_s,
                 trace=None if trace is None else trace.offload,
                 together=together,
+                short=deadline_s is not None and deadline_s < own_s,
             )
         except MemoryError as err:  # the exit head has answered
             self._leave_for_smaller(runner, err)

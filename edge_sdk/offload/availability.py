@@ -5,9 +5,13 @@
     PRESENT    PRESENT          PRESENT                     AWAY              AWAY
     AWAY       PRESENT          PRESENT unless probation    AWAY              AWAY
 
-No query waits for a server that is AWAY. A server that answers probes but misses the deadline of
-every query goes on probation: its probes do not count for a time that doubles with each miss, up to
-PROBATION_MAX_S. An overloaded server stays PRESENT and gets no query during its back-off.
+No query waits for a server that is AWAY. A caller's deadline that is shorter than the agent's own
+holds for that caller alone: its misses count only once neither a query nor a probe was answered for
+as long as the agent's own deadline.
+
+A server that answers probes but misses the deadline of every query goes on probation: its probes do
+not count for a time that doubles with each miss, up to PROBATION_MAX_S. An overloaded server stays
+PRESENT and gets no query during its back-off.
 
 Pure: no clock, no thread, no network. Times are seconds of one monotonic clock. One thread at a
 time may report an event; any thread may read.
@@ -36,13 +40,16 @@ class Availability:
 
     Args:
         probe_interval_s: time between two probes; the unit of probation.
+        deadline_s: the agent's own.
     """
 
-    def __init__(self, probe_interval_s: float) -> None:
+    def __init__(self, probe_interval_s: float, deadline_s: float) -> None:
         self._probe_interval_s = probe_interval_s
+        self._deadline_s = deadline_s
         self._presence = Presence.UNKNOWN
         self._why_away = ""
         self._misses = 0  # deadlines missed since the last answer to a query
+        self._doubted_since: float | None = None
         self._probation_until = 0.0
         self._backoff_until = 0.0
 
@@ -56,6 +63,11 @@ class Availability:
         """Why the server is away; empty if it is not."""
         return self._why_away if self._presence is Presence.AWAY else ""
 
+    @property
+    def doubted(self) -> bool:
+        """Whether a short deadline was missed, and nothing was answered since."""
+        return self._doubted_since is not None
+
     def refusal(self, now: float) -> str | None:
         """Why no query may be sent at `now`; None if one may."""
         if self._presence is Presence.AWAY:
@@ -65,10 +77,12 @@ class Availability:
     def query_answered(self) -> None:
         """A query got its reply."""
         self._misses = 0
+        self._doubted_since = None
         self._presence = Presence.PRESENT
 
     def probe_answered(self, now: float) -> None:
         """A probe got its reply."""
+        self._doubted_since = None
         if now >= self._probation_until:
             self._presence = Presence.PRESENT
 
@@ -82,6 +96,13 @@ class Availability:
                 probation_s = self._probe_interval_s * 2 ** min(self._misses - 1, 10)
                 self._probation_until = now + min(probation_s, PROBATION_MAX_S)
         self._set_away(TIMED_OUT)
+
+    def short_deadline_missed(self, now: float) -> None:
+        """A query got no reply in a time that is shorter than the agent's own deadline."""
+        if self._doubted_since is None:
+            self._doubted_since = now
+        elif now - self._doubted_since >= self._deadline_s:
+            self.deadline_missed(now)
 
     def link_lost(self, why: str) -> None:
         """The link to the broker is down, or takes no message."""

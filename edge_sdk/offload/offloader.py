@@ -83,6 +83,8 @@ class Offloader:
         locate: asks the server for the broker's address; called while the link stays down.
         on_command: receives the server's commands (one JSON object each) in the network thread.
         telemetry: makes the content of a heartbeat.
+        deadline_s: the agent's own. A query that gets no reply within it, or longer, shows that the
+            server is away; after a query with less time, a probe does.
     Attributes:
         meter: times the link by the queries and probes that cross it.
         sent_again: queries that were sent a second time.
@@ -94,6 +96,7 @@ class Offloader:
         broker: BrokerAddress,
         *,
         max_packet_bytes: int = PAYLOAD_BYTES,
+        deadline_s: float = 1.0,
         probe_interval_s: float = 0.5,
         heartbeat_s: float = 30.0,
         locate: Callable[[], BrokerAddress | None] | None = None,
@@ -101,7 +104,7 @@ class Offloader:
         telemetry: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         self._identity = identity
-        self._availability = Availability(probe_interval_s)
+        self._availability = Availability(probe_interval_s, deadline_s)
         self._probe_interval_s = probe_interval_s
         self._heartbeat_s = heartbeat_s
         self._locate = locate
@@ -152,6 +155,7 @@ class Offloader:
         trace: TraceContext | None = None,
         *,
         together: bool = False,
+        short: bool = False,
     ) -> Pending:
         """Send a query, unless the server is away or overloaded, or the link is behind.
 
@@ -161,9 +165,10 @@ class Offloader:
                 answer; None makes a live query with a new id.
             trace: the span that the server continues; None for a query that is not traced.
             together: may cross the wire in one message with others that begin at this time.
+            short: the caller gave it less time than the agent's own deadline.
         """
         now = time.monotonic()
-        pending = Pending(identifier or new_id(), now + deadline_s)
+        pending = Pending(identifier or new_id(), now + deadline_s, short=short)
         reason = self._refusal(now, pending.deadline)
         behind_s = self._link.behind_s(time.monotonic()) if reason is None else 0.0
         if behind_s > LINK_SHARE * deadline_s:
@@ -191,7 +196,7 @@ class Offloader:
         self.forget(pending)
         outcome = pending.give_up(TIMED_OUT)
         if not in_time and isinstance(outcome, NoReply):
-            self._note(partial(self._availability.deadline_missed, time.monotonic()))
+            self._missed(pending)
         return outcome
 
     def forget(self, pending: Pending) -> None:
@@ -229,6 +234,17 @@ class Offloader:
         link.stop(last_words=Will(self._topics[Kind.STATUS], _status("offline")))
         self._http.close()
         self._open.fail_all(CLOSED)  # the queries that began meanwhile
+
+    def _missed(self, pending: Pending) -> None:
+        """Report a query without a reply in time; after one with little time, ask by a probe."""
+        now, availability = time.monotonic(), self._availability
+        if not pending.short:
+            self._note(partial(availability.deadline_missed, now))
+            return
+        doubted = availability.doubted
+        self._note(partial(availability.short_deadline_missed, now))
+        if not doubted:
+            self._send_probe()
 
     def _refusal(self, now: float, deadline: float) -> str | None:
         if self._closing:

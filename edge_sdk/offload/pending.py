@@ -35,6 +35,7 @@ class Pending:
 
     Attributes:
         again: what to send once more, and when; None for nothing.
+        short: whether the caller gave it less time than the agent's own deadline.
         sent_at: by the monotonic clock; None if nothing was sent.
         bytes_up, bytes_down: payloads of what was sent and of the reply that came.
     """
@@ -49,11 +50,13 @@ class Pending:
         "id",
         "outcome",
         "sent_at",
+        "short",
     )
 
-    def __init__(self, identifier: str, deadline: float) -> None:
+    def __init__(self, identifier: str, deadline: float, *, short: bool = False) -> None:
         self.id = identifier
         self.deadline = deadline
+        self.short = short
         self.outcome: Outcome | None = None
         self.again: Again | None = None
         self.sent_at: float | None = None

@@ -100,6 +100,17 @@ def test_a_black_hole_costs_one_deadline_then_nothing_and_ends(
     until_served(agent, digits, BACK_S)
 
 
+def test_one_caller_s_short_deadline_leaves_the_server_to_the_others(
+    served: Callable[..., EdgeAgent], proxy: FaultProxy, digits: Digits
+) -> None:
+    agent = served("hasty", deadline_s=2.0)
+    proxy.latency_s = 0.05  # each way
+    for x in digits.x[:10]:
+        hasty = agent.predict(x, deadline_s=0.05)
+        assert (hasty.source, hasty.reason) == ("fallback", "no reply within the deadline")
+        assert agent.predict(x).source == "server"
+
+
 def test_a_stopped_server_is_like_a_black_hole(
     fleet: Fleet, served: Callable[..., EdgeAgent], digits: Digits
 ) -> None:

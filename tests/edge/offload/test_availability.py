@@ -13,6 +13,7 @@ UNKNOWN, PRESENT, AWAY = Presence
 
 NOW: Final = 100.0
 INTERVAL_S: Final = 0.5
+DEADLINE_S: Final = 1.0
 
 Event = Callable[[Availability], None]
 
@@ -20,6 +21,7 @@ EVENTS: Mapping[str, Event] = {
     "query answered": Availability.query_answered,
     "probe answered": lambda server: server.probe_answered(NOW),
     "deadline missed": lambda server: server.deadline_missed(NOW),
+    "short deadline missed": lambda server: server.short_deadline_missed(NOW),
     "link lost": lambda server: server.link_lost("the connection was lost"),
     "overloaded": lambda server: server.overloaded(NOW, 1.0),
 }
@@ -33,7 +35,7 @@ PATHS: Mapping[Presence, tuple[str, ...]] = {
 
 
 def server_in(state: Presence) -> Availability:
-    server = Availability(INTERVAL_S)
+    server = Availability(INTERVAL_S, DEADLINE_S)
     for event in PATHS[state]:
         EVENTS[event](server)
     assert server.presence is state
@@ -52,16 +54,19 @@ def miss(server: Availability, now: float) -> None:
         (UNKNOWN, "query answered", PRESENT),
         (UNKNOWN, "probe answered", PRESENT),
         (UNKNOWN, "deadline missed", AWAY),
+        (UNKNOWN, "short deadline missed", UNKNOWN),
         (UNKNOWN, "link lost", AWAY),
         (UNKNOWN, "overloaded", UNKNOWN),
         (PRESENT, "query answered", PRESENT),
         (PRESENT, "probe answered", PRESENT),
         (PRESENT, "deadline missed", AWAY),
+        (PRESENT, "short deadline missed", PRESENT),
         (PRESENT, "link lost", AWAY),
         (PRESENT, "overloaded", PRESENT),
         (AWAY, "query answered", PRESENT),
         (AWAY, "probe answered", PRESENT),
         (AWAY, "deadline missed", AWAY),
+        (AWAY, "short deadline missed", AWAY),
         (AWAY, "link lost", AWAY),
         (AWAY, "overloaded", AWAY),
     ],
@@ -131,6 +136,26 @@ def test_queries_that_miss_together_count_once() -> None:
     for _ in range(5):
         server.deadline_missed(NOW)
     server.probe_answered(NOW)
+    assert server.presence is PRESENT
+
+
+def test_short_deadlines_that_are_missed_count_once_nothing_is_answered_for_a_deadline() -> None:
+    server = server_in(PRESENT)
+    server.short_deadline_missed(NOW)
+    server.short_deadline_missed(NOW + DEADLINE_S - 0.01)
+    assert server.presence is PRESENT
+    server.short_deadline_missed(NOW + DEADLINE_S)
+    assert server.presence is AWAY
+
+
+@pytest.mark.parametrize("event", ["query answered", "probe answered"])
+def test_an_answer_ends_the_doubt_of_short_deadlines(event: str) -> None:
+    server = server_in(PRESENT)
+    server.short_deadline_missed(NOW)
+    assert server.doubted
+    EVENTS[event](server)
+    assert not server.doubted
+    server.short_deadline_missed(NOW + DEADLINE_S)
     assert server.presence is PRESENT
 
 

@@ -119,6 +119,39 @@ def test_a_silent_server_costs_one_deadline_and_then_none(
     assert len({query.id for query in server.queries}) == 1
 
 
+def test_a_caller_s_short_deadline_takes_the_server_from_nobody_else(
+    server: Scripted, offloader: Open
+) -> None:
+    late: list[Query] = []
+    server.on_query = late.append
+    device = offloader()
+    for _ in range(5):
+        hasty = device.begin(lambda: TENSOR, TARGET, 0.05, short=True)
+        assert device.finish(hasty) == NoReply("no reply within the deadline")
+        assert device.presence is Presence.PRESENT
+    assert {query.id for query in late} >= {hasty.id}  # it was sent, and not refused
+    server.on_query = lambda query: server.send(answer(query))
+    assert isinstance(ask(device), Reply)
+
+
+def test_short_deadlines_at_a_silent_server_cost_the_agent_s_own_deadline_and_then_none(
+    server: Scripted, offloader: Open
+) -> None:
+    server.on_query = lambda query: None
+    device = offloader(deadline_s=0.3)
+    server.mute = True
+    start = time.monotonic()
+    outcomes: list[Outcome] = []
+
+    def refused() -> bool:
+        outcomes.append(device.finish(device.begin(lambda: TENSOR, TARGET, 0.05, short=True)))
+        return outcomes[-1] == NoReply("server away: no reply within the deadline")
+
+    wait_until(refused, "the server is away")
+    assert time.monotonic() - start >= 0.3
+    assert set(outcomes[:-1]) == {NoReply("no reply within the deadline")}
+
+
 def test_a_server_that_answers_probes_but_no_query_goes_on_longer_probation(
     server: Scripted, offloader: Open
 ) -> None:
