@@ -327,7 +327,6 @@ class Offloader:
             return
         pending.count_received(len(message.payload))
         self._complete(pending, reply)
-        self._note(self._availability.query_answered)
 
     def _count(self, pending: Pending, up: int, down: int) -> None:
         """Count bytes that go over HTTP."""
@@ -340,7 +339,8 @@ class Offloader:
         if reply.problem is Problem.OVERLOADED:
             now = time.monotonic()
             self._note(partial(self._availability.overloaded, now, reply.retry_after_s))
-        pending.complete(reply)
+        if pending.complete(reply):
+            self._note(self._availability.query_answered)
 
     def _receive_command(self, message: Message) -> None:
         try:

@@ -38,14 +38,20 @@ def offloader(
     """Opens the offloader of a new device, connected and with the server present."""
     opened: list[Offloader] = []
 
-    def start(*, wait: bool = True, port: int | None = None, **other: Any) -> Offloader:
+    def start(
+        *,
+        wait: bool = True,
+        port: int | None = None,
+        http: str = "http://127.0.0.1:9",
+        **other: Any,
+    ) -> Offloader:
         device = f"pi-{request.node.name.replace('_', '-')}"[:50].rstrip("-").lower()
         device = "".join(c for c in device if c.isalnum() or c == "-")
         principal = Principal(device, "device", "default", credential_sha256(SECRET))
         broker.set_principal(principal)
         server.device = device
         offloader = Offloader(
-            Identity("http://127.0.0.1:9", device, "default", SECRET),
+            Identity(http, device, "default", SECRET),
             BrokerAddress("127.0.0.1", port or broker.port),
             **{"probe_interval_s": 0.1, **other},
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -175,6 +176,44 @@ def test_a_server_that_answers_probes_but_no_query_goes_on_longer_probation(
     away_at = time.monotonic()
     wait_until_present(device)
     assert time.monotonic() - away_at < 0.4  # one answer ends probation
+
+
+class UnknownModel(BaseHTTPRequestHandler):
+    """Answers each query over HTTP: there is no such model."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        """Keep the test's output clean."""
+
+
+@pytest.fixture
+def http_server() -> Iterator[str]:
+    """URL of a server that answers queries over HTTP."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), UnknownModel)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_answer_over_http_ends_probation_too(
+    server: Scripted, offloader: Open, http_server: str
+) -> None:
+    server.on_query = lambda query: None
+    large = Tensor("z2", np.zeros((1, 4_000), np.float32))
+    device = offloader(http=http_server, max_packet_bytes=2_000)
+    for _ in range(5):
+        wait_until_present(device)
+        answered = device.finish(device.begin(lambda: large, TARGET, 5.0))
+        assert isinstance(answered, Reply)
+        assert answered.problem is Problem.UNKNOWN_MODEL
+        assert isinstance(ask(device, 0.05), NoReply)
+    away_at = time.monotonic()
+    wait_until_present(device)
+    assert time.monotonic() - away_at < 0.8  # it would be 1.6 s without the answers
 
 
 def test_probation_probes_at_the_interval_and_not_at_the_pace_of_the_answers(
