@@ -17,7 +17,7 @@ TRIED: Final = 2  # samples
 
 
 def with_rows(graph: Graph, names: Sequence[str]) -> Collection[str]:
-    """Those of the tensors that have a row for each sample of a batch.
+    """Tensors, among these, that have a row for each sample of a batch.
 
     The shape at batch 1 does not tell: the last state of an LSTM is (directions, batch, width).
 

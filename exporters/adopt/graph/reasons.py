@@ -16,7 +16,7 @@ _WHOLE: Final = "so run this file whole, on the device or on the server"
 
 
 def too_few_layers(graph: Graph) -> str | None:
-    """What is wrong with a graph of one layer or none; None where it has more."""
+    """Reason of a graph with one layer or none; None where it has more."""
     places = (place for place in layers_of(graph) if place >= graph.preamble)
     layers = [graph.nodes[place] for place in places if flops_of(graph, graph.nodes[place])]
     if len(layers) > 1:
@@ -32,12 +32,13 @@ def too_few_layers(graph: Graph) -> str | None:
 
 
 def side_by_side(alive: Sequence[Collection[str]]) -> str:
-    """That several tensors are needed at each place before the last layer; those of the narrowest.
+    """Reason of a graph whose places all need several tensors; it names those of the narrowest.
 
     Args:
-        alive: tensors that are needed behind such places.
+        alive: tensors that are needed behind each such place.
     """
-    narrowest = sorted(map(own_name, min(alive, key=len)))
+    fewest = min(len(names) for names in alive)
+    narrowest = sorted(map(own_name, next(names for names in alive if len(names) == fewest)))
     names = ", ".join(map(repr, narrowest[:3])) + (" ..." if len(narrowest) > 3 else "")
     return (
         f"{_BEGINNING}at each place before its last layer two or more tensors are needed together,"
@@ -47,8 +48,13 @@ def side_by_side(alive: Sequence[Collection[str]]) -> str:
 
 
 def no_floats(graph: Graph, name: str) -> str:
-    """That the tensors at which it could be cut are not of float32."""
-    kind = TensorProto.DataType.Name(graph.specs[name].elem_type).lower()
+    """Reason of a graph whose tensors are not float32 where it could be cut.
+
+    Args:
+        name: of one of them.
+    """
+    spec = graph.specs.get(name)
+    kind = "no tensor" if spec is None else TensorProto.DataType.Name(spec.elem_type).lower()
     found = f"{_BEGINNING}no tensor between its layers is float32, {own_name(name)!r} is {kind}; "
     if not graph.quantised:
         return found + "export the model so that its layers give float32"
@@ -59,7 +65,11 @@ def no_floats(graph: Graph, name: str) -> str:
 
 
 def no_rows(graph: Graph, name: str) -> str:
-    """That the tensors at which it could be cut have another first axis than that of samples."""
+    """Reason of a graph whose tensors have no row for each sample where it could be cut.
+
+    Args:
+        name: of one of them.
+    """
     return (
         f"{_BEGINNING}no tensor between its layers has the samples of a batch on its first axis;"
         f" {own_name(name)!r} is {graph.specs[name].shape} for one sample; export the model with"

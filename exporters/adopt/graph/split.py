@@ -100,7 +100,7 @@ def takes_batches(graph: Graph, x: Array) -> bool:
 
 
 def tolerance_of(graph: Graph) -> float:
-    """How far two ways to compute a graph may differ, as a share of the largest value."""
+    """Difference that two ways to compute a graph may have, as a share of the largest value."""
     return STEP_TOLERANCE if graph.quantised else TOLERANCE
 
 
