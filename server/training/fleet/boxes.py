@@ -121,6 +121,10 @@ class Boxes:
         late, self._late = dict(sorted(self._late.items())), {}
         return late
 
+    def put_back_late(self, late: Mapping[str, Update]) -> None:
+        """Keep updates that were taken and did not count; a later one of a device comes first."""
+        self._late = {**late, **self._late}
+
     def kept(self) -> set[tuple[str, int]]:
         """(device, round) of the updates that are kept, or about to be, and not taken yet."""
         early = {

@@ -43,10 +43,16 @@ class LateUpdates:
         for older in sorted(own, reverse=True)[2:]:
             older.unlink()
 
-    def load(self) -> dict[str, Update]:
-        """The newest update of each device; one that cannot be read is lost."""
+    def load(self, merged: Collection[tuple[str, int]] = ()) -> dict[str, Update]:
+        """The newest update of each device; one that cannot be read is lost.
+
+        Args:
+            merged: (device, round) of those left out: a kill between the checkpoint that holds
+                their merge and `prune` leaves their files.
+        """
         found = {}
-        for (device, _), path in sorted(self._files().items(), key=lambda entry: entry[1].name):
+        files = {key: path for key, path in self._files().items() if key not in merged}
+        for (device, _), path in sorted(files.items(), key=lambda entry: entry[1].name):
             try:
                 update = from_bytes(path.read_bytes())
             except (OSError, FrameError) as err:

@@ -105,6 +105,11 @@ class Mailbox:
         with self._changed:
             return self._boxes.take_late()
 
+    def put_back_late(self, late: Mapping[str, Update]) -> None:
+        """Keep updates that were taken for a round which did not merge them, for the next one."""
+        with self._changed:
+            self._boxes.put_back_late(late)
+
     def kept(self) -> set[tuple[str, int]]:
         """(device, round) of the updates that are kept, or about to be, and not taken yet."""
         with self._changed:

@@ -149,13 +149,7 @@ def train(
         first = settings.min_devices or recipe.data.clients
         late = LateUpdates(folder)
         run_id = _resumed_id(settings)
-        mailbox = Mailbox(
-            _delivered([] if checkpoint is None else checkpoint.rows),
-            late={} if run_id is None else late.load(),
-            keep=late.keep,
-            lockstep=recipe.round.buffer is None,
-            silence_s=settings.silence_s,
-        )
+        mailbox = _mailbox(recipe, settings, checkpoint, late, resumed=run_id is not None)
         before = None if checkpoint is None else checkpoint.memory_format
         run = _build_run(recipe, dataset, mailbox, first, before)
         warm_up()
@@ -342,7 +336,10 @@ class _Trainer:
         if self._started is not None:
             self._started.begin(number, run.plans, self._mailbox.samples())
         run.loop.set_clients(run.plans, self._mailbox)
-        result = run.loop.run_round(number, recipe.seed, self._mailbox.take_late())
+        late = self._mailbox.take_late()
+        result = run.loop.run_round(number, recipe.seed, late)
+        if not result.merged:
+            self._mailbox.put_back_late({name: late[name] for name in result.stale if name in late})
         # where devices keep the last layer, the server's own is untrained
         measured = run.measures(number) and not run.method.client.own_back
         accuracy = self._accuracy() if measured else None
@@ -457,6 +454,26 @@ def _restore_plans(run: Run, dataset: Dataset, checkpoint: Checkpoint) -> None:
         run.plans[name] = plan_of(run.recipe, run.method, dataset, depth)
 
 
+def _mailbox(
+    recipe: Recipe,
+    settings: TrainerSettings,
+    checkpoint: Checkpoint | None,
+    late: LateUpdates,
+    *,
+    resumed: bool,
+) -> Mailbox:
+    """The mailbox of a run, with the late updates of a resumed one that no round has merged."""
+    past = [] if checkpoint is None else checkpoint.rows
+    merged = _delivered([row for row in past if row["merged"]])
+    return Mailbox(
+        _delivered(past),
+        late=late.load(merged) if resumed else {},
+        keep=late.keep,
+        lockstep=recipe.round.buffer is None,
+        silence_s=settings.silence_s,
+    )
+
+
 def _resumed_id(settings: TrainerSettings) -> str | None:
     """Id of the run that is resumed; None for a new run."""
     path = settings.folder / RUN_ID
@@ -473,7 +490,7 @@ def _new_id(settings: TrainerSettings, late: LateUpdates) -> str:
 
 
 def _delivered(rows: list[Row]) -> set[tuple[str, int]]:
-    """(device, round) of the updates that count in these rounds."""
+    """(device, round) of the updates that were heard in these rounds."""
     return {
         (name, row["round"] - row["stale"].get(name, 0))
         for row in rows

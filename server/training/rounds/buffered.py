@@ -105,8 +105,6 @@ class BufferedLoop:
         now = open_round(context, number, seed)
         self._staleness.begin(number, now.view.sent)
         ages = accept_late_updates(context, self._staleness, now, late or {})
-        for name, update in (late or {}).items():
-            workers.settle(name, update.round)
         for name in context.plans:
             if name not in workers.at_work and name not in now.contributions:
                 workers.begin(name, number)
@@ -118,6 +116,9 @@ class BufferedLoop:
                 ages[ended.name] = number - ended.then.number
         stale = {name: rounds for name, rounds in ages.items() if rounds}
         result = close_round(context, now, asked, self._buffer, stale)
+        for name, update in (late or {}).items():
+            if result.merged or name not in ages:  # else it may come again
+                workers.settle(name, update.round)
         self._staleness.keep(workers.needed_rounds(number + 1 - self._staleness.limit))
         if clock_s is None or workers.clock_s is None:
             return result

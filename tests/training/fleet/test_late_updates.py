@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from edge_sdk.errors import ConfigurationError, StorageError
+from edge_sdk.errors import ConfigurationError, LinkError, StorageError
+from edge_sdk.identity import Identity
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.data.load import load_dataset
 from edge_sdk.training.device.kept_weights import (
@@ -24,21 +28,35 @@ from edge_sdk.training.device.kept_weights import (
 )
 from edge_sdk.training.device.participate import participate
 from edge_sdk.training.device.session import SessionCounts
+from edge_sdk.training.device.trainer_client import (
+    NotJoinedError,
+    TrainerClient,
+    TrainingEndedError,
+)
 from edge_sdk.training.protocol.client_part import ClientPart
 from edge_sdk.training.protocol.http import Join
 from edge_sdk.training.protocol.messages import (
     EndRound,
     FinishAlone,
     Reply,
+    Request,
     StartRound,
     Step,
     Update,
+    Weights,
 )
 from edge_sdk.training.protocol.plan import Plan, network_of
 from edge_sdk.training.protocol.training import Training
+from edge_sdk.wire.address import Address
+from server.registry.database import open_registry
+from server.registry.operator import load_or_create_operator_secret
 from server.training.core.server_state import ServerState
 from server.training.fleet.late_updates import LateUpdates
 from server.training.fleet.mailbox import Mailbox
+from server.training.fleet.settings import TrainerSettings
+from server.training.fleet.trainer import train
+from server.training.recipe.recipe import read_recipe
+from tests.training.worlds import PROFILE
 from tests.waiting import wait_until
 
 SHAPE = (1, 8, 8)
@@ -121,6 +139,112 @@ def test_a_device_that_comes_after_the_end_is_told_so(
     trainer.mailbox.end(0.0)
     counts = participate(tmp_path / "pi", "digits", trainer=trainer.url, say=print)
     assert counts == SessionCounts(updates=0, alone=0)
+
+
+RECIPE = """
+method = "splitfed-v1"
+[data]
+name = "digits"
+clients = 2
+[train]
+backbone = "tiny"
+rounds = 5
+batch = 64
+learning_rate = 0.05
+depth = 1
+[round]
+quorum = 1.0
+staleness_max = 5
+"""
+
+
+class DrivenByHand:
+    """A device that declines all it is asked, and hands in its update of round 1 in another one.
+
+    Args:
+        at: the round in which it does.
+    """
+
+    def __init__(self, link: TrainerClient, at: int) -> None:
+        self._link = link
+        self._at = at
+        self._weights: Weights = {}
+        self._retry = threading.Event()
+        self.update: Update | None = None
+
+    def run(self) -> None:
+        """Take part until the training is over."""
+        after, joined = "", False
+        while True:
+            try:
+                if not joined:
+                    self._link.join(SAMPLES, SHAPE)
+                    joined = True
+                found = self._link.fetch(after, 5.0)
+                if found is not None:
+                    after = found[0]
+                    self._answer(*found)
+            except TrainingEndedError:
+                return
+            except NotJoinedError:
+                joined = False
+            except LinkError:  # the trainer is away for a while
+                self._retry.wait(0.05)
+
+    def _answer(self, identifier: str, request: Request) -> None:
+        if isinstance(request, StartRound) and request.round == 1:
+            self._weights = request.weights
+        if isinstance(request, StartRound) and request.round == self._at:
+            self.update = Update(1, self._weights, SAMPLES, 1.0, 1, 1)
+            assert self._link.reply("", self.update) == "kept"
+        self._link.decline(identifier, "driven by hand")
+
+
+class Stopped(Exception):  # noqa: N818 - stands for a kill, not for a fault
+    """The trainer ends here."""
+
+
+@pytest.mark.deadline
+def test_a_late_update_counts_once_though_a_round_lacked_others_and_the_trainer_was_killed(
+    tmp_path: Path, free_port: int
+) -> None:
+    load_or_create_operator_secret(tmp_path)
+    devices = []
+    with closing(open_registry(tmp_path)) as registry:
+        for name, at in (("pi-0", 2), ("pi-1", 3)):
+            device, secret = registry.redeem_token(registry.create_token(), name, PROFILE)
+            identity = Identity("http://127.0.0.1:1", device.id, device.fleet, secret)
+            link = TrainerClient(identity, f"http://127.0.0.1:{free_port}")
+            devices.append(DrivenByHand(link, at))
+    threads = [threading.Thread(target=each.run, daemon=True) for each in devices]
+    for thread in threads:
+        thread.start()
+    recipe = read_recipe(tomllib.loads(RECIPE))
+    settings = TrainerSettings(tmp_path, "run", Address("127.0.0.1", free_port), join_s=30)
+
+    def stop_after_four(row: Mapping[str, Any]) -> None:
+        if row["round"] == 4:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train(recipe, settings, say=print, on_round=stop_after_four)
+    # as if it had been killed before it removed the file of what the checkpoint holds
+    update = devices[0].update
+    assert update is not None
+    LateUpdates(settings.folder).keep("pi-0", update)
+    report = train(recipe, replace(settings, resume=True), say=print, on_round=print)
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    # round 3 has one of two, too few; round 4 has both
+    assert [row["merged"] for row in report["rounds"]] == [False, False, False, True, False]
+    assert [row["stale"] for row in report["rounds"]] == [
+        {},
+        {},
+        {"pi-0": 2},
+        {"pi-0": 3, "pi-1": 3},
+        {},
+    ]
 
 
 def test_late_update_is_on_the_servers_disk_before_the_device_is_told(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from edge_sdk.training.protocol.messages import (
     EndRound,
     Evaluate,
     FinishAlone,
+    Ready,
     Reply,
     Request,
     Scores,
@@ -294,6 +295,39 @@ def test_what_comes_after_everybody_left_counts_by_its_change_after_a_restart_to
     assert second.state_dict() == ({"owed": []}, {})
     twice = second.run_round(3, 0, {"pi-0": update})
     assert "not known to have begun" in twice.refused["pi-0"]
+
+
+def test_a_late_result_that_was_not_merged_for_want_of_others_may_come_again() -> None:
+    here = world_of(buffer=2, quorum=1.0, staleness_max=3)
+    client, *_ = here.clients.values()
+
+    class Breaks:
+        """Lets one device begin, and gets nothing of it any more; the other has no samples."""
+
+        def exchange(self, requests: Mapping[str, Request], _deadline_s: float) -> dict[str, Reply]:
+            starts = {n: r for n, r in requests.items() if isinstance(r, StartRound)}
+            replies = {name: client.handle(request) for name, request in starts.items()}
+            return {
+                name: replace(reply, samples=0) if name == "pi-1" else reply
+                for name, reply in replies.items()
+                if isinstance(reply, Ready)
+            }
+
+    loop = BufferedLoop(
+        here.method,
+        dict(zip(NAMES[:2], here.plans.values(), strict=False)),
+        here.state,
+        Breaks(),
+        here.recipe.round,
+        workers=ThreadedWorkers(),
+    )
+    assert not loop.run_round(1, 0).merged
+    update = client.handle(EndRound(1))
+    assert isinstance(update, Update)
+    for number in (2, 3):
+        result = loop.run_round(number, 0, {"pi-0": update})
+        assert result.refused.keys() == {"pi-1"}
+        assert (result.merged, result.stale) == (False, {"pi-0": number - 1})
 
 
 # the end
