@@ -19,6 +19,8 @@ from server.training.run.run import Run
 
 logger = logging.getLogger(__name__)
 
+# Seconds and joules of a device's work: more is made up, and a sum over the devices has no number.
+LARGEST_COST: Final = 1e12
 NO_OOD: Final = "devices test on samples of their own, so on no class that they never saw"
 
 
@@ -140,8 +142,8 @@ def scores_fault(scores: Scores) -> str | None:
     if max(counts) > scores.samples:
         return f"{max(counts)} right of {scores.samples}"
     costs = (scores.seconds, scores.cpu_s, scores.energy_j or 0.0)
-    if not all(0 <= cost < math.inf for cost in costs):
-        return f"costs {costs}: expected numbers from 0 up"
+    if not all(0 <= cost <= LARGEST_COST for cost in costs):
+        return f"costs {costs}: expected numbers from 0 to {LARGEST_COST:g}"
     return None
 
 

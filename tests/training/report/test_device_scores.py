@@ -102,8 +102,15 @@ def test_scores_travel_and_impossible_ones_do_not_count() -> None:
     assert scores_fault(scores) is None
     assert scores_fault(replace(scores, right=11)) == "11 right of 10"
     assert scores_fault(replace(scores, right_exit=11)) == "11 right of 10"
-    assert "numbers from 0 up" in str(scores_fault(replace(scores, energy_j=-1.0)))
-    assert "numbers from 0 up" in str(scores_fault(replace(scores, seconds=float("inf"))))
+    for costs in (
+        {"energy_j": -1.0},
+        {"seconds": float("inf")},
+        {"energy_j": 1.7e308},  # two of them have no sum
+        {"seconds": 1.7e308},
+        {"cpu_s": 1e13},
+    ):
+        assert "numbers from 0 to 1e+12" in str(scores_fault(replace(scores, **costs)))
+    assert scores_fault(replace(scores, energy_j=1e12, seconds=1e12)) is None
     forged = to_bytes(scores).replace(b"rapl", b"moon")
     with pytest.raises(FrameError, match="source of energy"):
         from_bytes(forged)
