@@ -38,7 +38,7 @@ from server.training.methods.splitlpf import by_contribution, splitlpf
 from server.training.recipe.recipe import read_recipe
 from server.training.run.checkpoint import latest_checkpoint
 from server.training.simulation.run import simulate
-from tests.training.worlds import CLASSES, SIZES, World, client_of, meddling
+from tests.training.worlds import CLASSES, SIZES, World, assert_same, client_of, meddling
 
 RATE, DEPTH = 0.05, 2
 
@@ -258,6 +258,13 @@ def test_rate_follows_accuracy_within_bounds() -> None:
     assert [personal_rate(0.5, accuracy) for accuracy in (0.0, 0.6, 0.95, 1.0)] == pytest.approx(
         [0.5, 0.2, 0.05, 0.05]
     )
+
+
+def test_the_layers_own_rate_decays_from_round_to_round_as_the_others_do() -> None:
+    follows, own = (
+        world_of(plain(back_rate=rate), decay=0.5, learning_rate=RATE) for rate in (None, RATE)
+    )
+    assert_same(own.trained(3), follows.trained(3))
 
 
 def test_accuracy_of_the_last_round_is_kept_and_lowers_the_rate() -> None:
