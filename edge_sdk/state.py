@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -33,7 +35,7 @@ class StateLock:
         make_folder(state, mode=0o700)
         path = state / f"{role}.lock"
         try:
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._handle = _open(path)
         except OSError as err:
             raise storage_error(path, 0, err) from err
         if not _lock(self._handle):
@@ -43,7 +45,7 @@ class StateLock:
                 f"{state}: process {owner} already runs as {role} here; stop it, or use another"
                 " state folder"
             )
-        # the pid only informs a second process: on a full disk the lock works without it
+        # the pid only informs a second process: on a disk that takes nothing the lock works without
         try:
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
@@ -66,6 +68,17 @@ class StateLock:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
+
+
+def _open(path: Path) -> int:
+    """The lock's file, open; on a read-only disk for reading alone, which is enough to lock it."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as err:
+        if err.errno == errno.EROFS:
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        raise
 
 
 def _lock(handle: int) -> bool:

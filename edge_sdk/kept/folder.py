@@ -26,7 +26,7 @@ from typing import Any, Final
 import orjson
 
 from edge_sdk.durable import make_folder, write_atomic
-from edge_sdk.errors import ConfigurationError
+from edge_sdk.errors import ConfigurationError, StorageError
 from edge_sdk.kept.form import FORM, Array, KeptForm, read_form
 from edge_sdk.kept.index import INDEX, KeptInput, read_index
 from edge_sdk.manifest import BundleManifest
@@ -58,20 +58,19 @@ class KeptFolder:
         self._lock = StateLock(folder, "keep")
         self._inputs_max = inputs_max
         self._bytes_max = bytes_max
-        try:
-            self._form = read_form(folder)
-        except ConfigurationError:
-            self._lock.release()
-            raise
-        self._kept = OrderedDict((each.id, each) for each in read_index(folder))
-        self._size_bytes = sum(each.size_bytes for each in self._kept.values())
-        self._lines = len(self._kept)
         self._torn = False
         self._digests: dict[str, bytes] = {}  # of the files' bytes, by id, once they were compared
         self.relabelled = 0
-        if self._form is not None:
-            self._remove_strays()
-            self._write_index()
+        try:
+            self._form = read_form(folder)
+            self._kept = OrderedDict((each.id, each) for each in read_index(folder))
+            self._size_bytes = sum(each.size_bytes for each in self._kept.values())
+            self._lines = len(self._kept)
+            if self._form is not None:
+                self._tidy()
+        except BaseException:
+            self._lock.release()
+            raise
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -201,6 +200,15 @@ class KeptFolder:
         lines = b"".join(orjson.dumps(asdict(each)) + b"\n" for each in self._kept.values())
         write_atomic(self.folder / INDEX, lines)
         self._lines = len(self._kept)
+
+    def _tidy(self) -> None:
+        """Delete strays and write the index anew; later, if the disk takes nothing now."""
+        try:
+            self._remove_strays()
+            self._write_index()
+        except (StorageError, OSError) as err:
+            self._torn = True
+            logger.warning("%s: the index was not written: %s", self.folder, err)
 
     def _remove_strays(self) -> None:
         """Delete files of ours that the index does not have: an agent was killed in between."""

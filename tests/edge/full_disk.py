@@ -1,11 +1,14 @@
-"""A disk that takes no more, for this process."""
+"""Disks that take no more: full for this process, or read-only."""
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -19,3 +22,19 @@ def full_disk(size: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Nothing in the folder can be written. Root ignores modes, so it gets a read-only mount."""
+    with ExitStack() as undo:
+        if os.geteuid() == 0:
+            place = str(folder)
+            subprocess.run(["mount", "--bind", place, place], check=True)
+            undo.callback(subprocess.run, ["umount", place], check=True)
+            subprocess.run(["mount", "-o", "remount,ro,bind", place, place], check=True)
+        else:
+            for each in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+                undo.callback(each.chmod, each.stat().st_mode)
+                each.chmod(0o500)
+        yield

@@ -12,7 +12,8 @@ import pytest
 
 from edge_sdk import AgentSettings, EdgeAgent
 from edge_sdk.bundles.store import BundleRecord, BundleStore, FileRecord
-from edge_sdk.errors import BundleError, ConfigurationError
+from edge_sdk.errors import BundleError, ConfigurationError, StateInUseError
+from tests.edge.full_disk import read_only
 
 if TYPE_CHECKING:
     from tests.edge.digits import Digits
@@ -48,6 +49,17 @@ def test_a_clean_close_does_not_count_against_the_bundle(fleet: Fleet) -> None:
         with EdgeAgent.open(state, LOCAL):
             assert unproven_starts(state) == 1  # a crash from here on would count
         assert unproven_starts(state) == 0
+
+
+def test_an_agent_starts_and_answers_on_a_read_only_disk(fleet: Fleet, digits: Digits) -> None:
+    """FAULTS row 6."""
+    state = fleet.device("read-only")
+    with EdgeAgent.open(state, LOCAL):
+        pass
+    with read_only(state), EdgeAgent.open(state, LOCAL) as agent:
+        assert agent.predict(digits.x[0]).source == "device"
+        with pytest.raises(StateInUseError):
+            EdgeAgent.open(state, LOCAL)
 
 
 def test_an_agent_that_is_not_closed_counts(fleet: Fleet) -> None:

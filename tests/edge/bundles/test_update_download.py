@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import shutil
 import socket
@@ -26,6 +25,7 @@ from edge_sdk.bundles.store import BundleStore, FileRecord
 from edge_sdk.bundles.update import update
 from edge_sdk.errors import LinkError
 from edge_sdk.identity import Identity
+from tests.edge.full_disk import read_only
 
 if TYPE_CHECKING:
     from tests.edge.bundles.depot import Depot, Export
@@ -271,42 +271,14 @@ def test_disk_that_is_full_already_is_told_apart_from_a_bad_bundle(
     assert store.active().fallback is None
 
 
-def test_read_only_disk_keeps_the_bundle_running(
-    depot: Depot, installed: Path, tmp_path: Path
-) -> None:
+def test_read_only_disk_keeps_the_bundle_running(depot: Depot, installed: Path) -> None:
     """FAULTS row 6."""
-    with _read_only(installed, tmp_path):
+    with read_only(installed):
         outcome = update(installed, "tiny/2/d2")
         assert outcome.status == "refused"
         assert "check the card" in outcome.reason
         assert running(installed) == "tiny/1/d2"
     assert update(installed, "tiny/2/d2").status == "installed"
-
-
-class _read_only:  # noqa: N801 (reads as the statement it is)
-    """Root ignores modes, so it gets a read-only mount; anyone else gets modes."""
-
-    def __init__(self, state: Path, tmp_path: Path) -> None:
-        self.state = state
-        self.mounted = False
-
-    def __enter__(self) -> None:
-        if os.geteuid() != 0:
-            self._chmod(0o500)
-            return
-        for options in (["--bind"], ["-o", "remount,ro,bind"]):
-            subprocess.run(["mount", *options, str(self.state), str(self.state)], check=True)
-            self.mounted = True
-
-    def __exit__(self, *_: object) -> None:
-        if self.mounted:
-            subprocess.run(["umount", str(self.state)], check=True)
-        else:
-            self._chmod(0o700)
-
-    def _chmod(self, mode: int) -> None:
-        for folder in (self.state, *(p for p in self.state.rglob("*") if p.is_dir())):
-            folder.chmod(mode)
 
 
 @pytest.mark.parametrize("name", ["a", "b", "incoming"])

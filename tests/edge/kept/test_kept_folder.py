@@ -17,7 +17,7 @@ from edge_sdk.kept.folder import KeptFolder, clear
 from edge_sdk.kept.form import class_folders
 from edge_sdk.kept.index import INDEX, KeptInput, LabelFrom, read_index
 from edge_sdk.manifest import BundleManifest, TensorSpec
-from tests.edge.full_disk import full_disk
+from tests.edge.full_disk import full_disk, read_only
 
 if TYPE_CHECKING:
     from tests.edge.digits import Digits
@@ -337,3 +337,51 @@ def test_a_line_that_a_full_disk_tore_costs_no_other_one(
     folder.close()
     assert ids(place) == [0, 1, 2, 3, 4, 5]
     assert len(files(place)) == 6
+
+
+def test_a_folder_opens_on_a_full_disk_and_its_index_is_right_with_the_next_input(
+    tmp_path: Path, manifest: BundleManifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FAULTS row 6."""
+    place = tmp_path / "kept"
+    folder = opened(place)
+    for number in range(3):
+        assert folder.put(picture(number + 2), manifest, entry(number))
+    folder.close()
+    (place / files(place)[0]).unlink()  # by a person
+    with full_disk(100):
+        again = opened(place)
+    assert "the index was not written: " in caplog.text
+    assert again.put(picture(9), manifest, entry(3))
+    again.close()
+    assert ids(place) == [1, 2, 3]
+    assert len((place / INDEX).read_bytes().splitlines()) == 3
+
+
+def test_a_folder_opens_on_a_read_only_disk(tmp_path: Path, manifest: BundleManifest) -> None:
+    """FAULTS row 6."""
+    place = tmp_path / "kept"
+    folder = opened(place)
+    assert folder.put(picture(2), manifest, entry(0))
+    folder.close()
+    (place / "unlabelled" / f"{7:032x}.png").touch()  # an agent was killed in between
+    with read_only(place):
+        again = opened(place)
+        assert len(again) == 1
+        again.close()
+
+
+def test_a_folder_that_cannot_be_opened_is_not_locked(
+    tmp_path: Path, manifest: BundleManifest
+) -> None:
+    place = tmp_path / "kept"
+    folder = opened(place)
+    assert folder.put(picture(2), manifest, entry(0))
+    folder.close()
+    index = place / INDEX
+    index.rename(place / "other")
+    index.mkdir()
+    with pytest.raises(IsADirectoryError):
+        opened(place)
+    index.rmdir()
+    opened(place).close()
