@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from edge_sdk.pipeline.sources.feed import Feed
 POLL_S: Final = 0.2
 CHUNK_BYTES: Final = 65_536
 LINE_BYTES_MAX: Final = 1_000_000
+# so many bytes before a place tell a file from another with its inode
+BEFORE_BYTES: Final = 64
 
 
 class LineSplitter:
@@ -89,7 +92,9 @@ class GrowingFile:
 
     Args:
         path: it may come and go.
-        place: where an earlier run stopped: `file` (device and inode), `offset` and `line`.
+        place: where an earlier run stopped: `file` (device and inode), `offset`, `line`, and
+            `before`: number and digest of bytes before the offset, as a new file may get the inode
+            of an old one. A place of an older release lacks it.
         from_end: begin with the lines that are written from now on.
     """
 
@@ -103,6 +108,7 @@ class GrowingFile:
         self._file: BinaryIO | None = None
         self._number = 0  # of the last line that was given
         self._end = 0  # offset after it
+        self._before = b""  # the last bytes before that offset
         self._gap = False
 
     def lines(self, feed: Feed) -> Iterator[Line]:
@@ -126,8 +132,14 @@ class GrowingFile:
             file.close()
 
     def place(self, line: Line) -> dict[str, Any]:
-        """The place after a line, for the next run."""
-        return {"file": self._identity, "offset": line.end, "line": line.number}
+        """The place after the line that was given last, for the next run."""
+        before = [len(self._before), _digest(self._before)]
+        return {
+            "file": self._identity,
+            "offset": line.end,
+            "line": line.number,
+            "before": before,
+        }
 
     def _open(self, file: BinaryIO) -> Iterator[Line]:
         self._file = file
@@ -136,8 +148,9 @@ class GrowingFile:
         self._identity = [status.st_dev, status.st_ino]
         place, self._place = self._place, {}
         from_end, self._from_end = self._from_end, False
-        known = place.get("file") == self._identity and place.get("offset", 0) <= status.st_size
+        known = place.get("file") == self._identity and _was_read(file, place, status.st_size)
         self._number = self._end = 0
+        self._before = b""
         if not known and not from_end:
             return
         header = file.readline(LINE_BYTES_MAX)
@@ -147,7 +160,7 @@ class GrowingFile:
         yield Line(_text(header), 1, len(header), first=True, again=True)
         self._end = int(place["offset"]) if known else _last_line_end(file, status.st_size)
         self._number = int(place["line"]) if known else 1
-        file.seek(self._end)
+        self._before = _bytes_before(file, self._end, BEFORE_BYTES)
 
     def _read(self, feed: Feed) -> Iterator[Line]:
         """Read to the end of the file, and look whether another file has its name now."""
@@ -170,6 +183,7 @@ class GrowingFile:
             self._splitter = LineSplitter()
             self._file.seek(0)
             self._number = self._end = 0
+            self._before = b""
         else:
             feed.wait(POLL_S)
 
@@ -183,6 +197,8 @@ class GrowingFile:
 
     def _line(self, raw: bytes) -> Line:
         splitter = self._splitter
+        before = b"" if splitter.dropped_bytes else self._before
+        self._before = (before + raw)[-BEFORE_BYTES:]
         self._number += 1 + splitter.too_long
         self._end += len(raw) + splitter.dropped_bytes
         gap, self._gap = self._gap or splitter.too_long > 0, False
@@ -192,6 +208,30 @@ class GrowingFile:
 
 def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace").rstrip("\r\n")
+
+
+def _was_read(file: BinaryIO, place: Mapping[str, Any], size: int) -> bool:
+    """Whether the file, of that size, is the one that was read up to the place; it is rewound."""
+    end = int(place.get("offset", 0))
+    if end > size:
+        return False
+    if "before" not in place:
+        return True
+    length, digest = place["before"]
+    same: bool = _digest(_bytes_before(file, end, length)) == digest
+    file.seek(0)
+    return same
+
+
+def _bytes_before(file: BinaryIO, end: int, length: int) -> bytes:
+    """At most `length` bytes before that offset, to which the file is moved."""
+    start = max(0, end - length)
+    file.seek(start)
+    return file.read(end - start)
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()[:16]
 
 
 def _last_line_end(file: BinaryIO, size: int) -> int:

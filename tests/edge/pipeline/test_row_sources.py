@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 from edge_sdk.errors import ConfigurationError
@@ -218,6 +219,42 @@ def test_after_a_restart_another_file_of_that_name_is_read_from_its_start(tmp_pa
     with reading(csv_source(file, memory=memory), SPEC) as second:
         second.wait(2)
     assert first_channel(second) == [[11, 12, 13], [14, 15, 16]]
+
+
+def test_after_a_restart_a_new_file_with_the_inode_of_the_old_one_is_read_from_its_start(
+    tmp_path: Path,
+) -> None:
+    file, memory = tmp_path / "a.csv", tmp_path / "place.json"
+    append(file, *[f"{n},0" for n in range(1, 7)])
+    with reading(csv_source(file, memory=memory), SPEC) as first:
+        first.wait(2)
+        first.answer_all()
+    inode = file.stat().st_ino
+    file.write_text("".join(f"{n},0\n" for n in range(11, 30)))
+    assert file.stat().st_ino == inode
+    with reading(csv_source(file, memory=memory), SPEC) as second:
+        second.wait(1)
+    assert first_channel(second)[0] == [11, 12, 13]
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_after_a_restart_the_place_of_this_release_and_of_the_one_before_holds(
+    tmp_path: Path, older: bool
+) -> None:
+    file, memory = tmp_path / "a.csv", tmp_path / "place.json"
+    append(file, "ax,ay", "9" * 1_100_000)  # a line above the limit
+    append(file, *[f"{n},0" for n in range(1, 41)])
+    with reading(csv_source(file, memory=memory), SPEC) as first:
+        first.wait(13)
+        first.answer_all()
+    place = orjson.loads(memory.read_bytes())
+    if older:
+        del place["before"]
+    memory.write_bytes(orjson.dumps(place))
+    append(file, "41,0", "42,0")
+    with reading(csv_source(file, memory=memory), SPEC) as second:
+        second.wait(1)
+    assert first_channel(second) == [[40, 41, 42]]
 
 
 @pytest.mark.deadline
