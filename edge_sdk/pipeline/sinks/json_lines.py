@@ -16,25 +16,44 @@ SIZE_MAX_MB: Final = 100
 
 
 class StreamWriter:
-    """Writes JSON lines to a stream, such as standard output."""
+    """Writes JSON lines to a stream, such as standard output.
+
+    A line of which a disk took a part counts as written: its rest goes out before the next line.
+
+    Args:
+        stream: with a file descriptor, as lines go past its buffer: that keeps what a full disk did
+            not take, and writes it later whatever became of the rows.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
+        stream.flush()
+        self._descriptor = stream.fileno()
+        self._rest = b""
 
     def write(self, rows: Sequence[Row]) -> int:
-        """Write the rows and flush.
+        """Write the rows.
 
-        Raises: SinkGoneError if the reader of the pipe has closed it.
+        Raises: OSError if the disk is full; SinkGoneError if the reader of the pipe has closed it.
         """
-        try:
-            self._stream.write(_lines(rows))
-            self._stream.flush()
-        except BrokenPipeError as err:
-            raise SinkGoneError from err
-        return len(rows)
+        written = 0
+        lines = [_line(row) for row in rows]
+        self._rest, fault = _send(self._descriptor, self._rest)
+        for line in lines:
+            if fault is not None:
+                break
+            left, fault = _send(self._descriptor, line)
+            if len(left) < len(line):
+                self._rest = left
+                written += 1
+        if isinstance(fault, BrokenPipeError):
+            raise SinkGoneError from fault
+        if fault is not None and not written:
+            raise fault
+        return written
 
-    def close(self, timeout_s: float) -> None:
-        """The stream is not ours to close."""
+    def close(self, timeout_s: float) -> None:  # noqa: ARG002 - a stream needs no time
+        """Write the rest of the last line, if it can be; the stream is not ours to close."""
+        self._rest, _ = _send(self._descriptor, self._rest)
 
 
 class FileWriter:
@@ -69,7 +88,7 @@ class FileWriter:
             self.close(0.0)
             raise
         try:
-            _write_all(file, _lines(rows))
+            _write_all(file, b"".join(map(_line, rows)))
         except OSError:
             file.truncate(size)
             self.close(0.0)
@@ -109,5 +128,16 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
         left = left[file.write(left) :]
 
 
-def _lines(rows: Sequence[Row]) -> bytes:
-    return b"".join(orjson.dumps(row) + b"\n" for row in rows)
+def _send(descriptor: int, data: bytes) -> tuple[bytes, OSError | None]:
+    """What the descriptor did not take of the data, and why."""
+    left = memoryview(data)
+    try:
+        while left:
+            left = left[os.write(descriptor, left) :]
+    except OSError as err:
+        return bytes(left), err
+    return b"", None
+
+
+def _line(row: Row) -> bytes:
+    return orjson.dumps(row) + b"\n"

@@ -195,6 +195,34 @@ def test_on_a_full_disk_the_file_ends_with_a_whole_line_and_goes_on_later(tmp_pa
     assert labels(path) == [0, 1, 2, 3]
 
 
+def test_on_a_full_disk_standard_output_gets_each_line_once_and_goes_on_later(
+    tmp_path: Path,
+) -> None:
+    """FAULTS row 6."""
+    path = tmp_path / "a.jsonl"
+    with path.open("ab") as stream:
+        writer = StreamWriter(stream)
+        assert writer.write([row(0)]) == 1
+        with full_disk(path.stat().st_size + 30):  # room for one row and a piece of another
+            assert writer.write([row(1), row(2), row(3)]) == 2
+            for _ in range(3):
+                with pytest.raises(OSError, match="File too large"):
+                    writer.write([row(3)])
+        assert writer.write([row(3), row(4)]) == 2
+        writer.close(0)
+    assert labels(path) == [0, 1, 2, 3, 4]
+
+
+def test_the_rest_of_a_line_is_written_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with path.open("ab") as stream:
+        writer = StreamWriter(stream)
+        with full_disk(10):
+            assert writer.write([row(0)]) == 1
+        writer.close(0)
+    assert labels(path) == [0]
+
+
 @pytest.mark.deadline
 def test_a_pipe_whose_reader_left_is_gone_for_good(sink_of: Callable[..., Sink]) -> None:
     near, far = os.pipe()
