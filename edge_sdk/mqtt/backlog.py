@@ -48,6 +48,12 @@ class Backlog:
             self._forget_acknowledged()
             return now - self._under_way[0][1] if self._under_way else 0.0
 
+    def unacknowledged(self) -> int:
+        """Number of messages of QoS 1 that the broker has not acknowledged."""
+        with self._counting:
+            self._forget_acknowledged()
+            return len(self._under_way)
+
     def is_full(self, size_bytes: int) -> bool:
         """Whether so many messages of QoS 0 wait for the socket that this one is too much."""
         if not self._unwritten:

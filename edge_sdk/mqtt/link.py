@@ -126,6 +126,11 @@ class MqttLink:
         """Whether the broker refused one of the subscriptions."""
         return self._refused
 
+    @property
+    def unacknowledged(self) -> int:
+        """Number of messages of QoS 1 that the broker has not acknowledged."""
+        return self._backlog.unacknowledged()
+
     def behind_s(self, now: float) -> float:
         """Age of the oldest message of QoS 1 that the broker has not acknowledged.
 

@@ -77,9 +77,10 @@ class WebhookWriter:
             )
         return 1
 
-    def close(self, timeout_s: float) -> None:  # noqa: ARG002 - nothing is held
+    def close(self, timeout_s: float) -> int:  # noqa: ARG002 - nothing is held
         """Close the connections."""
         self._client.close()
+        return 0
 
 
 def signed(body: bytes, secret: bytes, now: float) -> dict[str, str]:
@@ -119,9 +120,9 @@ class Confirming:
         self._done.extend(row[_ID] for row in rows[:written])
         return written
 
-    def close(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float) -> int:
         """Close the writer."""
-        self._writer.close(timeout_s)
+        return self._writer.close(timeout_s)
 
 
 class Sender:

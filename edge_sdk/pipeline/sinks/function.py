@@ -34,7 +34,8 @@ class FunctionWriter:
                     logger.exception("sink %s failed for %s", self._word, row["input"])
         return len(rows)
 
-    def close(self, timeout_s: float) -> None:  # noqa: ARG002 - nothing is held
+    def close(self, timeout_s: float) -> int:  # noqa: ARG002 - nothing is held
         """Say how many calls failed."""
         if self._failed:
             logger.warning("sink %s: %d calls failed", self._word, self._failed)
+        return 0

@@ -51,9 +51,10 @@ class StreamWriter:
             raise fault
         return written
 
-    def close(self, timeout_s: float) -> None:  # noqa: ARG002 - a stream needs no time
+    def close(self, timeout_s: float) -> int:  # noqa: ARG002 - a stream needs no time
         """Write the rest of the last line, if it can be; the stream is not ours to close."""
         self._rest, _ = _send(self._descriptor, self._rest)
+        return 1 if self._rest else 0
 
 
 class FileWriter:
@@ -95,11 +96,12 @@ class FileWriter:
             raise
         return len(rows)
 
-    def close(self, timeout_s: float) -> None:  # noqa: ARG002 - a file needs no time
+    def close(self, timeout_s: float) -> int:  # noqa: ARG002 - a file needs no time
         """Close the file."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
+        return 0
 
     def _current(self) -> BinaryIO:
         """The open file of that name."""

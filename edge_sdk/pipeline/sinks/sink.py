@@ -28,6 +28,8 @@ PAUSE_LAST_S: Final = 5.0
 STUCK_S: Final = 5.0
 # Time that a sink gets at the end to write what waits.
 DRAIN_S: Final = 2.0
+# Time beyond it: a broker that takes nothing is cut after a second.
+CLOSE_S: Final = 1.5
 
 
 class SinkGoneError(Exception):
@@ -46,8 +48,11 @@ class Writer(Protocol):
         """
         ...
 
-    def close(self, timeout_s: float) -> None:
-        """Finish what was written within this time, and release what is held."""
+    def close(self, timeout_s: float) -> int:
+        """Finish what was written within this time, and release what is held.
+
+        Returns: rows that counted as written and did not arrive, as far as is known.
+        """
         ...
 
 
@@ -56,7 +61,8 @@ class SinkCounts:
     """Rows of a sink since the start.
 
     Attributes:
-        written: given to the sink. dropped: for which the queue had no room.
+        written: given to the sink.
+        dropped: for which the queue had no room, or which did not arrive.
         waiting: in the queue now.
         away: why the sink takes none; empty if it does.
     """
@@ -132,7 +138,7 @@ class Sink:
         with self._state:
             self._ends_at = time.monotonic() + timeout_s
             self._state.notify()
-        self._thread.join(timeout_s + PAUSE_FIRST_S)
+        self._thread.join(timeout_s + CLOSE_S)
         left = len(self._rows)
         if left:
             logger.warning("%s: %d answers were not written at the end", self.name, left)
@@ -160,7 +166,7 @@ class Sink:
                 break
             pause_s = min(2 * pause_s, PAUSE_LAST_S)
         left_s = max(0.0, (self._ends_at or 0.0) - time.monotonic())
-        self._writer.close(left_s)
+        self._lose(self._writer.close(left_s))
 
     def _next_batch(self) -> list[Row] | None:
         """The oldest rows, taken out of the queue; None at the end."""
@@ -198,6 +204,15 @@ class Sink:
         with self._state:
             self._counts.dropped += len(batch)
             self._moved_at = time.monotonic()
+
+    def _lose(self, count: int) -> None:
+        """Count rows as dropped that counted as written."""
+        if not count:
+            return
+        with self._state:
+            self._counts.written -= count
+            self._counts.dropped += count
+        logger.warning("%s: it did not confirm %d answers; they may be lost", self.name, count)
 
     def _done(self, batch: Sequence[Row], written: int) -> None:
         with self._state:

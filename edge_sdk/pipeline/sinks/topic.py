@@ -73,7 +73,13 @@ class TopicWriter:
             raise LinkError(f"the broker did not confirm within {CONFIRM_S:.0f} s")
         return written
 
-    def close(self, timeout_s: float) -> None:
-        """Wait until the broker has what was handed over, and disconnect."""
+    def close(self, timeout_s: float) -> int:
+        """Wait until the broker has what was handed over, and disconnect.
+
+        Returns: rows that the broker did not acknowledge.
+        """
         self._link.flush(timeout_s)
+        # rows that must be confirmed and were not did not count as written
+        lost = 0 if self._confirmed else self._link.unacknowledged
         self._link.stop()
+        return lost

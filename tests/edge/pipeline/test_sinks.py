@@ -72,8 +72,9 @@ class Door:
         self.got.append(rows[0]["label"])
         return 1  # the rest must wait
 
-    def close(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float) -> int:
         self.there = False
+        return 0
 
 
 @pytest.mark.deadline
@@ -336,6 +337,29 @@ def test_the_broker_has_every_row_when_the_sink_is_closed(
     sink.close(10)
     inbox.wait(600)
     assert told(inbox) == list(range(600))
+
+
+@pytest.mark.broker
+@pytest.mark.deadline
+def test_rows_that_the_broker_never_got_count_as_dropped_at_the_end(
+    mosquitto: Mosquitto,
+    make_proxy: Callable[[int], FaultProxy],
+    sink_of: Callable[..., Sink],
+    subscriber: Callable[[Mosquitto], Inbox],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inbox = subscriber(mosquitto)
+    proxy = make_proxy(mosquitto.address.port)
+    sink = sink_of(f"mqtt://127.0.0.1:{proxy.port}/home/door/answers")
+    sink.put(row(0))
+    inbox.wait(1)
+    proxy.hole()
+    for label in (1, 2, 3):
+        sink.put(row(label))
+    wait_written(sink, 4)  # handed to the link
+    sink.close(0.5)
+    assert (sink.counts.written, sink.counts.dropped) == (1, 3)
+    assert "it did not confirm 3 answers; they may be lost" in caplog.text
 
 
 @pytest.mark.parametrize(
