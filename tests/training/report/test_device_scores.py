@@ -102,14 +102,14 @@ def test_scores_travel_and_impossible_ones_do_not_count() -> None:
     assert scores_fault(scores) is None
     assert scores_fault(replace(scores, right=11)) == "11 right of 10"
     assert scores_fault(replace(scores, right_exit=11)) == "11 right of 10"
-    for costs in (
-        {"energy_j": -1.0},
-        {"seconds": float("inf")},
-        {"energy_j": 1.7e308},  # two of them have no sum
-        {"seconds": 1.7e308},
-        {"cpu_s": 1e13},
+    for impossible in (
+        replace(scores, energy_j=-1.0),
+        replace(scores, seconds=float("inf")),
+        replace(scores, energy_j=1.7e308),  # two of them have no sum
+        replace(scores, seconds=1.7e308),
+        replace(scores, cpu_s=1e13),
     ):
-        assert "numbers from 0 to 1e+12" in str(scores_fault(replace(scores, **costs)))
+        assert "numbers from 0 to 1e+12" in str(scores_fault(impossible))
     assert scores_fault(replace(scores, energy_j=1e12, seconds=1e12)) is None
     forged = to_bytes(scores).replace(b"rapl", b"moon")
     with pytest.raises(FrameError, match="source of energy"):
