@@ -126,14 +126,18 @@ def test_exits_and_offloads_equal_torch_at_each_end(hybrid: EdgeAgent, digits: D
     assert sources == {"device", "server"}
 
 
+def single(value: float) -> Any:
+    """A number of numpy's that is no float of Python's."""
+    return np.float32(value)
+
+
 def test_numbers_of_numpy_are_those_of_python(digits: Digits, tmp_path: Path) -> None:
-    settings = {"threshold": np.float32(ALWAYS_EXIT), "report_after_s": np.int64(60)}
-    with alone(
-        digits, power=Power(idle_w=np.float32(2), busy_w=np.float64(5)), **settings
-    ) as agent:
+    half, idle_w, busy_w = single(0.5), single(2), np.float64(5)
+    settings = {"threshold": single(ALWAYS_EXIT), "report_after_s": np.int64(60)}
+    with alone(digits, power=Power(idle_w=idle_w, busy_w=busy_w), **settings) as agent:
         keeper = Keeper(tmp_path / "kept", KeepTable(folder=tmp_path / "kept"))
         agent.add_observer(keeper)
-        answer = agent.predict(digits.x[0], threshold=np.float32(0.5))
+        answer = agent.predict(digits.x[0], threshold=half)
         assert agent.correct(answer.id, 3)
         heartbeat = orjson.loads(orjson.dumps(agent.telemetry()))
         status = orjson.loads(orjson.dumps(asdict(agent.status())))
@@ -144,7 +148,8 @@ def test_numbers_of_numpy_are_those_of_python(digits: Digits, tmp_path: Path) ->
 
 def test_a_threshold_that_is_no_number_is_refused(digits: Digits) -> None:
     with alone(digits) as agent:
-        for wrong in (math.nan, np.float32("nan"), "0.5", True):
+        wrongs: list[Any] = [math.nan, single(math.nan), "0.5", True]
+        for wrong in wrongs:
             with pytest.raises(ConfigurationError, match="threshold: expected a number, got"):
                 agent.predict(digits.x[0], threshold=wrong)
             with pytest.raises(ConfigurationError, match="threshold: expected a number, got"):
@@ -153,7 +158,7 @@ def test_a_threshold_that_is_no_number_is_refused(digits: Digits) -> None:
 
 
 def test_budgets_and_bounds_of_numpy_s_numbers_are_python_s() -> None:
-    budget = Budget(np.float64(0.25), cost=np.float32(2), floor=np.float64("-inf"))
+    budget = Budget(np.float64(0.25), cost=single(2), floor=np.float64("-inf"))
     assert [type(value) for value in (budget.limit, budget.cost, budget.floor)] == [float] * 3
     assert type(Agreement(np.float64(0.05)).delta) is float
 

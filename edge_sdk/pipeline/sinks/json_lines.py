@@ -131,7 +131,7 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
 
 
 def _send(descriptor: int, data: bytes) -> tuple[bytes, OSError | None]:
-    """What the descriptor did not take of the data, and why."""
+    """The data that the descriptor did not take, and why."""
     left = memoryview(data)
     try:
         while left:
