@@ -226,7 +226,7 @@ class SerialSource:
     """Windows of the lines that come in at a serial port.
 
     A line without a number is a header if the first row behind it has as many cells. Other text,
-    such as a greeting of the device, is none.
+    such as a greeting of the device, is none; with a number in it, it is a hole.
 
     Args:
         open_port: opens it; the port has `read(size)`, `in_waiting` and `close()`.
@@ -249,13 +249,18 @@ class SerialSource:
             cells = [cell for cell in _BETWEEN.split(text.strip()) if cell]
             if not cells:
                 continue
+            where = f"{feed.name}: the line {text.strip()[:60]}"
             if not begun:
                 if Columns(cells).header:
                     before = cells
                     continue
+                try:
+                    self._begin(cutter, before, cells)
+                except InputError as err:
+                    feed.hole(f"{where}: {err}", 0)
+                    continue
                 begun = True
-                cutter.begin(before if len(before) == len(cells) else cells)
-            sample = cutter.take(cells, f"{feed.name}: the line {text.strip()[:60]}")
+            sample = cutter.take(cells, where)
             if sample is not None:
                 number += 1
                 yield Item(f"{feed.name} window {number}", sample)
@@ -265,6 +270,20 @@ class SerialSource:
 
     def close(self) -> None:
         """The port is closed by the thread that reads it."""
+
+    def _begin(self, cutter: RowCutter, before: list[str], cells: list[str]) -> None:
+        """Begin the table with its first row.
+
+        Raises: InputError if the line is none; ConfigurationError if the row lacks a column that
+            the user named.
+        """
+        first = before if len(before) == len(cells) else cells
+        try:
+            Columns(first, self._keys.columns).row(cells)
+        except ConfigurationError:
+            Columns(cells).row(cells)  # a line with text in it is not the table's
+            raise
+        cutter.begin(first)
 
     def _lines(self, feed: Feed, cutter: RowCutter) -> Iterator[str]:
         while not feed.stopped:

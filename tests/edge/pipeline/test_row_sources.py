@@ -7,6 +7,7 @@ import pty
 import threading
 import tty
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,22 @@ def port(tmp_path: Path) -> Iterator[Port]:
     made.unplug()
 
 
+@contextmanager
+def reading_port(port: Port, keys: RowKeys, spec: TensorSpec) -> Iterator[Reading]:
+    """What is read at a port that is plugged in now, once it is open: earlier lines are lost."""
+    opened = threading.Event()
+
+    def open_port() -> Any:
+        opened_port = serial_port(str(port.name), 115_200)
+        opened.set()
+        return opened_port
+
+    port.plug_in()
+    with reading(SerialSource(open_port, keys), spec, str(port.name)) as got:
+        assert opened.wait(10)
+        yield got
+
+
 @pytest.mark.deadline
 def test_windows_of_a_serial_port_that_is_unplugged_and_plugged_in(
     port: Port, caplog: pytest.LogCaptureFixture
@@ -364,22 +381,36 @@ def test_windows_of_a_serial_port_that_is_unplugged_and_plugged_in(
 def test_text_before_the_rows_of_a_serial_port_is_a_header_if_it_fits_them(
     port: Port, text: str, columns: str, seen: list[list[float]]
 ) -> None:
-    opened = threading.Event()
-
-    def open_port() -> Any:
-        opened_port = serial_port(str(port.name), 115_200)
-        opened.set()
-        return opened_port
-
-    port.plug_in()
     channels = 1 if columns else 3
     keys = RowKeys(window=2, step=2, columns=(columns,) if columns else ())
     spec = TensorSpec("float32", (channels, 2))
-    with reading(SerialSource(open_port, keys), spec, str(port.name)) as got:
-        assert opened.wait(10)
+    with reading_port(port, keys, spec) as got:
         port.write(f"the first line may be half of one\n{text}1 4 7\n2 5 8\n")
         got.wait(1)
     assert first_channel(got) == seen
+    assert got.feed.counts.holes == 0
+
+
+@pytest.mark.parametrize("columns", [(), ("1", "2", "3"), ("ax", "ay", "az")])
+@pytest.mark.parametrize("greeting", ["baud 115200", "MPU6050 firmware 2", "2 ready"])
+def test_a_greeting_with_a_number_in_it_is_a_hole_and_no_table(
+    port: Port, greeting: str, columns: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = RowKeys(columns, window=2, step=2)
+    with reading_port(port, keys, TensorSpec("float32", (3, 2))) as got:
+        port.write(f"the first line may be half of one\nax ay az\n{greeting}\n1 4 7\n2 5 8\n")
+        got.wait(1)
+    assert first_channel(got) == [[1, 2]]
+    assert got.feed.counts.holes == 1
+    assert f"the line {greeting}: column" in caplog.text
+
+
+def test_a_text_column_of_a_serial_port_that_is_not_asked_for_is_no_hole(port: Port) -> None:
+    keys = RowKeys(("2", "3"), window=2, step=2)
+    with reading_port(port, keys, TensorSpec("float32", (2, 2))) as got:
+        port.write("the first line may be half of one\n12:00:01 1 4\n12:00:02 2 5\n")
+        got.wait(1)
+    assert first_channel(got) == [[1, 2]]
     assert got.feed.counts.holes == 0
 
 
