@@ -69,11 +69,12 @@ class Line:
     """One line of a file.
 
     Attributes:
-        text: without its end.
+        text: without its end, and without a byte order mark.
         number: from 1.
         end: offset of the byte after it.
         first: whether it is the file's first line.
-        again: whether it was read in an earlier run: a first line, for its header alone.
+        again: whether it was read in an earlier run: the first line that is not blank, for its
+            header alone.
         gap: whether lines are missing before it.
     """
 
@@ -153,13 +154,15 @@ class GrowingFile:
         self._before = b""
         if not known and not from_end:
             return
-        header = file.readline(LINE_BYTES_MAX)
+        number, header = 1, file.readline(LINE_BYTES_MAX)
+        while header.isspace():
+            number, header = number + 1, file.readline(LINE_BYTES_MAX)
         if not header.endswith(b"\n"):  # not even the first line is whole
             file.seek(0)
             return
-        yield Line(_text(header), 1, len(header), first=True, again=True)
+        yield Line(_text(header), number, file.tell(), first=True, again=True)
         self._end = int(place["offset"]) if known else _last_line_end(file, status.st_size)
-        self._number = int(place["line"]) if known else 1
+        self._number = int(place["line"]) if known else number
         self._before = _bytes_before(file, self._end, BEFORE_BYTES)
 
     def _read(self, feed: Feed) -> Iterator[Line]:
@@ -207,7 +210,7 @@ class GrowingFile:
 
 
 def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace").rstrip("\r\n")
+    return raw.decode("utf-8-sig", "replace").rstrip("\r\n")
 
 
 def _was_read(file: BinaryIO, place: Mapping[str, Any], size: int) -> bool:

@@ -173,12 +173,15 @@ class CsvSource:
         cutter = RowCutter(self._keys, feed)
         places: deque[dict[str, Any]] = deque(maxlen=1)
         begun = False
+        top = True  # of a file: there were no lines yet, or blank ones
         for line in self._file.lines(feed):
             if line.gap:
                 cutter.gap()
+            top = top or line.first
             if not line.text.strip():
                 continue
-            if line.first and self._begin(cutter, line, feed, begun=begun):
+            begins, top = top, False
+            if begins and self._begin(cutter, line, feed, begun=begun):
                 begun = True
                 continue
             begun = True
@@ -198,14 +201,16 @@ class CsvSource:
         self._place.save()
 
     def _begin(self, cutter: RowCutter, line: Line, feed: Feed, *, begun: bool) -> bool:
-        """Whether a first line is no row: a header, or one that an earlier run has read."""
+        """Whether the first line with text is no row: a header, or one that an earlier run read."""
         self._separator = self._given_separator or _separator_of(line.text)
         try:
             header = cutter.begin(self._cells(line.text))
         except (ConfigurationError, csv.Error) as err:
             if not begun:
                 raise ConfigurationError(f"{feed.name}: {err}") from err
-            feed.hole(f"{feed.name} line 1: {err}", 0)  # a later file; the next may be right again
+            feed.hole(
+                f"{feed.name} line {line.number}: {err}", 0
+            )  # a later file; the next may be right again
             return True
         return header or line.again
 

@@ -115,6 +115,42 @@ def test_layout_and_dtype_are_the_model_s(tmp_path: Path) -> None:
     assert sample.tolist() == [[[1, 10], [2, 20], [3, 30]]]
 
 
+@pytest.mark.parametrize("columns", [(), ("ax", "ay")])
+def test_blank_lines_before_the_header_are_passed_over_also_after_a_restart(
+    tmp_path: Path, columns: tuple[str, ...]
+) -> None:
+    file, memory = tmp_path / "a.csv", tmp_path / "place.json"
+    append(file, "", " ", "ax,ay", "1,10", "2,20", "3,30")
+    keys = RowKeys(columns, step=3)
+    with reading(csv_source(file, keys, memory), SPEC, "a.csv") as first:
+        first.wait(1)
+        first.answer_all()
+    append(file, "4,40", "5,50", "6,60")
+    with reading(csv_source(file, keys, memory), SPEC, "a.csv") as second:
+        second.wait(1)
+    assert first_channel(first) == [[1, 2, 3]]
+    assert first_channel(second) == [[4, 5, 6]]
+    assert second.names == ["a.csv line 9"]
+    assert first.feed.counts.holes == second.feed.counts.holes == 0
+
+
+def test_a_table_begins_behind_a_first_line_above_the_limit(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    append(file, "9" * 1_100_000, "1,10", "2,20", "3,30")
+    with reading(csv_source(file), SPEC) as got:
+        got.wait(1)
+    assert first_channel(got) == [[1, 2, 3]]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_number(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    append(file, "\ufeff1,10", "2,20", "3,30")
+    with reading(csv_source(file), SPEC) as got:
+        got.wait(1)
+    assert first_channel(got) == [[1, 2, 3]]
+    assert got.feed.counts.holes == 0
+
+
 def test_holes_are_named_counted_and_begin_a_new_window(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
