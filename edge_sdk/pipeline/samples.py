@@ -76,11 +76,30 @@ def samples_of(name: str, array: Array, spec: TensorSpec) -> Iterator[tuple[str,
     if many and array.shape[1:] not in shapes:
         expected = f"an array of shape {shape}, or (n, {', '.join(map(str, shape))}) for n samples"
         raise InputError(f"{name}: expected {expected}, got {array.shape}")
-    samples = _converted(name, array, spec.dtype).reshape(-1, *shape)
+    samples = converted(name, array, spec.dtype).reshape(-1, *shape)
     if not len(samples):
         raise InputError(f"{name}: expected at least one sample, got shape {array.shape}")
     for index, sample in enumerate(samples):
         yield (f"{name}[{index}]" if many else name), sample
+
+
+def converted(name: str, array: Array, dtype: str) -> Array:
+    """Numbers as another dtype, each with its value, or rounded to a float.
+
+    Raises: InputError naming `name`, if there is a number that the dtype cannot hold.
+    """
+    if array.dtype.kind not in "fiu":
+        raise InputError(f"{name}: expected numbers as {dtype}, got {array.dtype}")
+    # numpy makes float64 of a list and int64 of whole numbers; both are accepted
+    with np.errstate(over="ignore", invalid="ignore"):
+        numbers: Array = array.astype(dtype)
+    if not np.isfinite(array).all() or not np.isfinite(numbers).all():
+        raise InputError(f"{name}: expected finite {dtype} values, got NaN, infinity or too large")
+    if numbers.dtype.kind != "f" and not np.array_equal(numbers, array):
+        raise InputError(
+            f"{name}: expected {dtype} values, got {array.dtype} values that {dtype} cannot hold"
+        )
+    return numbers
 
 
 def picture_sample(name: str, picture: Image, spec: TensorSpec) -> Array:
@@ -111,21 +130,6 @@ def _picture_form(name: str, spec: TensorSpec) -> tuple[bool, int, int, int]:
             f"{name}: this bundle takes arrays of shape {spec.shape}, not images; use a .npy file"
         )
     return last, shape[0], shape[1], shape[2]
-
-
-def _converted(name: str, array: Array, dtype: str) -> Array:
-    if array.dtype.kind not in "fiu":
-        raise InputError(f"{name}: expected numbers as {dtype}, got {array.dtype}")
-    # numpy makes float64 of a list and int64 of whole numbers; both are accepted
-    with np.errstate(over="ignore", invalid="ignore"):
-        converted: Array = array.astype(dtype)
-    if not np.isfinite(array).all() or not np.isfinite(converted).all():
-        raise InputError(f"{name}: expected finite {dtype} values, got NaN, infinity or too large")
-    if converted.dtype.kind != "f" and not np.array_equal(converted, array):
-        raise InputError(
-            f"{name}: expected {dtype} values, got {array.dtype} values that {dtype} cannot hold"
-        )
-    return converted
 
 
 def _load_npy(file: Path) -> Array:

@@ -14,6 +14,7 @@ import numpy as np
 from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError, InputError
 from edge_sdk.manifest import TensorSpec
+from edge_sdk.pipeline.samples import converted
 from edge_sdk.pipeline.sources.feed import Array, Feed, Item
 from edge_sdk.pipeline.sources.lines import GrowingFile, Line, LineSplitter
 from edge_sdk.pipeline.sources.memory import SavedPlace
@@ -93,7 +94,11 @@ class RowCutter:
             self._fit(spec, len(row))
         assert self._cutter is not None
         window = self._cutter.push(row)
-        return None if window is None else _in_shape(window, spec)
+        try:
+            return None if window is None else _in_shape(where, window, spec)
+        except InputError as err:
+            self._feed.refuse(str(err))
+            return None
 
     @property
     def form(self) -> WindowForm:
@@ -140,12 +145,15 @@ def window_length(spec: TensorSpec, channels: int) -> int | None:
     return 1 if not axes and channels == 1 else None
 
 
-def _in_shape(window: Array, spec: TensorSpec) -> Array:
-    """A (channels, window) window in the model's shape and dtype."""
+def _in_shape(where: str, window: Array, spec: TensorSpec) -> Array:
+    """A (channels, window) window in the model's shape and dtype.
+
+    Raises: InputError naming `where`, if the dtype cannot hold a value.
+    """
     axes = tuple(size for size in spec.shape if size > 1)
     if len(axes) == 2 and axes != window.shape:
         window = window.T
-    return np.ascontiguousarray(window.reshape(spec.shape)).astype(spec.dtype)
+    return converted(where, np.ascontiguousarray(window.reshape(spec.shape)), spec.dtype)
 
 
 class CsvSource:

@@ -151,6 +151,19 @@ def test_a_byte_order_mark_is_no_part_of_a_number(tmp_path: Path) -> None:
     assert got.feed.counts.holes == 0
 
 
+def test_a_window_that_the_model_s_dtype_cannot_hold_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "a.csv"
+    append(file, "1,1", "300,1", "2,2", "1,1", "1.5,1", "2,2", "-1,0", "0,0", "0,0")
+    append(file, "7,8", "9,10", "255,12")
+    with reading(csv_source(file), TensorSpec("uint8", (2, 3)), "a.csv") as got:
+        got.wait(1)
+    assert first_channel(got) == [[7, 9, 255]]
+    assert got.feed.counts.refused == 3
+    assert "skipped: a.csv line 3: expected uint8 values" in caplog.text
+
+
 def test_holes_are_named_counted_and_begin_a_new_window(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
