@@ -54,7 +54,7 @@ class Exchange(Protocol):
         """
 
     def respond(self, response: Response, *, keep: bool) -> None:
-        """Answer that request.
+        """Answer that request; one of HEAD gets the headers alone.
 
         Raises: TimeoutError, OSError.
         """

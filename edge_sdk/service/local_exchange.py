@@ -39,12 +39,13 @@ class LocalExchange:
         self._received = bytearray()
         self._length = 0
         self._waits = False
+        self._head_only = False
         self._first = True
 
     def read_head(self) -> Head | None:
         """The next request's head; None if the client has left."""
         self._stream.allow(HEAD_S if self._first or self._received else IDLE_S)
-        self._first = False
+        self._first = self._head_only = False
         while (end := self._received.find(_END)) < 0:
             _check_size(len(self._received))
             started = bool(self._received)
@@ -56,6 +57,7 @@ class LocalExchange:
                 self._stream.allow(HEAD_S)
         _check_size(end)
         head = read_head(bytes(self._received[:end]))
+        self._head_only = head.method == "HEAD"
         del self._received[: end + len(_END)]
         self._length = _length(head)
         self._waits = head.headers.get("expect", "").lower() == "100-continue"
@@ -79,11 +81,12 @@ class LocalExchange:
         return body
 
     def respond(self, response: Response, *, keep: bool) -> None:
-        """Answer that request."""
+        """Answer that request; one of HEAD gets the headers alone."""
         lines = [f"HTTP/1.1 {response.status} {reason_of(response.status)}"]
         lines += [f"{name}: {value}" for name, value in response_headers(response, keep=keep)]
         self._stream.allow(SEND_S)
-        self._stream.send("\r\n".join([*lines, "", ""]).encode("latin-1") + response.body)
+        body = b"" if self._head_only else response.body
+        self._stream.send("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
 
 
 def read_head(raw: bytes) -> Head:

@@ -29,6 +29,7 @@ class NetworkExchange:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         self._first = True
         self._declared = 0
+        self._head_only = False
 
     def read_head(self) -> Head | None:
         """The next request's head; None if the client has left."""
@@ -37,7 +38,7 @@ class NetworkExchange:
                 return None
             self._http.start_next_cycle()
         self._stream.allow(HEAD_S if self._first else IDLE_S)
-        self._first = False
+        self._first = self._head_only = False
         waiting = True
         while (event := self._next()) is h11.NEED_DATA:
             self._receive()
@@ -51,6 +52,7 @@ class NetworkExchange:
             text = value.decode("latin-1")
             key = name.decode()
             headers[key] = f"{headers[key]}, {text}" if key in headers else text
+        self._head_only = event.method == b"HEAD"
         self._declared = int(headers.get("content-length", "0"))  # h11 takes nothing but digits
         path = event.target.decode("latin-1").partition("?")[0]
         keep = event.http_version == b"1.1" and headers.get("connection", "").lower() != "close"
@@ -80,7 +82,7 @@ class NetworkExchange:
         return b"".join(chunks)
 
     def respond(self, response: Response, *, keep: bool) -> None:
-        """Answer that request."""
+        """Answer that request; one of HEAD gets the headers alone."""
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             raise ConnectionResetError
         start = h11.Response(
@@ -88,7 +90,8 @@ class NetworkExchange:
             headers=response_headers(response, keep=keep),
             reason=reason_of(response.status),
         )
-        events = (start, h11.Data(data=response.body), h11.EndOfMessage())
+        body = () if self._head_only else (h11.Data(data=response.body),)
+        events = (start, *body, h11.EndOfMessage())
         self._stream.allow(SEND_S)
         self._stream.send(b"".join(self._http.send(event) or b"" for event in events))
 

@@ -122,6 +122,19 @@ def test_requests_in_one_packet_are_answered_in_turn(site: Site, door: str) -> N
     assert answer_to(site, door, one + one + last).count(b'{"live":true}') == 3
 
 
+@pytest.mark.parametrize("door", DOORS)
+def test_a_request_of_head_gets_the_headers_alone(site: Site, door: str) -> None:
+    asked = b"HEAD /v2/health/live HTTP/1.1\r\n" + HOST + b"\r\n"
+    last = b"GET /v2/health/live HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n"
+    wrong = b"GET /v2\r\n\r\n"  # its answer has a body again
+    assert answer_to(site, door, asked + wrong).endswith(b"}")
+    first, second, body = answer_to(site, door, asked + last).split(b"\r\n\r\n")
+    assert first.startswith(b"HTTP/1.1 ")
+    assert b"content-length: " in first.lower()
+    assert second.startswith(b"HTTP/1.1 200 ")
+    assert body == b'{"live":true}'
+
+
 def test_silent_clients_give_way_to_others(small: Site) -> None:
     with ExitStack() as silent:
         for _ in range(4 * CONNECTIONS):
