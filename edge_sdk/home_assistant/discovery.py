@@ -201,7 +201,8 @@ class State:
     """Values of all entities at one moment; None is shown as unknown.
 
     Attributes:
-        confidence, exit_rate: in percent. latency_ms: of the last answer.
+        confidence: probability of the class in `answer`, by the last answer, in percent.
+        exit_rate: in percent. latency_ms: of the last answer.
         source: of the last answer: device, server or fallback.
         server: whether the server answers. offloading: whether it is asked.
         why: what is wrong with the device; empty if nothing is.

@@ -101,6 +101,7 @@ class HomeReporter(AnswerObserver):
         self._rate = ExitRate()
         self._last: Prediction | None = None
         self._smoothed: str | None = None
+        self._smoothed_label: int | None = None
         self._shown: tuple[object, ...] | None = None
         self._bundle = ""
         self._wake = threading.Condition()
@@ -149,6 +150,7 @@ class HomeReporter(AnswerObserver):
     def smoothed(self, row: Mapping[str, Any]) -> None:
         """Note the label of a stream with smoothing, which is shown in place of the answer's."""
         before, self._smoothed = self._smoothed, row.get("smoothed_class_name")
+        self._smoothed_label = row.get("smoothed_label")
         if self._smoothed != before:
             self._look_soon(self._pause_s())
 
@@ -259,7 +261,7 @@ class HomeReporter(AnswerObserver):
         last = self._last
         return State(
             answer=self._label(),
-            confidence=None if last is None else round(100 * float(last.probabilities.max()), 1),
+            confidence=self._confidence(),
             source=None if last is None else last.source,
             exit_rate=self._exit_rate(status),
             latency_ms=None if last is None else round(last.latency_ms, 3),
@@ -279,6 +281,16 @@ class HomeReporter(AnswerObserver):
     def _label(self) -> str | None:
         last = self._last
         return None if last is None else state_text(self._smoothed or last.class_name)
+
+    def _confidence(self) -> float | None:
+        """Probability of the class that is shown, by the last answer, in percent."""
+        last, smoothed = self._last, self._smoothed_label
+        if last is None:
+            return None
+        label = last.label if smoothed is None else smoothed
+        if label >= len(last.probabilities):  # smoothed before an update to fewer classes
+            return None
+        return round(100 * float(last.probabilities[label]), 1)
 
     def _pause_s(self) -> float:
         """Time until a change may be shown."""

@@ -170,6 +170,25 @@ def test_the_document_shows_a_device_and_a_kill_makes_it_unavailable(
     wait_until(lambda: home.newest(topics.availability) == b"offline", "the broker said nothing")
 
 
+def test_confidence_is_that_of_the_class_that_smoothing_shows(
+    digits: Digits, mosquitto: Mosquitto, home: Home
+) -> None:
+    folder = digits.models / "digits" / "1" / "bundles" / "d2"
+    with (
+        EdgeAgent.from_bundle(folder) as agent,
+        HomeReporter(agent, HomeAddress(mosquitto.address, "Front door")) as reporter,
+    ):
+        agent.add_observer(reporter)
+        answer = agent.predict(digits.x[0])
+        percents = [round(100 * float(share), 1) for share in answer.probabilities]
+        topics = Topics.of("digits")
+        home.wait(topics, answer=answer.class_name, confidence=percents[answer.label])
+        other = (answer.label + 1) % 10
+        assert percents[other] != percents[answer.label]
+        reporter.smoothed({"smoothed_label": other, "smoothed_class_name": str(other)})
+        home.wait(topics, answer=str(other), confidence=percents[other])
+
+
 def test_the_switch_works_without_a_running_agent_and_on_a_full_disk(
     fleet: Fleet, digits: Digits, splitedge: Splitedge
 ) -> None:
