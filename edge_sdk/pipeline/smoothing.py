@@ -90,7 +90,8 @@ class Smoother:
         if self._settings.by == "majority":
             winner = majority([each.label for each in self._answers])
         else:
-            winner = mean_label([each.probabilities for each in self._answers])
+            known = [each.probabilities for each in self._answers if _has_numbers(each)]
+            winner = mean_label(known) if known else answer.label
         label = self._label = self._held_against(winner)
         return Smoothed(label, class_names[label])
 
@@ -112,6 +113,11 @@ def _is_of(answer: Prediction, class_names: Sequence[str]) -> bool:
     )
 
 
+def _has_numbers(answer: Prediction) -> bool:
+    """Whether no probability is NaN, as one of logits beyond the dtype's range is."""
+    return not np.isnan(answer.probabilities).any()
+
+
 def majority(labels: Sequence[int]) -> int:
     """The most frequent label; of several, the one that came last.
 
@@ -127,6 +133,6 @@ def mean_label(probabilities: Sequence[Array]) -> int:
     """The label with the largest mean probability; of several, the smallest.
 
     Args:
-        probabilities: at least one, each (classes,).
+        probabilities: at least one, each (classes,), without NaN.
     """
     return int(np.mean(np.stack(probabilities), axis=0).argmax())

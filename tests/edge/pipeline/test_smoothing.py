@@ -58,6 +58,16 @@ def test_mean_of_probabilities_takes_a_label_that_no_answer_had() -> None:
     assert (last.label, last.class_name) == (2, "owl")
 
 
+def test_an_answer_whose_probabilities_are_nan_is_left_out_of_the_mean() -> None:
+    smoother = Smoother(Smoothing("mean", 3))
+    nan = (float("nan"),) * 3
+    assert smoother.next(answer(1, nan), NAMES).label == 1  # there is nothing to take a mean of
+    sure = [smoother.next(answer(2, (0, 0, 1)), NAMES).label for _ in range(2)]
+    torn = smoother.next(answer(0, nan), NAMES).label
+    after = [smoother.next(answer(2, (0, 0, 1)), NAMES).label for _ in range(3)]
+    assert [*sure, torn, *after] == [2] * 6
+
+
 def test_equal_means_go_to_the_smallest_label() -> None:
     assert mean_label([np.array([0.2, 0.4, 0.4])]) == 1
 
