@@ -139,7 +139,7 @@ SWEEP: Final[Mapping[str, Swept]] = {
     "fedper": Swept({"method": "fedper"}, measure="rho 0"),
     "ditto": Swept({"method": "ditto"}, ("method_numbers.strength", (0.1, 1.0)), "rho 0"),
     "splitfed-v1": Swept({"method": "splitfed-v1"}),
-    "splitfed-v2": Swept({"method": "splitfed-v2"}),
+    "splitfed-v2": Swept({"method": "splitfed-v2", "round": {"cohort": 1}}),
     "minibatch-sfl": Swept({"method": "minibatch-sfl"}),
     "multi-exit": Swept({"method": "multi-exit"}, ("method_numbers.exit_share", (0.5, 0.2))),
     "splitgp": Swept(

@@ -29,9 +29,11 @@ from benchmarks.tuning.sweep import (
     trials_of,
 )
 from server.training.comparison.held_out import build_on_held_out
-from server.training.recipe.recipe import METHODS
+from server.training.recipe.recipe import METHODS, load_recipe
 from server.training.report.evaluate import Evaluator
 from server.training.run.build import load_data
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "recipes"
 
 
 @pytest.mark.parametrize("world", get_args(WorldName))
@@ -54,12 +56,25 @@ def test_every_method_has_eight_trials_on_as_many_samples(world: WorldName) -> N
                 samples = numbers.iterations * numbers.batch * batches
                 assert samples == pytest.approx(WORLDS[world].samples, rel=0.05)
     worlds = {
-        str((job.recipe.data, job.recipe.round, job.recipe.train.rounds, job.recipe.train.depth))
+        # SplitFedV2's clients come one after another
+        str((of.data, replace(of.round, cohort=None), of.train.rounds, of.train.depth))
         for method in methods_of(world)
         if method != "default"
-        for job in trials_of(method, world)
+        for of in (job.recipe for job in trials_of(method, world))
     }
     assert len(worlds) == 1
+
+
+def test_splitfed_v2_goes_client_after_client_wherever_it_is_compared() -> None:
+    recipes = [load_recipe(file) for file in EXAMPLES.glob("splitfed-v2-*.toml")]
+    rows = [row.recipe for table in TABLES.values() for row in table.rows]
+    trials = [job.recipe for world in WORLDS for job in trials_of("splitfed-v2", world)]
+    cohorts = [recipe.round.cohort for recipe in (*recipes, *trials)]
+    cohorts += [
+        row.get("round", {}).get("cohort") for row in rows if row.get("method") == "splitfed-v2"
+    ]
+    assert len(recipes) == 2
+    assert set(cohorts) == {1}
 
 
 def test_every_method_is_swept_on_both_data_sets_and_those_of_a_table_on_its_clients() -> None:
