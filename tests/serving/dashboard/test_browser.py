@@ -264,7 +264,7 @@ def test_a_browser_whose_clock_is_set_right_is_believed(desk: Visit) -> None:
 
     def corrected() -> bool:
         now, clock = page.evaluate(shown)
-        return abs(now - time.time()) < 5 < abs(clock - time.time())
+        return bool(abs(now - time.time()) < 5 < abs(clock - time.time()))
 
     wait_until(corrected, "the page believes the clock")
     page.clock.set_system_time(datetime.now(UTC))
