@@ -26,6 +26,7 @@ def insecure(
     from edge_sdk.identity import Identity
     from edge_sdk.state import StateLock, is_held
 
+    Identity.load(state)  # a mistyped folder is told before the lock makes it
     # a new credential is written by whoever holds this lock
     with StateLock(state, "rotation"):
         identity = Identity.load(state, insecure=rule is Rule.allow)

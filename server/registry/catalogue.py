@@ -329,7 +329,7 @@ def _check_unused(fleet: FleetModel, chosen: Iterable[ModelVersion], *, whole: b
 
 
 def fleets_wanted(connection: Connection, now: float) -> tuple[FleetModel, ...]:
-    """What each fleet should run, of those that have devices, valid tokens or an assignment.
+    """Models that fleets should run: those with devices, valid tokens or an assignment.
 
     Args:
         now: UTC seconds since 1970.
@@ -344,7 +344,7 @@ def fleets_wanted(connection: Connection, now: float) -> tuple[FleetModel, ...]:
 
 
 def wanted(connection: Connection, names: Iterable[str]) -> tuple[FleetModel, ...]:
-    """What the fleets of these names should run, in their order."""
+    """Models that the fleets of these names should run, in their order."""
     versions = _all_versions(connection)
     there = _present(versions)
     first = _first_published(versions, {one.name for one in there})
