@@ -191,8 +191,8 @@ class HttpConnection(HttpToolsProtocol, GuardedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End, and tell the request that is being answered; uvicorn tells the newest one alone."""
         self.pipeline.clear()
-        running = self._running
-        if running is not None and not running.response_complete:
+        running = self._unanswered()
+        if running is not None:
             running.disconnected = True
             running.message_event.set()
         super().connection_lost(exc)
@@ -268,11 +268,15 @@ class HttpConnection(HttpToolsProtocol, GuardedProtocol):
         Where requests wait for an answer, there is none: the peer would take it for theirs.
         """
         self.logger.warning(why)
-        running = self._running
-        if self.pipeline or (running is not None and not running.response_complete):
+        if self.pipeline or self._unanswered() is not None:
             self.transport.close()
         else:
             self.send_400_response(why)
+
+    def _unanswered(self) -> RequestResponseCycle | _DirectCycle | None:
+        """The request that is being answered, if there is one."""
+        running = self._running
+        return None if running is None or running.response_complete else running
 
     def _at_head(self) -> bool:
         """Whether no request is being read or answered."""

@@ -34,8 +34,9 @@ def read_inputs(word: str, raw: TensorSpec, *, most: int) -> Samples:
     form = picture_form(raw.shape)
     if form is None and Path(word.partition("?")[0]).is_dir():
         raise ExportError(
-            f"{word}: holds pictures, and this model takes none: its input is no (channels,"
-            " height, width) of 1 or 3 channels; give FILE.npz, csv:FILE or module:function"
+            f"{word}: a folder is read as pictures, and this model takes none: its input is no"
+            " (channels, height, width) of 1 or 3 channels; give FILE.npz, csv:FILE or"
+            " module:function"
         )
     samples = open_data(word, form=form, most=most)
     if len(samples.train) < LEAST:

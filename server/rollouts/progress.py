@@ -148,9 +148,9 @@ def waits_for(rollout: Rollout, members: Sequence[Member], facts: Facts) -> list
 def is_superseded(rollout: Rollout, facts: Facts) -> bool:
     """Whether no fleet is left in which the roll-out is the newest order."""
     fleet = rollout.plan.selection.fleet
-    if fleet is not None:
-        return fleet in facts.fleets and not rollout.counts_for(facts.fleets[fleet])
-    return not any(rollout.counts_for(one) for one in facts.fleets.values())
+    if fleet is not None and fleet not in facts.fleets:
+        return False
+    return not rollout.counts_for_any(facts.fleets.values())
 
 
 def _run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -91,6 +92,11 @@ class Rollout:
         """
         own = self.plan.selection.fleet is not None
         return counts_in(fleet, (self.plan.model, self.base), own=own)
+
+    def counts_for_any(self, fleets: Iterable[FleetModel]) -> bool:
+        """Whether it is the newest order for one of these fleets; for its own, if it has one."""
+        own = self.plan.selection.fleet
+        return any(self.counts_for(one) for one in fleets if own in (None, one.fleet))
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,10 +231,10 @@ class Rollouts:
 
 
 def _still_counts(connection: Connection, rollout: Rollout, now: float) -> bool:
-    """Whether the roll-out is the newest order for its fleet, or for one of all."""
+    """Whether the roll-out is the newest order for its fleet, or for one of all, by now."""
     fleet = rollout.plan.selection.fleet
     fleets = fleets_wanted(connection, now) if fleet is None else wanted(connection, [fleet])
-    return any(rollout.counts_for(one) for one in fleets)
+    return rollout.counts_for_any(fleets)
 
 
 def _keep_version(connection: Connection, rollout: Rollout, now: float) -> None:

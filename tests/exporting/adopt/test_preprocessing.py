@@ -30,21 +30,29 @@ def colours(make_graph: Make) -> Path:
 
 
 def _colours(make_graph: Make, *, last: bool = False) -> Path:
+    return _convolutional(make_graph, (3, 6, 8), (3, 3), last=last)
+
+
+def _convolutional(
+    make_graph: Make, shape: tuple[int, ...], kernel: tuple[int, ...], *, last: bool
+) -> Path:
+    """A classifier of inputs of that shape, channels first, which it may take last."""
     random = np.random.default_rng(0)
     weights = {
-        "w": random.normal(0, 0.2, (4, 3, 3, 3)).astype(np.float32),
+        "w": random.normal(0, 0.2, (4, shape[0], *kernel)).astype(np.float32),
         "v": random.normal(0, 0.2, (4, 5)).astype(np.float32),
     }
-    first = [helper.make_node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2])] if last else []
+    axes = len(shape)
+    first = [helper.make_node("Transpose", ["x"], ["t"], perm=[0, axes, *range(1, axes)])]
     nodes = [
-        *first,
+        *(first if last else []),
         helper.make_node("Conv", ["t" if last else "x", "w"], ["c"]),
         helper.make_node("Relu", ["c"], ["h"]),
         helper.make_node("GlobalAveragePool", ["h"], ["p"]),
         helper.make_node("Flatten", ["p"], ["f"]),
         helper.make_node("MatMul", ["f", "v"], ["y"]),
     ]
-    given = ("n", 6, 8, 3) if last else ("n", 3, 6, 8)
+    given = ("n", *shape[1:], shape[0]) if last else ("n", *shape)
     return make_graph(nodes, weights=weights, given=given, made=("n", 5))
 
 
@@ -118,23 +126,8 @@ def test_layout_and_size_of_raw_pictures(
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_windows_are_turned_for_a_model_of_the_other_order(make_graph: Make, layout: Any) -> None:
     """Tables and sensors give (channels, steps); Keras' networks take (steps, channels)."""
-    random = np.random.default_rng(0)
-    weights = {
-        "w": random.normal(0, 0.2, (4, 3, 5)).astype(np.float32),
-        "v": random.normal(0, 0.2, (4, 6)).astype(np.float32),
-    }
     last = layout == "nchw"  # the model's channels
-    first = [helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1])] if last else []
-    nodes = [
-        *first,
-        helper.make_node("Conv", ["t" if last else "x", "w"], ["c"]),
-        helper.make_node("Relu", ["c"], ["h"]),
-        helper.make_node("GlobalAveragePool", ["h"], ["p"]),
-        helper.make_node("Flatten", ["p"], ["f"]),
-        helper.make_node("MatMul", ["f", "v"], ["y"]),
-    ]
-    given = ("n", 16, 3) if last else ("n", 3, 16)
-    path = make_graph(nodes, weights=weights, given=given, made=("n", 6))
+    path = _convolutional(make_graph, (3, 16), (5,), last=last)
     options = Preprocessing(layout=layout, mean=(1.0, 2.0, 3.0), std=(2.0, 3.0, 4.0))
     shape = (3, 16) if last else (16, 3)
     assert load_classifier(path, options).raw.shape == shape
