@@ -48,6 +48,11 @@ def installed_version() -> str:
         return "0+unknown"
 
 
+def install_command(extra: str) -> str:
+    """The command that adds an extra to this environment, which may be one of pipx."""
+    return f"{sys.executable} -m pip install 'splitedge[{extra}]'"
+
+
 def clock_is_wrong(now: datetime | None = None) -> bool:
     """Whether a time is plainly wrong: before this release was built, or years after.
 

@@ -33,6 +33,7 @@ import orjson
 from edge_sdk.bundles.initialisers import with_values
 from edge_sdk.bundles.namespaces import AUXILIARY, BACK, answers, exit_head
 from edge_sdk.errors import BundleError, ConfigurationError
+from edge_sdk.installation import install_command
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.session import Array
 
@@ -81,7 +82,7 @@ class PersonalWeights:
             from safetensors.numpy import load  # noqa: PLC0415
         except ImportError:
             raise ConfigurationError(
-                "personal weights need safetensors; run `pip install 'splitedge[train]'`"
+                f"personal weights need safetensors; run `{install_command('train')}`"
             ) from None
         folder = state / FOLDER
         path = folder / f"{training}{ENDING}"

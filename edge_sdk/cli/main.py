@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from edge_sdk.errors import ConfigurationError, SplitedgeError
-from edge_sdk.installation import require_package
+from edge_sdk.installation import install_command, require_package
 from edge_sdk.logs.line_format import LOG_VARIABLE, escaped, log_form, log_to_stderr
 from profiles.errors import ProfileError
 
@@ -73,7 +73,7 @@ def main() -> None:
         extra = _extra((err.name or "").partition(".")[0], arguments)
         if debug or extra is None:
             raise
-        _fail(f"this command needs {err.name}: pip install 'splitedge[{extra}]'")
+        _fail(f"this command needs {err.name}: {install_command(extra)}")
     except BrokenPipeError:
         # the reader of a pipe closed it, as `| head` does: no error of ours
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -225,10 +225,10 @@ class Installer:
             extra = "server" if self._unit.kind == "server" else "serve"
             raise ConfigurationError(
                 f"{program} is in a home folder, or leads to one, which the service cannot read;"
-                " install splitedge"
-                " for all users: sudo PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin pipx install"
-                f" 'splitedge[{extra}]', then sudo /usr/local/bin/splitedge"
-                f" {self._unit.kind} install-service"
+                " install splitedge's wheel for all users (docs/services.md):"
+                " sudo PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin pipx install"
+                f" './splitedge-VERSION-py3-none-any.whl[{extra}]', then"
+                f" sudo /usr/local/bin/splitedge {self._unit.kind} install-service"
             )
 
     def _places(self, program: str) -> Iterator[str]:

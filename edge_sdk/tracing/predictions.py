@@ -11,6 +11,7 @@ from typing import Final
 
 from edge_sdk.answers.prediction import SERVER, Prediction
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.installation import install_command
 from edge_sdk.manifest import BundleManifest
 from edge_sdk.offload.pending import Pending
 from edge_sdk.settings import Traces
@@ -155,7 +156,7 @@ def open_queue(settings: Traces, about: Mapping[str, str]) -> SpanQueue:
         from edge_sdk.tracing.otlp import OtlpExporter  # noqa: PLC0415 - 12 MB, only when asked for
     except ModuleNotFoundError as err:
         raise ConfigurationError(
-            "traces need opentelemetry; run `pip install 'splitedge[traces]'`"
+            f"traces need opentelemetry; run `{install_command('traces')}`"
         ) from err
     return SpanQueue(OtlpExporter(settings, about))
 

@@ -14,6 +14,7 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from edge_sdk.errors import ConfigurationError, StorageError
+from edge_sdk.installation import install_command
 
 BYTES_MOST: Final = 4_000_000_000
 
@@ -38,8 +39,7 @@ class StoredFiles:
             self._files, self._root = url_to_fs(url)
         except ImportError as err:
             raise ConfigurationError(
-                f"--artifacts {url}: a package is missing ({err}); for S3: pip install"
-                " 'splitedge[s3]'"
+                f"--artifacts {url}: a package is missing ({err}); for S3: {install_command('s3')}"
             ) from err
         except ValueError as err:
             known = ", ".join(sorted(fsspec.available_protocols())[:8])

@@ -61,7 +61,8 @@ def test_a_missing_extra_is_the_one_that_the_command_needs(
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
-    expected = f"error: this command needs {module}: pip install 'splitedge[{extra}]'"
+    install = f"{sys.executable} -m pip install 'splitedge[{extra}]'"
+    expected = f"error: this command needs {module}: {install}"
     assert done.stderr.splitlines()[-1] == expected
 
 

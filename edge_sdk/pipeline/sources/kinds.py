@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from edge_sdk.errors import ConfigurationError
-from edge_sdk.installation import names_function, user_function
+from edge_sdk.installation import install_command, names_function, user_function
 from edge_sdk.pipeline.sources.camera import CameraSource, is_live, opencv_capture
 from edge_sdk.pipeline.sources.feed import Source
 from edge_sdk.pipeline.sources.folder import FolderSource, Start
@@ -153,7 +153,7 @@ def _row_keys(word: Word) -> RowKeys:
 
 def _need_module(word: Word, module: str, extra: str) -> None:
     if find_spec(module) is None:
-        raise word.fault(f"this source needs {module}: pip install 'splitedge[{extra}]'")
+        raise word.fault(f"this source needs {module}: {install_command(extra)}")
 
 
 SOURCES: Final[Mapping[str, Kind]] = {

@@ -20,6 +20,7 @@ from typing import Any, Final, Self
 
 from edge_sdk.errors import ConfigurationError, SplitedgeError
 from edge_sdk.identity import Identity
+from edge_sdk.installation import install_command
 from edge_sdk.training.device.trainer_address import INVITATION, resolve_trainer_url
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class BackgroundTraining:
         self, state: Path, data: str, *, threads: int = 1, backbone: str | None = None
     ) -> None:
         if find_spec("torch") is None:
-            raise ConfigurationError("--train: needs torch; run `pip install 'splitedge[train]'`")
+            raise ConfigurationError(f"--train: needs torch; run `{install_command('train')}`")
         self._identity = Identity.load(state)
         self._command = [sys.executable, "-P", "-m", "edge_sdk.cli", "agent", "train"]
         self._command += ["--state", str(state), "--data", data, "--threads", str(threads)]

@@ -35,6 +35,7 @@ from typing import Any, Final
 
 from edge_sdk.checks import check_fields
 from edge_sdk.errors import ConfigurationError
+from edge_sdk.installation import install_command
 from edge_sdk.nets.supernet import Supernet
 from edge_sdk.records import inline
 from edge_sdk.training.protocol.client_part import Noise
@@ -106,7 +107,7 @@ def with_noise(method: Method, noise: Noise | None) -> Method:
         )
     if find_spec("opacus") is None:
         raise ConfigurationError(
-            "privacy: expected opacus to account for the noise; install splitedge[privacy]"
+            f"privacy: expected opacus to account for the noise; run `{install_command('privacy')}`"
         )
     return replace(method, client=replace(part, noise=noise))
 
