@@ -33,9 +33,10 @@ if TYPE_CHECKING:  # torch takes seconds to import, which --help must not
     Scores = dict[str, BundleScore]
 
 _EPILOG = (
-    "Example: splitedge export --run splitedge-runs/supersfl-digits-0 --out models --name digits"
+    "Example: splitedge export --run splitedge-runs/supersfl-digits-0 --out server/models"
+    " --name digits"
     "\n\nOr: splitedge export --backbone tiny --weights tiny.safetensors --data digits"
-    " --out models --name digits"
+    " --out server/models --name digits"
 )
 
 app = typer.Typer(add_completion=False)

@@ -19,7 +19,7 @@ from edge_sdk.durable import write_atomic
 PAGE: Final = ROOT / "docs" / "index.md"
 _PLACE: Final = re.compile(r"(<!-- figures -->\n).*?(<!-- end of figures -->\n)", re.DOTALL)
 _IN_FLIGHT: Final = 16
-_PLAIN: Final = "FastAPI, asyncio, h11"
+_PLAIN: Final = "FastAPI, uvloop, httptools"
 _LIBRARIES: Final = "`import numpy, onnxruntime, paho.mqtt.client`"
 
 
@@ -37,7 +37,7 @@ def table(results: Path = RESULTS) -> str:
         _memory(report("footprint")),
         _never_answered(faults),
         _fault(faults, "update-kill", "`kill -9` in the middle of an update"),
-        _fault(faults, "broker-kill", "`kill -9` of the broker, questions that may be late"),
+        _fault(faults, "broker-kill", "`kill -9` of the broker, queries that may be late"),
     ]
     head = ["| what | measured | beside it | report |", "| --- | --- | --- | --- |"]
     return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
@@ -95,7 +95,8 @@ def _requests(report: Any) -> Sequence[str]:
     return (
         f"requests a second at the server, v2 over HTTP, {_IN_FLIGHT} in flight",
         rate("splitedge"),
-        f"{rate(_PLAIN)}: plain FastAPI with the same graph; {rate('LitServe')}: LitServe",
+        f"{rate(_PLAIN)}: plain FastAPI on uvloop with the same graph;"
+        f" {rate('LitServe')}: LitServe",
         _link("peers"),
     )
 
@@ -113,11 +114,11 @@ def _memory(report: Any) -> Sequence[str]:
 
 
 def _never_answered(report: Any) -> Sequence[str]:
-    name, what = "black-hole", "1,000 questions to a server that takes them and never answers"
+    name, what = "black-hole", "1,000 queries to a server that takes them and never answers"
     numbers = report["figures"][name]["numbers"]
     later_ms = 1e3 * (numbers["slowest_s"] - numbers["local_s"])
     text = (
-        f"the first question was answered after {numbers['first_s']:.3f} s, at a deadline of 0.5 s;"
+        f"the first query was answered after {numbers['first_s']:.3f} s, at a deadline of 0.5 s;"
         f" all later ones took at most {later_ms:.1f} ms longer than an answer of the device itself"
     )
     return (*_fault(report, name, what)[:2], text, _link("faults"))

@@ -41,7 +41,7 @@ class Command:
 
     name: str
     help: str
-    example: str
+    examples: tuple[str, ...]
     parameters: tuple[Parameter, ...]
 
     @property
@@ -76,8 +76,8 @@ def page() -> str:
     ]
     for command in all_commands().values():
         lines += [f"## `{command.name}`", "", command.help, ""]
-        if command.example:
-            lines += ["```sh", command.example.removeprefix("Example: "), "```", ""]
+        for example in command.examples:
+            lines += ["```sh", example, "```", ""]
         if command.parameters:
             lines += ["| | | default |", "| --- | --- | --- |"]
             lines += [_row(each) for each in command.parameters]
@@ -87,16 +87,28 @@ def page() -> str:
 
 def _below(name: str, command: Any) -> Iterator[Command]:
     inner: Mapping[str, Any] = getattr(command, "commands", {})
+    # `splitedge server devices` lists devices, and `splitedge server devices approve` is below it
+    if not inner or (command.invoke_without_command and not command.no_args_is_help):
+        shown = [each for each in command.params if not (_is_help(each) or _is_hidden(each))]
+        parameters = tuple(_parameter(each) for each in shown)
+        yield Command(name, _line(command.help), _examples(command.epilog), parameters)
     for word, each in inner.items():
         if not each.hidden:
             yield from _below(f"{name} {word}", each)
-    if not inner:
-        parameters = tuple(_parameter(each) for each in command.params if not _is_help(each))
-        yield Command(name, _line(command.help), _line(command.epilog), parameters)
 
 
 def _is_help(parameter: Any) -> bool:
     return "--help" in parameter.opts
+
+
+def _is_hidden(parameter: Any) -> bool:
+    return bool(getattr(parameter, "hidden", False))
+
+
+def _examples(epilog: str | None) -> tuple[str, ...]:
+    """The command lines below a help: `Example: ...`, and in further paragraphs `Or: ...`."""
+    paragraphs = [_line(each) for each in (epilog or "").split("\n\n")]
+    return tuple(each.removeprefix("Example: ").removeprefix("Or: ") for each in paragraphs if each)
 
 
 def _parameter(parameter: Any) -> Parameter:
@@ -119,7 +131,11 @@ def _parameter(parameter: Any) -> Parameter:
 
 def _word(parameter: Any) -> str:
     """The word that stands for a value in the usage line."""
-    return str(parameter.metavar or parameter.name).upper().strip("[]")
+    kind = parameter.type_descriptor
+    if kind.is_choice and parameter.metavar is None:
+        return "\\|".join(str(getattr(each, "value", each)) for each in kind.choices)
+    word = str(parameter.metavar or parameter.name).upper()
+    return word[1:-1] if word.startswith("[") and word.endswith("]") else word
 
 
 def _row(parameter: Parameter) -> str:
