@@ -3,6 +3,7 @@ FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 COPY . .
 # torch comes first, in a step of its own; it has no CUDA where pip finds an index of CPU builds (README.md)
+ARG PIP_EXTRA_INDEX_URL
 RUN python -m venv /opt/splitedge \
     && /opt/splitedge/bin/pip install --no-cache-dir --constraint constraints.txt torch \
     && /opt/splitedge/bin/pip install --no-cache-dir --constraint constraints.txt '.[server,s3]'

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edge_sdk.answers.prediction import LateAnswer, Prediction
     from edge_sdk.api import enroll
     from edge_sdk.errors import SplitedgeError
-    from edge_sdk.settings import AgentSettings, Agreement, Budget
+    from edge_sdk.settings import AgentSettings, Agreement, Budget, Learn, Power, Traces
 
 __all__ = [
     "AgentSettings",
@@ -22,8 +22,11 @@ __all__ = [
     "Budget",
     "EdgeAgent",
     "LateAnswer",
+    "Learn",
+    "Power",
     "Prediction",
     "SplitedgeError",
+    "Traces",
     "__version__",
     "enroll",
 ]
@@ -34,8 +37,11 @@ _HOME = {
     "Budget": "edge_sdk.settings",
     "EdgeAgent": "edge_sdk.agent",
     "LateAnswer": "edge_sdk.answers.prediction",
+    "Learn": "edge_sdk.settings",
+    "Power": "edge_sdk.settings",
     "Prediction": "edge_sdk.answers.prediction",
     "SplitedgeError": "edge_sdk.errors",
+    "Traces": "edge_sdk.settings",
     "enroll": "edge_sdk.api",
 }
 

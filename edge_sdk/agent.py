@@ -57,7 +57,7 @@ LOCATE_TIMEOUT_S: Final = 2.0
 class EdgeAgent:
     """Runs the bundle of one state folder.
 
-        with EdgeAgent.open(Path("/var/lib/splitedge")) as agent:
+        with EdgeAgent.open("/var/lib/splitedge/agent") as agent:
             prediction = agent.predict(image)
 
     `predict` may be called from several threads.

@@ -112,8 +112,8 @@ def enroll(
 ) -> Identity:
     """Make this device a member of the server's fleet: once, before the first `EdgeAgent.open`.
 
-        enroll("https://hub.example:8000", token, "/var/lib/splitedge", ca="hub-ca.pem")
-        agent = EdgeAgent.open("/var/lib/splitedge")    # fetches the device's bundle first
+        enroll("https://hub.example:8000", token, "/var/lib/splitedge/agent", ca="hub-ca.pem")
+        agent = EdgeAgent.open("/var/lib/splitedge/agent")    # fetches the device's bundle first
 
     Trades a one-time token for an identity, and keeps it in the state folder. The part of the token
     after the dot is the fingerprint of the fleet's TUF root: the root that the server sends is

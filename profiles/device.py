@@ -53,8 +53,8 @@ class DeviceProfile:
         cores: CPU cores this process may use, bounded by the container's quota.
         memory_total_bytes: RAM, bounded by the container's limit.
         memory_available_bytes: RAM that is available without swapping.
-        accelerator: name of the GPU or NPU; None if there is none. The runtime does not use it
-            (onnxruntime runs on the CPU), so the score leaves it out.
+        accelerator: name of the GPU or NPU; None if there is none. The score leaves it out: whether
+            a bundle runs on it is measured bundle by bundle (docs/providers.md).
         compute_score_gflops: float32 matrix products on the CPU, 10**9 operations a second.
         link_latency_ms: round trip of a small message to the server, ms; None if not measured.
         link_bandwidth_mbps: 10**6 bits a second; None if not measured.

@@ -109,13 +109,13 @@ def uncertainty_edges(largest: float) -> tuple[float, ...]:
 
 
 def fallback_share(offloads: int, fallbacks: int, *, least: int = 1) -> float | None:
-    """Share of the questions to the server that got no answer in time, 0 to 1.
+    """Share of the queries to the server that got no answer in time, 0 to 1.
 
     An exit asks the server nothing, so it does not count.
 
     Args:
         offloads: answers of the server. fallbacks: answers of the device in the server's place.
-        least: fewer questions count as so many, so that one lost answer of a few says little.
+        least: fewer queries count as so many, so that one lost answer of a few says little.
     Returns: None if nothing was asked.
     """
     asked = offloads + fallbacks

@@ -234,7 +234,10 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Take part in training until it ends, or until Ctrl-C. The data stay on this device."""
+    """Take part in training until it ends, or until Ctrl-C.
+
+    The inputs stay on this device; docs/privacy.md says what it sends.
+    """
     from edge_sdk.training.data.load import with_resize
     from edge_sdk.training.device.participate import participate
 

@@ -37,8 +37,8 @@ def adopt(
         typer.Option(
             metavar="DATA",
             help="Samples, no labels needed: a folder of pictures (flat, or a folder a class),"
-            " FILE.npz, digits, fashion-mnist=DIR, cifar-10=DIR, cifar-100=DIR, uci-har=DIR or"
-            " module:function.",
+            " FILE.npz, csv:FILE?window=ROWS, module:function or a published set such as digits and"
+            " fashion-mnist=DIR (docs/data.md lists them).",
         ),
     ],
     name: Annotated[str, typer.Option(help="The model's name: a-z, 0-9 and '-'.")],

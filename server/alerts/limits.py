@@ -22,9 +22,9 @@ class AlertLimits:
 
     Attributes:
         silent_s: seconds without a heartbeat after which a device is silent.
-        fallback_share: share of the questions to the server without an answer in time, over ten
+        fallback_share: share of the queries to the server without an answer in time, over ten
             minutes, above which a device falls back too much; below half of it, it is well again.
-        fallback_least: questions from which on that share counts.
+        fallback_least: queries from which on that share counts.
         drift_distance: largest distance of the distribution of a device's uncertainties from the
             held-out one that is no alert, in [0, 1]; 1 looks for no drift.
         drift_look_s: seconds between two looks at a device's drift; looks that are more frequent

@@ -84,13 +84,13 @@ def silence(facts: DeviceFacts, limits: AlertLimits, *, now: float, since: float
 
 
 def fallbacks(facts: DeviceFacts, limits: AlertLimits) -> Finding | None:
-    """Too many of the device's questions got no answer in time."""
+    """Too many of the device's queries got no answer in time."""
     asked = facts.offloads + facts.fallbacks
     share = fallback_share(facts.offloads, facts.fallbacks)
     if share is None or share < limits.fallback_share / 2:
         return None
     text = (
-        f"{share:.0%} of its {asked} questions to the server in ten minutes got no answer in time"
+        f"{share:.0%} of its {asked} queries to the server in ten minutes got no answer in time"
         " (fallback); look at the link and the load of the server"
     )
     enough = asked >= limits.fallback_least and share > limits.fallback_share

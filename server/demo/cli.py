@@ -51,8 +51,9 @@ def demo(
     """Train a small network with three devices, deploy it to them, and survive an outage.
 
     The devices are a Raspberry Pi Zero 2 W, a Raspberry Pi 4 and a Jetson Orin Nano from the
-    catalogue. Each one trains and runs as many stages as SuperSFL's rule gives it, on samples that
-    do not leave it. Every process and every message is real.
+    catalogue. Each one trains and runs as many stages as SuperSFL's rule gives it, on samples of
+    its own. It sends their smashed data and labels, not the samples. Every process and every
+    message is real.
     """
     from edge_sdk.training.data.load import data_word, with_resize
     from edge_sdk.training.data.pictures import holds_pictures

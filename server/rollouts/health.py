@@ -1,6 +1,6 @@
 """Health conditions of a roll-out: read from text, and judged by counts of answers. Pure.
 
-fallback<5%         share of the questions to the server that got no answer in time
+fallback<5%         share of the queries to the server that got no answer in time
 offload<40%         share of answers that came from the server
 exit>60%            share of answers that the device gave by itself
 agreement>0.97      share of audited exits for which the server gave the same label
@@ -31,11 +31,11 @@ METRICS: Final[Mapping[Metric, str]] = {
 LATENCY_SHARE: Final = 0.95
 # a comparison allows this much beyond its factor
 SLACK: Final = 0.01
-SLACK_FALLBACK: Final = 0.04  # one lost answer of thirty questions is no change
+SLACK_FALLBACK: Final = 0.04  # one lost answer of thirty queries is no change
 SLACK_MS: Final = 1.0
 # audits are a small share of the answers: fewer say nothing
 AUDITS_MIN: Final = 30
-# a share that asked fewer questions is judged as if it had asked so many
+# a share that asked fewer queries is judged as if it had asked so many
 QUESTIONS_MIN: Final = 30
 CONDITIONS_MOST: Final = 10
 _CONDITION: Final = re.compile(r"(\w+)\s*([<>])\s*(\d+(?:\.\d+)?)\s*(%|x|ms|)")

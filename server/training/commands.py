@@ -215,9 +215,10 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train by a recipe with the enrolled devices; their data stay on them.
+    """Train by a recipe with the enrolled devices; their inputs stay on them.
 
-    The running server invites the devices; `splitedge agent train` on each waits for that.
+    The running server invites the devices; `splitedge agent train` on each waits for that. What
+    devices send in place of their inputs: docs/privacy.md.
     """
     check_report(report)
     console = Console(stderr=True)

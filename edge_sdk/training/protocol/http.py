@@ -41,7 +41,7 @@ BUSY: Final = 429  # send it again
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Description of a device's data, sent when it joins; the data stay on the device.
+    """Description of a device's data, sent when it joins; the samples stay there.
 
     Nothing depends on its labels, which may be no peer's business: a device refuses a plan of fewer
     classes than it has, and labels that are sent are checked when they come.

@@ -11,7 +11,7 @@ const UNITS = [
 
 export const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-/** Share of the questions to the server that got no answer in time; null if nothing was asked. */
+/** Share of the queries to the server that got no answer in time; null if nothing was asked. */
 export const fallbackShare = (offloads, fallbacks) => (offloads + fallbacks ? fallbacks / (offloads + fallbacks) : null);
 
 /** The time since `at` (UTC seconds), in the largest whole unit: `3 minutes ago`. */

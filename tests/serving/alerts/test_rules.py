@@ -45,7 +45,7 @@ def test_silence(heard_s: float | None, listening_s: float, found: bool | None) 
         (80, 20, False),  # at the limit: an open alert stays, none opens
         (90, 10, False),
         (91, 9, None),
-        (3, 16, False),  # too few questions
+        (3, 16, False),  # too few queries
         (3, 17, True),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_comparison_is_with_the_devices_that_stayed_at_the_same_time() -> None
     ]
     judge = HealthJudge(Past(pi_1=mine, pi_2=stayed), NOW)
     (finding,) = judge(rollout("fallback<1.5x"), [MEMBER], ["pi-2"])
-    # 20 of 80 questions, and 10 of 100 by those that stayed
+    # 20 of 80 queries, and 10 of 100 by those that stayed
     assert (finding.verdict, finding.value) == ("worse", 0.25)
     assert finding.limit is not None
     assert round(finding.limit, 6) == 0.15

@@ -121,7 +121,7 @@ function History({ id, running }) {
       ${facts &&
       html`<span class="soft push">
         ${answers
-          ? `${short(answers)} answers: ${percent(facts.exits / answers)} exits; of ${short(facts.offloads + facts.fallbacks)} questions to the server, ${percent(fallbackShare(facts.offloads, facts.fallbacks))} fallbacks`
+          ? `${short(answers)} answers: ${percent(facts.exits / answers)} exits; of ${short(facts.offloads + facts.fallbacks)} queries to the server, ${percent(fallbackShare(facts.offloads, facts.fallbacks))} fallbacks`
           : "no answers in this time"}
       </span>`}
     </div>

@@ -125,7 +125,7 @@ function Sums({ devices }) {
       <${Figure} label="Answered on the device" value=${answers ? percent(exits / answers) : "–"}
         note=${answers ? `${short(answers)} answers in an hour` : "no answers in an hour"} />
       <${Figure} label="Fallbacks" value=${percent(lost)} tone=${lost > 0.05 ? "warn" : ""}
-        note=${lost === null ? "nobody asked the server" : `${short(fallbacks)} of ${short(offloads + fallbacks)} questions`} />
+        note=${lost === null ? "nobody asked the server" : `${short(fallbacks)} of ${short(offloads + fallbacks)} queries`} />
       <${Figure} label="On the way to a version" value=${number(behind)} tone=${refused ? "bad" : ""}
         note=${refused ? `${plural(refused, "device")} refused a bundle` : "no bundle was refused"} />
     </div>
