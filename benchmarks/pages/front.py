@@ -95,8 +95,7 @@ def _requests(report: Any) -> Sequence[str]:
     return (
         f"requests a second at the server, v2 over HTTP, {_IN_FLIGHT} in flight",
         rate("splitedge"),
-        f"{rate(_PLAIN)}: plain FastAPI on uvloop with the same graph;"
-        f" {rate('LitServe')}: LitServe",
+        f"{rate(_PLAIN)}: FastAPI on uvloop, with the same graph; {rate('LitServe')}: LitServe",
         _link("peers"),
     )
 
