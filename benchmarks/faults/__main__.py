@@ -54,7 +54,7 @@ def figures(
 
 @app.command(epilog="Example: python -m benchmarks.faults page")
 def page() -> None:
-    """Write the tests of each row into docs/faults.md, by their docstrings."""
+    """Write the tests of each row into docs/faults-tests.md, by their docstrings."""
     rewrite()
 
 

@@ -1,4 +1,4 @@
-"""The part of docs/faults.md that names the tests of each row, made from their docstrings."""
+"""The page docs/faults-tests.md, which names the tests of each row, made from their docstrings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.reports import ROOT
 from edge_sdk.durable import write_atomic
 from edge_sdk.errors import ConfigurationError
 
-PAGE: Final = ROOT / "docs" / "faults.md"
+PAGE: Final = ROOT / "docs" / "faults-tests.md"
 TESTS: Final = ROOT / "tests"
 BEGIN: Final = "<!-- tests of each row -->"
 END: Final = "<!-- end of the tests -->"
@@ -70,7 +70,7 @@ def _parted(text: str) -> tuple[str, str, str]:
     part, ended, after = rest.partition(END)
     if not begun or not ended:
         raise ConfigurationError(
-            f"docs/faults.md: expected the lines {BEGIN!r} and {END!r};"
+            f"docs/faults-tests.md: expected the lines {BEGIN!r} and {END!r};"
             " put them back where the tests of each row shall stand"
         )
     return before + begun, part, ended + after

@@ -1,4 +1,4 @@
-"""docs/faults.md: every row has tests that say so, and the page names just those."""
+"""docs/faults.md has every row, and docs/faults-tests.md the tests that say so, and just those."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import functools
 import re
 from pathlib import Path
 
+import orjson
 import pytest
 
 from benchmarks.faults.figures import FIGURES
 from benchmarks.faults.page import PAGE, by_row, on_page, rows_named, with_tests
+from benchmarks.faults.report import MET
+from benchmarks.reports import RESULTS
 
+FAULTS = PAGE.with_name("faults.md")
 ROWS = range(1, 35)
-REWRITE = "run `python -m benchmarks.faults page`, which writes the tests into docs/faults.md"
+REWRITE = "run `python -m benchmarks.faults page`, which writes docs/faults-tests.md"
 
 
 @functools.cache
@@ -22,8 +26,21 @@ def of_the_repository() -> dict[int, list[str]]:
 
 
 def test_the_table_has_every_row_once() -> None:
-    rows = [int(number) for number in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)]
+    rows = [int(number) for number in re.findall(r"^\| (\d+) \|", FAULTS.read_text(), re.MULTILINE)]
     assert rows == list(ROWS)
+
+
+def test_the_page_says_which_figures_are_missed() -> None:
+    figures = orjson.loads((RESULTS / "faults.json").read_bytes())["figures"].values()
+    missed = sorted({row for one in figures if one["result"] == "missed" for row in one["rows"]})
+    met = sum(one["result"] == MET for one in figures)
+    text = " ".join(FAULTS.read_text().split())
+    said = re.search(
+        r"Of its (\d+) figures (\d+) are met. Missed are those of rows ([^.]+)\.", text
+    )
+    assert said is not None
+    assert [int(number) for number in said.group(1, 2)] == [len(figures), met]
+    assert [int(number) for number in re.findall(r"\d+", said[3])] == missed
 
 
 def test_every_row_has_a_test_whose_docstring_says_so() -> None:
