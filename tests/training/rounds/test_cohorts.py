@@ -38,7 +38,7 @@ def test_cohorts_change_no_bit_where_clients_do_not_meet(method: Callable[[], Me
 
 
 def test_which_methods_train_clients_apart() -> None:
-    """As docs/training.md says for workers."""
+    """As docs/training-speed.md says for workers."""
     apart = {name for name, method in METHODS.items() if can_train_apart(method(), RoundSettings())}
     assert apart == {
         *("splitfed-v1", "multi-exit", "splitgp", "harmony", "splitlpf"),

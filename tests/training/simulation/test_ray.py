@@ -114,9 +114,9 @@ def test_one_actor_does_what_the_document_says_with_the_bits_of_one_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    document = Document("docs/training.md")
-    (tmp_path / "digits.toml").write_text(document.snippet("recipe"))
-    words = shlex.split(document.snippet("ray").replace("--workers 2", "--workers 1"))
+    (tmp_path / "digits.toml").write_text(Document("docs/training.md").snippet("recipe"))
+    typed = Document("docs/training-speed.md").snippet("ray")
+    words = shlex.split(typed.replace("--workers 2", "--workers 1"))
     called = splitedge(*words[1:])
     simulate(load_recipe(tmp_path / "digits.toml"), tmp_path / "alone")
 
