@@ -11,6 +11,7 @@ from edge_sdk.installation import import_profiles, installed_version
 if TYPE_CHECKING:
     __version__: str
     from edge_sdk.agent import EdgeAgent
+    from edge_sdk.answers.observer import Answered, AnswerObserver
     from edge_sdk.answers.prediction import LateAnswer, Prediction
     from edge_sdk.api import enroll
     from edge_sdk.errors import SplitedgeError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AgentSettings",
     "Agreement",
+    "AnswerObserver",
+    "Answered",
     "Budget",
     "EdgeAgent",
     "LateAnswer",
@@ -34,6 +37,8 @@ __all__ = [
 _HOME = {
     "AgentSettings": "edge_sdk.settings",
     "Agreement": "edge_sdk.settings",
+    "AnswerObserver": "edge_sdk.answers.observer",
+    "Answered": "edge_sdk.answers.observer",
     "Budget": "edge_sdk.settings",
     "EdgeAgent": "edge_sdk.agent",
     "LateAnswer": "edge_sdk.answers.prediction",

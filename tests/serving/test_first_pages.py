@@ -6,6 +6,7 @@ The tutorial begins with the commands of the README, so both are typed in one fo
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import re
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.long
 
 README = Document("README.md")
 TUTORIAL = Document("docs/tutorial.md")
+PYTHON = Document("docs/python.md")
 WRITTEN_AGENT = "127.0.0.1:8080"
 WAITING = " &\n"  # how a shell is told not to wait for a command
 TOKEN_COMMAND = "splitedge server token create --state server\n"
@@ -154,6 +156,22 @@ def test_script_of_the_first_page_asks_the_device(pupil: Pupil, tmp_path: Path) 
     (tmp_path / "ask.py").write_text(script)
     answer = pupil.shell(f"python {tmp_path}/ask.py")
     assert re.fullmatch(r"\S+ (device|server|fallback) \d+\.\d\d ms\n", answer), answer
+
+    script = PYTHON.snippet("many").replace('"device"', f'"{tmp_path}/device"')
+    (tmp_path / "many.py").write_text(script)
+    first, *answers, presence = pupil.shell(f"python {tmp_path}/many.py").splitlines()
+    assert re.fullmatch(r"\S+ device \d\.\d\d", first)
+    assert len(answers) == len(list((pupil.folder / "new" / "shirt").glob("*.png")))
+    assert {line.split()[1] for line in answers} <= {"device", "server", "fallback"}
+    assert presence in {"unknown", "present", "away"}
+
+
+def test_script_without_a_server_counts_what_it_was_unsure_of(pupil: Pupil, tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(PYTHON.snippet("alone"))
+    *answers, unsure = pupil.shell(f"python {tmp_path}/alone.py").splitlines()
+    assert len(answers) == len(list((pupil.folder / "new" / "bag").glob("*.png")))
+    assert {line.split()[-1] for line in answers} == {"device"}
+    assert 0 <= ast.literal_eval(unsure)["count"] <= len(answers)
 
 
 @pytest.mark.deadline
