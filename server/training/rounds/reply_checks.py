@@ -56,8 +56,11 @@ class Refusal:
 def samples_fault(samples: int, samples_max: int | None) -> str | None:
     """Why a number of samples n_k is refused, or None.
 
-    It weighs the update and cannot be verified, so the recipe limits it.
+    It weighs the update and cannot be verified, so the recipe limits it. An update without samples
+    has no weight: alone in a round, it would leave a mean over nothing.
     """
+    if samples < 1:
+        return f"{samples} samples: expected at least 1"
     if samples_max is not None and samples > samples_max:
         return f"{samples} samples: the recipe takes at most {samples_max} a client (samples_max)"
     return None

@@ -234,3 +234,21 @@ def test_a_late_update_counts_by_its_change_since_its_own_round_and_after_a_resu
         torch.testing.assert_close(after[name], wanted)
     again.loop.run_round(2, 0, late)
     assert_same(again.state.read(), after)
+
+
+@pytest.mark.parametrize("samples", [0, -1])
+def test_a_late_update_without_samples_is_refused_where_it_comes_alone(samples: int) -> None:
+    settings = RoundSettings(quorum=0.3, staleness_max=2)
+    world = World(fedavg(), "ab", settings=settings)
+    bob = world.clients.pop("b")
+    world.loop.set_clients(world.plans, LocalTransport(world.clients))
+    world.loop.run_round(1, 0)
+    between = world.state.read()
+    bob.handle(StartRound(1, world.plans["b"], world.before))
+    update = bob.handle(EndRound(1))
+    assert isinstance(update, Update)
+    world.loop.set_clients(world.plans, LocalTransport({}))  # nobody else answers
+    result = world.loop.run_round(2, 0, {"b": replace(update, samples=samples)})
+    assert result.refused == {"b": f"{samples} samples: expected at least 1"}
+    assert (result.merged, result.stale, result.loss) == (False, {}, None)
+    assert_same(world.state.read(), between)
