@@ -6,8 +6,8 @@ refit         passes of a client's own last layer    SplitLPF, 3.2
 
 SplitLPF's back is trained behind its own client's middle, and answers behind the average of all
 middles. A refit trains it there, before it answers. The paper has clients train their personal
-models alone once the base model is complete. Rate, momentum and dropout are those of training
-(ours).
+models alone once the base model is complete. Rate, momentum and dropout are those of the last round
+of training (ours).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class FineTuning:
 
     Attributes:
         steps: M, steps of plain SGD on mini-batches, of prefix and exit head; 0 for none.
-        rate: their learning rate; None for the plan's.
+        rate: their learning rate, a constant; None for the plan's, that of the last round.
         refit_epochs: passes over the client's samples that train its own last layer
             (edge_sdk.training.client.fine_tuning); 0 for none, as from an older trainer.
     """

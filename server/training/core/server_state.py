@@ -39,7 +39,9 @@ class ServerState:
             its own after every cut, which are never merged with clients' (HARMONY).
         training: the numbers of its optimiser.
         clip: largest L2 norm of the gradient of one step; None for no limit.
-        decay: factor of every learning rate, the clients' too, from one round to the next.
+        decay: factor of the learning rates of training from one round to the next: the server's,
+            the clients', and that of a client's own last layer. A constant of a method stays: the
+            rate of an adaptation (HARMONY's a) and that of a guard's decoder (Adam's).
         first: first weights of parts that stay on clients: `exit2.…`, `back.…`.
 
     Attributes:
@@ -105,6 +107,16 @@ class ServerState:
     def decayed_rate(self, learning_rate: float, number: int) -> float:
         """A learning rate in round `number`, from 1."""
         return learning_rate * self.decay ** (number - 1)
+
+    def decayed_plan(self, plan: Plan, number: int) -> Plan:
+        """A client's plan with the learning rates of round `number`, from 1."""
+        rate = self.decayed_rate(plan.training.learning_rate, number)
+        plan = replace(plan, training=replace(plan.training, learning_rate=rate))
+        back = plan.part.back
+        if back is None or back.learning_rate is None:
+            return plan
+        own = replace(back, learning_rate=self.decayed_rate(back.learning_rate, number))
+        return replace(plan, part=replace(plan.part, back=own))
 
     def shape_at(self, depth: int) -> tuple[int, ...]:
         """Shape of one sample's features after that many stages."""

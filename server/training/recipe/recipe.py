@@ -173,7 +173,8 @@ class TrainSettings:
             uniformly from `memory_gb` and `latency_ms`.
         depths: depths of the clients in turn, in place of `depth`; only in a simulation.
         memory_gb, latency_ms: least and largest value that Eq. 1's draw may give a client.
-        decay: factor of learning rates from one round to the next, on both sides.
+        decay: factor of learning rates from one round to the next, on both sides
+            (server.training.core.server_state.ServerState).
         server_learning_rate: the server's own; None for the clients'.
         server_clip: largest L2 norm of the gradient of one step of the server; None for no limit.
         update: how clients code what they have learnt

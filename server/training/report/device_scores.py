@@ -70,7 +70,7 @@ def ask_scores(
     Returns: the scores of devices that answered with valid ones.
     """
     requests: dict[str, Request] = {
-        name: Evaluate(number, plan, _weights(run, name)) for name, plan in run.plans.items()
+        name: Evaluate(number, run.last_plan(name), _weights(run, name)) for name in run.plans
     }
     for request in requests.values():
         traffic.sent(request)

@@ -363,7 +363,7 @@ class Evaluator:
         run = self._run
         pair = self._pair(name)
         how, rounds = run.method.fine_tuning, run.recipe.train.rounds
-        fine_tune(run.clients[name], run.plans[name], pair, how, rounds)
+        fine_tune(run.clients[name], run.last_plan(name), pair, how, rounds)
         return pair
 
     def _pair(self, name: str) -> tuple[nn.Module, nn.Module]:

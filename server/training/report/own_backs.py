@@ -21,7 +21,7 @@ def own_back(run: Simulation, name: str) -> nn.Linear:
     Neither the client's weights nor the run's change. Before its first round a client has the layer
     of the seed.
     """
-    plan, client = run.plans[name], run.clients[name]
+    plan, client = run.last_plan(name), run.clients[name]
     if plan.part.back is None or not run.method.refit_epochs:
         return personal_classifier(plan, client.personal).to(run.device)
     return refitted_back(client, plan, base_of(run, plan.depth), run.method.refit_epochs)

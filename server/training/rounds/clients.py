@@ -13,7 +13,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from edge_sdk.training.protocol.messages import (
@@ -25,7 +24,6 @@ from edge_sdk.training.protocol.messages import (
     Step,
     Update,
 )
-from edge_sdk.training.protocol.plan import Plan
 from server.training.core.trimmed_mean import cap_weights
 from server.training.core.weighted_mean import Contribution
 from server.training.methods.method import Method
@@ -106,20 +104,9 @@ def _start(context: RoundContext, now: RoundUnderWay, names: Sequence[str]) -> d
 
 
 def _start_request(context: RoundContext, now: RoundUnderWay, name: str) -> StartRound:
-    decayed = _decayed_plan(context, context.plans[name], now.number)
+    decayed = context.state.decayed_plan(context.plans[name], now.number)
     weights = context.start_weights(now, name) | context.first_weights(name)
     return StartRound(now.number, decayed, weights)
-
-
-def _decayed_plan(context: RoundContext, plan: Plan, number: int) -> Plan:
-    """The plan with the round's learning rate, that of a last layer on the client too."""
-    rate = context.state.decayed_rate(plan.training.learning_rate, number)
-    plan = replace(plan, training=replace(plan.training, learning_rate=rate))
-    back = plan.part.back
-    if back is None or back.learning_rate is None:
-        return plan
-    own = replace(back, learning_rate=context.state.decayed_rate(back.learning_rate, number))
-    return replace(plan, part=replace(plan.part, back=own))
 
 
 def _steps(

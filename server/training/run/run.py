@@ -59,6 +59,10 @@ class Run:
         recipe = self.recipe
         return number % recipe.evaluate.every == 0 or number == recipe.train.rounds
 
+    def last_plan(self, name: str) -> Plan:
+        """A client's plan in the recipe's last round: it personalises at the rates of that one."""
+        return self.state.decayed_plan(self.plans[name], self.recipe.train.rounds)
+
     def personal(self) -> dict[str, Weights]:
         """Weights that clients keep to themselves, by client: none here, devices hold theirs."""
         return {}

@@ -19,12 +19,14 @@ from profiles import DeviceProfile, load_reference
 from profiles.energy import EnergyMeter, PowerModel
 from server.training.recipe.recipe import read_recipe
 from server.training.report.device_scores import ask_scores, energy_of, scores_fault, summarise
+from server.training.report.own_backs import own_back
 from server.training.rounds.traffic import TrafficCounter
+from server.training.rounds.transport import LocalTransport
 from server.training.simulation.build import build_simulation
 
 DATA = load_dataset("digits")
 X, Y = DATA.x_test[:150], DATA.y_test[:150]
-RECIPE = {
+RECIPE: dict[str, Any] = {
     "method": "supersfl",
     "data": {"name": "digits", "clients": 2},
     "train": {
@@ -65,6 +67,23 @@ def test_real_devices_scores_are_those_of_the_simulation(make_trainer: Callable[
     (row, _) = (score.to_dict() for score in scores)
     assert row["accuracy_id"] == scores[0].whole.accuracy
     assert row["energy_source"] in {"rapl", "ina", "declared"}
+
+
+def test_a_device_refits_its_last_layer_as_the_simulation_does_after_a_decay() -> None:
+    train = RECIPE["train"] | {"rounds": 3, "decay": 0.5}
+    method = {"method": "splitlpf", "method_numbers": {"refit_epochs": 1}}
+    world = build_simulation(read_recipe(RECIPE | method | {"train": train}))
+    # a quarter of the rate without a decay: that of the third round
+    slower = train | {"learning_rate": 0.025, "decay": 1.0}
+    by_hand = build_simulation(read_recipe(RECIPE | method | {"train": slower}))
+    for device in world.clients.values():
+        device.fine_tuning = world.method.fine_tuning
+    profiles = dict.fromkeys(world.clients, load_reference("raspberry-pi-4"))
+    ask_scores(world, LocalTransport(world.clients), profiles, 3, TrafficCounter())
+    for name, device in world.clients.items():
+        assert torch.equal(
+            device.personal["answers2.back.weight"], own_back(by_hand, name).weight
+        ), name
 
 
 def test_energy_is_measured_or_comes_from_the_boards_model() -> None:

@@ -330,3 +330,34 @@ def test_before_its_first_round_a_client_s_back_is_that_of_the_seed() -> None:
     with torch.no_grad():
         right = simulation.state.net.eval()(x).argmax(1).numpy() == simulation.y_test
     assert evaluator.accuracy(supervised=False) == pytest.approx(right.mean())
+
+
+@pytest.mark.parametrize("own_rate", [False, True])
+def test_a_back_is_refitted_at_the_rate_of_the_last_round(own_rate: bool) -> None:
+    def back(rate: float, decay: float) -> torch.Tensor:
+        numbers = {"refit_epochs": 1, "dropout": 0.0} | ({"back_rate": rate} if own_rate else {})
+        train = {"learning_rate": 0.1 if own_rate else rate, "decay": decay}
+        simulation = simulation_of("splitlpf", rounds=3, train=train, method_numbers=numbers)
+        return own_back(simulation, "client-0").weight
+
+    # the third round's rate is a quarter of the first one's
+    assert torch.equal(back(0.1, 0.5), back(0.025, 1.0))
+    assert not torch.equal(back(0.1, 0.5), back(0.1, 1.0))
+
+
+def test_fine_tuning_is_at_the_rate_of_the_last_round_or_at_one_of_its_own() -> None:
+    def weights(rate: float, decay: float, **numbers: float) -> torch.Tensor:
+        simulation = simulation_of(
+            "splitgp",
+            rounds=3,
+            train={"learning_rate": rate, "decay": decay},
+            method_numbers={"finetune_steps": 2, **numbers},
+        )
+        prefix, _ = Evaluator(simulation)._personalised("client-0")
+        weight: torch.Tensor = prefix.state_dict()["stage1.0.weight"]
+        return weight
+
+    assert torch.equal(weights(0.1, 0.5), weights(0.025, 1.0))
+    own = weights(0.1, 0.5, finetune_rate=0.2)
+    assert torch.equal(own, weights(0.1, 1.0, finetune_rate=0.2))
+    assert not torch.equal(own, weights(0.1, 0.5))
