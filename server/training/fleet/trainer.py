@@ -338,8 +338,7 @@ class _Trainer:
         run.loop.set_clients(run.plans, self._mailbox)
         late = self._mailbox.take_late()
         result = run.loop.run_round(number, recipe.seed, late)
-        if not result.merged:
-            self._mailbox.put_back_late({name: late[name] for name in result.stale if name in late})
+        self._mailbox.put_back_late({n: update for n, update in late.items() if result.keeps(n)})
         # where devices keep the last layer, the server's own is untrained
         measured = run.measures(number) and not run.method.client.own_back
         accuracy = self._accuracy() if measured else None

@@ -117,7 +117,7 @@ class BufferedLoop:
         stale = {name: rounds for name, rounds in ages.items() if rounds}
         result = close_round(context, now, asked, self._buffer, stale)
         for name, update in (late or {}).items():
-            if result.merged or name not in ages:  # else it may come again
+            if not result.keeps(name):
                 workers.settle(name, update.round)
         self._staleness.keep(workers.needed_rounds(number + 1 - self._staleness.limit))
         if clock_s is None or workers.clock_s is None:

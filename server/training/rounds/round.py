@@ -174,6 +174,14 @@ class RoundResult:
     clipped: Mapping[str, int] = field(default_factory=dict)
     faults: Mapping[str, Fault] = field(default_factory=dict)
 
+    def keeps(self, client: str) -> bool:
+        """Whether a late update of that client waits for the next round.
+
+        Where nothing was merged it does, unless it was refused. A client with a late update that
+        was sound may have been refused for another reply.
+        """
+        return not self.merged and (client in self.stale or client not in self.refused)
+
 
 @dataclass(slots=True)
 class RoundUnderWay:

@@ -38,6 +38,7 @@ from edge_sdk.training.protocol.http import Join
 from edge_sdk.training.protocol.messages import (
     EndRound,
     FinishAlone,
+    Ready,
     Reply,
     Request,
     StartRound,
@@ -163,11 +164,13 @@ class DrivenByHand:
 
     Args:
         at: the round in which it does.
+        on_time: a round that it takes part in; None for none.
     """
 
-    def __init__(self, link: TrainerClient, at: int) -> None:
+    def __init__(self, link: TrainerClient, at: int, on_time: int | None = None) -> None:
         self._link = link
         self._at = at
+        self._on_time = on_time
         self._weights: Weights = {}
         self._retry = threading.Event()
         self.update: Update | None = None
@@ -197,7 +200,14 @@ class DrivenByHand:
         if isinstance(request, StartRound) and request.round == self._at:
             self.update = Update(1, self._weights, SAMPLES, 1.0, 1, 1)
             assert self._link.reply("", self.update) == "kept"
-        self._link.decline(identifier, "driven by hand")
+        if request.round != self._on_time:
+            self._link.decline(identifier, "driven by hand")
+        elif isinstance(request, StartRound):
+            self._weights = request.weights
+            assert self._link.reply(identifier, Ready(request.round, SAMPLES, 0, ())) == "taken"
+        else:
+            update = Update(request.round, self._weights, SAMPLES, 1.0, 1, 1)
+            assert self._link.reply(identifier, update) == "taken"
 
 
 class Stopped(Exception):  # noqa: N818 - stands for a kill, not for a fault
@@ -205,17 +215,19 @@ class Stopped(Exception):  # noqa: N818 - stands for a kill, not for a fault
 
 
 @pytest.mark.deadline
+@pytest.mark.parametrize("on_time", [None, 3])
 def test_a_late_update_counts_once_though_a_round_lacked_others_and_the_trainer_was_killed(
-    tmp_path: Path, free_port: int
+    on_time: int | None, tmp_path: Path, free_port: int
 ) -> None:
+    """Also where the device answered on time in the round that lacked others."""
     load_or_create_operator_secret(tmp_path)
     devices = []
     with closing(open_registry(tmp_path)) as registry:
-        for name, at in (("pi-0", 2), ("pi-1", 3)):
+        for name, at, answers in (("pi-0", 2, on_time), ("pi-1", 3, None)):
             device, secret = registry.redeem_token(registry.create_token(), name, PROFILE)
             identity = Identity("http://127.0.0.1:1", device.id, device.fleet, secret)
             link = TrainerClient(identity, f"http://127.0.0.1:{free_port}")
-            devices.append(DrivenByHand(link, at))
+            devices.append(DrivenByHand(link, at, answers))
     threads = [threading.Thread(target=each.run, daemon=True) for each in devices]
     for thread in threads:
         thread.start()
@@ -241,7 +253,7 @@ def test_a_late_update_counts_once_though_a_round_lacked_others_and_the_trainer_
     assert [row["stale"] for row in report["rounds"]] == [
         {},
         {},
-        {"pi-0": 2},
+        {"pi-0": 2} if on_time is None else {},
         {"pi-0": 3, "pi-1": 3},
         {},
     ]

@@ -297,7 +297,8 @@ def test_what_comes_after_everybody_left_counts_by_its_change_after_a_restart_to
     assert "not known to have begun" in twice.refused["pi-0"]
 
 
-def test_a_late_result_that_was_not_merged_for_want_of_others_may_come_again() -> None:
+@pytest.mark.parametrize("steps", [1, 0])
+def test_a_late_result_that_was_not_merged_for_want_of_others_may_come_again(steps: int) -> None:
     here = world_of(buffer=2, quorum=1.0, staleness_max=3)
     client, *_ = here.clients.values()
 
@@ -325,9 +326,11 @@ def test_a_late_result_that_was_not_merged_for_want_of_others_may_come_again() -
     update = client.handle(EndRound(1))
     assert isinstance(update, Update)
     for number in (2, 3):
-        result = loop.run_round(number, 0, {"pi-0": update})
+        result = loop.run_round(number, 0, {"pi-0": replace(update, steps=steps)})
         assert result.refused.keys() == {"pi-1"}
-        assert (result.merged, result.stale) == (False, {"pi-0": number - 1})
+        # one that learnt from no batch brings nothing, and is no fault
+        assert (result.merged, result.stale) == (False, {"pi-0": number - 1} if steps else {})
+        assert (result.keeps("pi-0"), result.keeps("pi-1")) == (True, False)
 
 
 # the end
