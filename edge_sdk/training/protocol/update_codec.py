@@ -62,6 +62,11 @@ class UpdateCoding:
         check_value("update_samples", self.samples, whole(1))
         check_value("update_steps", self.steps, whole(1))
 
+    @property
+    def lossy(self) -> bool:
+        """Whether what is decoded differs from what the client learnt."""
+        return self.codec != "fp32"
+
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:

@@ -60,7 +60,7 @@ def _encoded(
         raise InputError(f"update: expected a finite loss, got {update.loss}")
     if plan.part.noise is not None:
         update = replace(update, weights=noised_update(update.weights, sent, plan.part.noise, key))
-    if plan.update.codec == "fp32":
+    if not plan.update.lossy:
         return update
     search = Stream.SYNTHETIC.generator(plan.seed, round=update.round, client=client)
     encoded = encode_update(update.weights, sent, plan.update, probe, search)

@@ -27,6 +27,8 @@ LARGEST_FEATURE: Final = 65504.0
 # A client's loss is a float32, as its network is. A double beyond that is made up, and makes
 # the mean over all clients infinite, as if their training had diverged.
 LARGEST_LOSS: Final = torch.finfo(torch.float32).max
+# Rounding may leave the cosine of two equal changes a little above 1.
+LARGEST_COSINE: Final = 1 + 1e-6
 
 
 class Fault(StrEnum):
@@ -222,14 +224,30 @@ def update_fault(
         return Refusal(
             f"samples: expected {samples}, as at the start of the round, got {update.samples}"
         )
-    if not 0 <= update.loss <= LARGEST_LOSS:
-        fault = Fault.UNSOUND if math.isfinite(update.loss) else Fault.NOT_FINITE
-        want = f"expected a number from 0 to {LARGEST_LOSS:.3g}"
-        return Refusal(f"loss: {want}, got {update.loss}", fault)
+    fault = _figures_fault(update)
+    if fault is not None:
+        return fault
     if norm_bound is not None:
         norm = _change(update.weights, sent)
         if not norm <= norm_bound:
             return Refusal(f"change of norm {norm:.3g}: expected at most {norm_bound:g}")
+    return None
+
+
+def _figures_fault(update: Update) -> Refusal | None:
+    """Why the loss of an update or the measures of its codec are refused, or None.
+
+    The report has the means of all three.
+    """
+    loss, error, cosine = update.loss, update.error, update.cosine
+    want = f"expected a number from 0 to {LARGEST_LOSS:.3g}"
+    if not 0 <= loss <= LARGEST_LOSS:
+        fault = Fault.UNSOUND if math.isfinite(loss) else Fault.NOT_FINITE
+        return Refusal(f"loss: {want}, got {loss}", fault)
+    if error is not None and not 0 <= error <= LARGEST_LOSS:
+        return Refusal(f"error of the codec: {want}, got {error}")
+    if cosine is not None and not abs(cosine) <= LARGEST_COSINE:
+        return Refusal(f"cosine of the codec: expected a number from -1 to 1, got {cosine}")
     return None
 
 

@@ -35,7 +35,7 @@ def accept_updates(
         if fault is not None:
             now.refuse(name, fault)
         elif update.steps:
-            if coding := coding_of(arrived, update):
+            if plan.update.lossy and (coding := coding_of(arrived, update)):
                 now.codings.append(coding)
             # the copy of a client that has begun another round since is not this update's
             copy = {} if update.round < now.number else context.state.take_copy(name)

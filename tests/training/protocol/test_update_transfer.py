@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -30,10 +30,10 @@ from server.training.recipe.privacy import with_noise
 from server.training.recipe.recipe import read_recipe
 from server.training.rounds.loop import RoundLoop
 from server.training.rounds.round import RoundResult, RoundSettings
-from server.training.rounds.transport import LocalTransport
+from server.training.rounds.transport import LocalTransport, Transport
 from server.training.simulation.build import build_simulation
 from server.training.simulation.run import run_rounds
-from tests.training.worlds import BytesTransport
+from tests.training.worlds import BytesTransport, meddling
 
 LOSSY = [codec for codec in get_args(UpdateCodec) if codec != "fp32"]
 DEPTH, CLASSES = 2, 3
@@ -55,7 +55,7 @@ class Spoiling(LocalTransport):
 def rounds(
     method: Method,
     codec: UpdateCodec,
-    transport: type[LocalTransport] = LocalTransport,
+    transport: Callable[[Mapping[str, TrainingClient]], Transport] = LocalTransport,
     *,
     rate: float = 0.05,
     number: int = 2,
@@ -112,6 +112,17 @@ def test_bytes_are_those_that_were_sent() -> None:
     assert raw.coding == {}
     assert (half.coding["bytes"], half.coding["raw_bytes"]) == (2 * (2 * size + 16), 8 * size)
     assert 0 < half.coding["error"] < 2**-11
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_measures_of_a_codec_count_where_it_loses_something(codec: UpdateCodec) -> None:
+    def boast(_name: str, _request: Request, reply: Reply) -> Reply:
+        # the cosine of two equal changes, as rounding leaves it
+        return replace(reply, error=0.5, cosine=1 + 2**-52) if isinstance(reply, Update) else reply
+
+    _, (result,) = rounds(splitfed_v1(), codec, meddling(boast), number=1)
+    assert result.participants == ("a", "b")
+    assert result.coding.get("error") == (None if codec == "fp32" else 0.5)
 
 
 def test_what_is_merged_is_what_was_decoded() -> None:

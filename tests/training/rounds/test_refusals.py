@@ -83,6 +83,12 @@ BAD_UPDATES: dict[str, tuple[Change, str]] = {
     "an infinite loss": (altered(lambda u: replace(u, loss=float("inf"))), "loss"),
     "a negative loss": (altered(lambda u: replace(u, loss=-1e-8)), "loss"),
     "a loss that no float32 is": (altered(lambda u: replace(u, loss=1e307)), "loss"),
+    "a codec's error that no float32 is": (altered(lambda u: replace(u, error=1e308)), "error"),
+    "a negative error of a codec": (altered(lambda u: replace(u, error=-1e-8)), "error"),
+    "a codec's error of NaN": (altered(lambda u: replace(u, error=float("nan"))), "error"),
+    "a cosine above 1": (altered(lambda u: replace(u, cosine=1.01)), "cosine"),
+    "a cosine below -1": (altered(lambda u: replace(u, cosine=-1e308)), "cosine"),
+    "a cosine of NaN": (altered(lambda u: replace(u, cosine=float("nan"))), "cosine"),
 }
 
 
