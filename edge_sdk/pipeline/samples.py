@@ -24,6 +24,9 @@ Array = NDArray[Any]
 # endings of files of a folder
 PICTURE_SUFFIXES: Final = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 SAMPLE_SUFFIXES: Final = (".npy", *PICTURE_SUFFIXES)
+# Pillow's modes of 8 bits a value; of any other mode, convert() makes all above 255 white
+GREY_MODES: Final = ("1", "L", "LA")
+COLOURED_MODES: Final = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
 # the file beside folders of classes that lists them in the order of their labels
 CLASSES_NAME: Final = "classes.txt"
 # errors that numpy and Pillow raise for a damaged file
@@ -108,17 +111,34 @@ def picture_sample(name: str, picture: Image, spec: TensorSpec) -> Array:
     Args:
         name: of the picture, for errors.
         spec: of the bundle's input: channels first or last.
-    Raises: InputError for a bundle that takes no pictures; one of DAMAGED for a picture that cannot
-        be decoded.
+    Raises: InputError for a bundle that takes no pictures, and for a picture that has not 8 bits a
+        value; one of DAMAGED for a picture that cannot be decoded.
+    """
+    last, channels, height, width = _picture_form(name, spec)
+    try:
+        rows = picture_pixels(picture, channels, height, width)
+    except InputError as err:
+        raise InputError(f"{name}: {err}") from err
+    planes = rows if last else rows.transpose(2, 0, 1)
+    return np.ascontiguousarray(planes).astype(spec.dtype)
+
+
+def picture_pixels(picture: Image, channels: int, height: int, width: int) -> NDArray[np.uint8]:
+    """Pixels (height, width, channels) of a picture, as training and devices make them of it.
+
+    Args:
+        channels: 1 for grey, 3 for RGB.
+        height, width: the picture is resized to them bilinearly.
+    Raises: InputError, without a name, for a picture that has not 8 bits a value; one of DAMAGED
+        for a picture that cannot be decoded.
     """
     from PIL import Image  # noqa: PLC0415 - the running agent reads pictures only if told to
 
-    last, channels, height, width = _picture_form(name, spec)
+    if picture.mode not in (*GREY_MODES, *COLOURED_MODES):
+        raise InputError(f"expected 8-bit grey or colour, got Pillow's mode {picture.mode}")
     converted = picture.convert("L" if channels == 1 else "RGB")
-    pixels = np.asarray(converted.resize((width, height), Image.Resampling.BILINEAR))
-    rows = pixels[..., None] if channels == 1 else pixels
-    planes = rows if last else rows.transpose(2, 0, 1)
-    return np.ascontiguousarray(planes).astype(spec.dtype)
+    resized = converted.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(resized, np.uint8).reshape(height, width, channels)
 
 
 def _picture_form(name: str, spec: TensorSpec) -> tuple[bool, int, int, int]:

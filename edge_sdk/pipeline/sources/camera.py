@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 from edge_sdk.errors import InputError
 from edge_sdk.pipeline.samples import picture_sample
 from edge_sdk.pipeline.sources.feed import Array, Feed, Item
@@ -86,7 +88,10 @@ def _sample(name: str, frame: Array, feed: Feed) -> Array:
     """A frame (height, width, BGR) or (height, width) as the model takes pictures."""
     from PIL import Image  # noqa: PLC0415 - only sources of pictures need it
 
-    if frame.ndim not in (2, 3):
-        raise InputError(f"{name}: expected a picture, got an array of shape {frame.shape}")
+    if frame.dtype != np.uint8 or frame.ndim < 2 or frame.shape[2:] not in ((), (3,)):
+        raise InputError(
+            f"{name}: expected uint8 pixels (height, width, 3) or (height, width), got"
+            f" {frame.dtype} of shape {frame.shape}"
+        )
     picture = Image.fromarray(frame if frame.ndim == 2 else frame[..., ::-1].copy())
     return picture_sample(name, picture, feed.spec())

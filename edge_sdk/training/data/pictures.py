@@ -23,15 +23,18 @@ import numpy as np
 from PIL import Image
 
 from edge_sdk.errors import ConfigurationError, InputError
-from edge_sdk.pipeline.samples import CLASSES_NAME, PICTURE_SUFFIXES
+from edge_sdk.pipeline.samples import (
+    CLASSES_NAME,
+    COLOURED_MODES,
+    PICTURE_SUFFIXES,
+    picture_pixels,
+)
 from edge_sdk.training.data.samples import Array, Part, Samples, checked_samples
 
 logger = logging.getLogger(__name__)
 
 PICTURES_BYTES_MAX: Final = 4 << 30
 ARRAY_SUFFIX: Final = ".npy"
-_COLOURED: Final = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
-_GREY: Final = ("1", "L", "LA")
 # what Pillow and numpy raise for damaged files of the formats they read
 _DAMAGED: Final = (
     OSError, ValueError, SyntaxError, EOFError, TypeError, Image.DecompressionBombError,
@@ -230,7 +233,7 @@ def _common_form(folder: Path, paths: Sequence[Path], size: Size | None) -> Pict
         try:
             with Image.open(path) as image:  # reads the header alone
                 width, height = image.size
-                coloured |= image.mode in _COLOURED
+                coloured |= image.mode in COLOURED_MODES
         except _DAMAGED:
             continue  # named when it is decoded
         sizes.setdefault((height, width), path)
@@ -247,14 +250,8 @@ def _common_form(folder: Path, paths: Sequence[Path], size: Size | None) -> Pict
 
 def _pixels(path: Path, form: PictureForm) -> Array:
     with Image.open(path) as image:
-        if image.mode not in (*_GREY, *_COLOURED):
-            raise ValueError(f"expected 8-bit grey or colour, got Pillow's mode {image.mode}")
-        converted = image.convert("L" if form.channels == 1 else "RGB")
-        if converted.size != (form.width, form.height):
-            size = (form.width, form.height)
-            converted = converted.resize(size, Image.Resampling.BILINEAR)
-        pixels = np.asarray(converted, np.uint8)
-    return pixels[None] if form.channels == 1 else pixels.transpose(2, 0, 1)
+        pixels = picture_pixels(image, form.channels, form.height, form.width)
+    return pixels.transpose(2, 0, 1)
 
 
 def _array_decoder(folder: Path, paths: Sequence[Path]) -> _Decoder:

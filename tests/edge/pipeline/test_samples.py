@@ -40,6 +40,20 @@ def test_grey_pictures_of_both_layouts(picture: Path) -> None:
     assert first[0, 0, 0] == last[0, 0, 0]
 
 
+@pytest.mark.parametrize("shape", [(1, 2, 3), (3, 2, 3), (2, 5, 3)])
+@pytest.mark.parametrize(
+    ("mode", "ending"), [("I;16", "png"), ("I;16", "tiff"), ("I", "tiff"), ("F", "tiff")]
+)
+def test_a_picture_that_a_byte_cannot_hold_is_refused(
+    mode: str, ending: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / f"depth.{ending}"
+    Image.new(mode, (3, 2), 30_000).save(file)
+    expected = rf"depth\.{ending}: expected 8-bit grey or colour, got Pillow's mode {mode}"
+    with pytest.raises(InputError, match=expected):
+        list(read_samples(file, TensorSpec("uint8", shape)))
+
+
 def npy(header: str) -> bytes:
     """A file in numpy's format with that header."""
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(64)

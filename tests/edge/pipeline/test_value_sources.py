@@ -170,6 +170,25 @@ def test_frames_are_grey_where_the_model_is(tmp_path: Path) -> None:
     np.testing.assert_allclose(got.items[0].take(), 76, atol=6)
 
 
+@pytest.mark.parametrize("model", [VIDEO_SPEC, SPEC])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((4, 6), np.uint16), ((4, 6, 3), np.uint16), ((4, 6, 4), np.uint8)]
+)
+def test_a_frame_that_is_no_8_bit_picture_is_refused(
+    shape: tuple[int, ...], dtype: type[np.generic], model: TensorSpec, tmp_path: Path
+) -> None:
+    cv2.imwrite(str(tmp_path / "frame_1.png"), np.full(shape, 200, dtype))
+
+    def as_it_is() -> cv2.VideoCapture:  # as a driver gives frames that OpenCV does not convert
+        return cv2.VideoCapture(str(tmp_path / "frame_%d.png"), cv2.CAP_IMAGES)
+
+    with reading(CameraSource(as_it_is, "camera 0", live=False), model) as got:
+        got.wait_ended()
+    expected = f"camera 0 frame 1: expected uint8 pixels .*, got {np.dtype(dtype)} of shape"
+    with pytest.raises(InputError, match=expected):
+        got.items[0].take()
+
+
 def test_a_bundle_without_pictures_says_so(tmp_path: Path) -> None:
     write_video(tmp_path / "a.avi", [255])
     with reading(camera(tmp_path / "a.avi", live=False), TensorSpec("float32", (9, 128))) as got:
