@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import zipfile
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from edge_sdk.damage import DAMAGED, reason_of
 from edge_sdk.durable import make_folder, write_atomic
 from edge_sdk.learning.head import Head
 from edge_sdk.learning.personalise import Personalisation, Sample
@@ -26,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 FILE: Final = Path("learning", "head.npz")
 FORMAT: Final = 1
-# the errors of numpy.load for bytes that are no such file
-_DAMAGED: Final = (ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 _KINDS: Final = ("learnt", "held_out")
 
 
@@ -83,8 +80,8 @@ def load_head(state: Path, identity: str, own: Personalisation) -> bool:
             }
     except FileNotFoundError:
         return False
-    except (OSError, *_DAMAGED) as err:
-        logger.warning("%s: cannot be read (%s); learning starts anew", path, err)
+    except DAMAGED as err:
+        logger.warning("%s: cannot be read (%s); learning starts anew", path, reason_of(err))
         return False
     shapes = {head.weight.shape == own.base.weight.shape, head.bias.shape == own.base.bias.shape}
     for each in (sample for kind in _KINDS for sample in samples[kind]):

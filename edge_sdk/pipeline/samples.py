@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import struct
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.damage import DAMAGED, reason_of
 from edge_sdk.errors import InputError
 from edge_sdk.manifest import TensorSpec
 
@@ -29,22 +26,6 @@ GREY_MODES: Final = ("1", "L", "LA")
 COLOURED_MODES: Final = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
 # the file beside folders of classes that lists them in the order of their labels
 CLASSES_NAME: Final = "classes.txt"
-# errors that numpy and Pillow raise for a damaged file
-DAMAGED: Final = (
-    OSError,
-    ValueError,
-    EOFError,
-    MemoryError,
-    SyntaxError,
-    TokenError,
-    TypeError,
-    LookupError,
-    OverflowError,
-    RecursionError,
-    struct.error,
-    zlib.error,
-    zipfile.BadZipFile,  # numpy takes a file with the first bytes of a ZIP file for a .npz
-)
 
 
 def read_samples(
@@ -156,7 +137,7 @@ def _load_npy(file: Path) -> Array:
     try:
         array: Array = np.load(file, allow_pickle=False)
     except DAMAGED as err:
-        raise InputError(f"{file}: not a readable .npy file ({_reason(err)})") from err
+        raise InputError(f"{file}: not a readable .npy file ({reason_of(err)})") from err
     if not isinstance(array, np.ndarray):  # a renamed .npz
         raise InputError(
             f"{file}: expected one array, got {type(array).__name__}; save it with numpy.save"
@@ -182,9 +163,4 @@ def _load_image(file: Path, spec: TensorSpec, changed: Callable[[str], None]) ->
     except InputError:  # a ValueError too
         raise
     except (*DAMAGED, Image.DecompressionBombError) as err:
-        raise InputError(f"{file}: not a readable image ({_reason(err)})") from err
-
-
-def _reason(err: BaseException) -> str:
-    text = getattr(err, "strerror", None) or str(err) or type(err).__name__
-    return " ".join(text.split())[:200]
+        raise InputError(f"{file}: not a readable image ({reason_of(err)})") from err

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import tokenize
 import zipfile
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final
@@ -13,21 +11,11 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.lib import format as npy
 
+from edge_sdk.damage import DAMAGED, reason_of
 from edge_sdk.errors import ConfigurationError, InputError
 from edge_sdk.training.data.samples import Array, Part, Samples, checked_samples
 
 ARRAY_BYTES_MAX: Final = 8 << 30
-_UNREADABLE: Final = (
-    OSError,
-    EOFError,
-    ValueError,
-    SyntaxError,
-    NotImplementedError,  # a compression that zipfile does not know
-    RuntimeError,  # encrypted
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 def npz(path: Path) -> Samples:
@@ -65,10 +53,10 @@ def read_npz(path: Path) -> dict[str, Array]:
                 member.filename.removesuffix(".npy"): _array(path, archive, member)
                 for member in archive.infolist()
             }
-    except _UNREADABLE as err:
+    except DAMAGED as err:
         if isinstance(err, InputError):
             raise
-        raise InputError(f"{path}: cannot be read as .npz ({err})") from err
+        raise InputError(f"{path}: cannot be read as .npz ({reason_of(err)})") from err
 
 
 def samples_of(name: str, path: Path, arrays: dict[str, Array], group: str) -> Samples:

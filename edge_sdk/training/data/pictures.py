@@ -22,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
+from edge_sdk.damage import DAMAGED, reason_of
 from edge_sdk.errors import ConfigurationError, InputError
 from edge_sdk.pipeline.samples import (
     CLASSES_NAME,
@@ -35,10 +36,7 @@ logger = logging.getLogger(__name__)
 
 PICTURES_BYTES_MAX: Final = 4 << 30
 ARRAY_SUFFIX: Final = ".npy"
-# what Pillow and numpy raise for damaged files of the formats they read
-_DAMAGED: Final = (
-    OSError, ValueError, SyntaxError, EOFError, TypeError, Image.DecompressionBombError,
-)  # fmt: skip
+_DAMAGED: Final = (*DAMAGED, Image.DecompressionBombError)
 
 Size = tuple[int, int]
 Entry = tuple[Path, int]  # a file and its label; -1 without labels
@@ -200,7 +198,7 @@ def _fill(x: Array, entries: Sequence[Entry], decoder: _Decoder) -> list[Entry]:
         try:
             x[len(kept)] = decoder.read(path)
         except _DAMAGED as err:
-            logger.warning("%s: skipped, cannot be decoded (%s)", path, _said(err))
+            logger.warning("%s: skipped, cannot be decoded (%s)", path, reason_of(err))
         else:
             kept.append((path, label))
     return kept
@@ -268,6 +266,8 @@ def _array_decoder(folder: Path, paths: Sequence[Path]) -> _Decoder:
 def _array(path: Path, like: Array | None = None) -> Array:
     # mapped, so a size that the file does not have takes no memory
     array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not isinstance(array, np.ndarray):  # a renamed .npz
+        raise TypeError(f"expected one array, got {type(array).__name__}")
     if like is not None and (array.shape, array.dtype) != (like.shape, like.dtype):
         raise ValueError(
             f"expected {like.dtype} of shape {like.shape} like the first, got {array.dtype} of"
@@ -313,7 +313,3 @@ def _files(folder: Path) -> list[Path]:
 
 def _size(size: Size) -> str:
     return f"{size[0]}x{size[1]}"
-
-
-def _said(err: BaseException) -> str:
-    return " ".join((str(err) or type(err).__name__).split())[:200]

@@ -10,6 +10,7 @@ from PIL import Image
 from edge_sdk.errors import InputError
 from edge_sdk.manifest import TensorSpec
 from edge_sdk.pipeline.samples import read_samples
+from tests.damage import damaged_arrays
 
 
 @pytest.fixture
@@ -80,6 +81,20 @@ def test_a_damaged_npy_file_is_refused_by_name(content: bytes, tmp_path: Path) -
     file.write_bytes(content)
     with pytest.raises(InputError, match=r"torn\.npy: not a readable \.npy file"):
         list(read_samples(file, TensorSpec("float32", (1, 2, 3))))
+
+
+def test_whichever_bit_of_an_array_is_damaged_it_is_read_or_refused_by_name(tmp_path: Path) -> None:
+    refused = set()
+    for damaged in damaged_arrays(np.zeros((1, 2, 3), np.float32)):
+        (tmp_path / "worn.npy").write_bytes(damaged)
+        try:
+            ((_, sample),) = read_samples(tmp_path / "worn.npy", TensorSpec("float32", (1, 2, 3)))
+        except InputError as err:
+            assert "worn.npy: " in str(err)  # noqa: PT017 - some bits are of the numbers
+            refused.add(type(err.__cause__).__name__)
+        else:
+            assert sample.shape == (1, 2, 3)
+    assert refused > {"BadZipFile", "TokenError", "ValueError"}
 
 
 def test_bundle_that_takes_no_images(picture: Path) -> None:

@@ -10,6 +10,7 @@ from PIL import Image
 from edge_sdk.errors import ConfigurationError, InputError
 from edge_sdk.training.data.load import open_data
 from edge_sdk.training.data.pictures import PictureForm, read_pictures
+from tests.damage import damaged_arrays
 
 FORM = PictureForm(3, 4, 6)
 
@@ -84,6 +85,29 @@ def test_damaged_pictures_are_named_skipped_and_counted(
     assert "cut.png: skipped, cannot be decoded" in caplog.text
     assert len(samples.train) == 1
     assert "text.png: skipped, cannot be decoded" in caplog.text
+
+
+def test_whichever_bit_of_an_array_is_damaged_the_others_of_its_folder_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    np.save(tmp_path / "0.npy", np.ones((2, 3), np.float32))
+    for number, damaged in enumerate(damaged_arrays(np.zeros((2, 3), np.float32))):
+        (tmp_path / f"worn{number}.npy").write_bytes(damaged)
+    samples = read_pictures(tmp_path)
+    assert samples.train.x[0].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert samples.skipped > 800
+    assert caplog.text.count("skipped, cannot be decoded (") == samples.skipped
+
+
+@pytest.mark.parametrize("content", ["renamed", "torn"])
+def test_a_first_array_that_is_none_gives_the_others_no_shape(content: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "renamed.npz", np.ones(3))
+    raw = (tmp_path / "renamed.npz").read_bytes()
+    (tmp_path / "a.npy").write_bytes(raw if content == "renamed" else raw[:-1])
+    with pytest.raises(InputError, match="none of 1 arrays can be read"):
+        read_pictures(tmp_path)
+    np.save(tmp_path / "b.npy", np.ones((2, 3), np.float32))
+    assert read_pictures(tmp_path).train.x.shape == (1, 2, 3)
 
 
 def test_folder_in_which_nothing_can_be_decoded(tmp_path: Path) -> None:
