@@ -107,6 +107,7 @@ class GrowingFile:
         self._from_end = from_end
         self._splitter = LineSplitter()
         self._file: BinaryIO | None = None
+        self._identity: list[int] = []
         self._number = 0  # of the last line that was given
         self._end = 0  # offset after it
         self._before = b""  # the last bytes before that offset
@@ -122,7 +123,10 @@ class GrowingFile:
                 yield from self._read(feed)
             except OSError as err:
                 self._gap = True
-                self._from_end = False  # a file that comes later is new as a whole
+                if self._end:  # the same file may come back
+                    self._place = self._place_after(self._number, self._end)
+                if isinstance(err, FileNotFoundError):
+                    self._from_end = False  # a file that comes later is new as a whole
                 self.close()
                 feed.away(err.strerror or str(err))
 
@@ -134,36 +138,29 @@ class GrowingFile:
 
     def place(self, line: Line) -> dict[str, Any]:
         """The place after the line that was given last, for the next run."""
+        return self._place_after(line.number, line.end)
+
+    def _place_after(self, number: int, end: int) -> dict[str, Any]:
         before = [len(self._before), _digest(self._before)]
-        return {
-            "file": self._identity,
-            "offset": line.end,
-            "line": line.number,
-            "before": before,
-        }
+        return {"file": self._identity, "offset": end, "line": number, "before": before}
 
     def _open(self, file: BinaryIO) -> Iterator[Line]:
         self._file = file
-        self._splitter = LineSplitter()
         status = os.fstat(file.fileno())
-        self._identity = [status.st_dev, status.st_ino]
-        place, self._place = self._place, {}
-        from_end, self._from_end = self._from_end, False
-        known = place.get("file") == self._identity and _was_read(file, place, status.st_size)
-        self._number = self._end = 0
-        self._before = b""
-        if not known and not from_end:
-            return
-        number, header = 1, file.readline(LINE_BYTES_MAX)
-        while header.isspace():
-            number, header = number + 1, file.readline(LINE_BYTES_MAX)
-        if not header.endswith(b"\n"):  # not even the first line is whole
-            file.seek(0)
-            return
-        yield Line(_text(header), number, file.tell(), first=True, again=True)
-        self._end = int(place["offset"]) if known else _last_line_end(file, status.st_size)
-        self._number = int(place["line"]) if known else number
-        self._before = _bytes_before(file, self._end, BEFORE_BYTES)
+        place, identity = self._place, [status.st_dev, status.st_ino]
+        known = place.get("file") == identity and _was_read(file, place, status.st_size)
+        header = _header(file) if known or self._from_end else None
+        number = end = 0
+        if header is not None:
+            number = int(place["line"]) if known else header.number
+            end = int(place["offset"]) if known else _last_line_end(file, status.st_size)
+        self._before = _bytes_before(file, end, BEFORE_BYTES)
+        # from here on nothing is read that could fail, and lose the place
+        self._place, self._from_end = {}, False
+        self._splitter = LineSplitter()
+        self._identity, self._number, self._end = identity, number, end
+        if header is not None:
+            yield header
 
     def _read(self, feed: Feed) -> Iterator[Line]:
         """Read to the end of the file, and look whether another file has its name now."""
@@ -207,6 +204,17 @@ class GrowingFile:
         gap, self._gap = self._gap or splitter.too_long > 0, False
         splitter.too_long = splitter.dropped_bytes = 0
         return Line(_text(raw), self._number, self._end, first=self._number == 1, gap=gap)
+
+
+def _header(file: BinaryIO) -> Line | None:
+    """The first line that is not blank; None while it is not whole."""
+    file.seek(0)
+    number, header = 1, file.readline(LINE_BYTES_MAX)
+    while header.isspace():
+        number, header = number + 1, file.readline(LINE_BYTES_MAX)
+    if not header.endswith(b"\n"):
+        return None
+    return Line(_text(header), number, file.tell(), first=True, again=True)
 
 
 def _text(raw: bytes) -> str:

@@ -243,6 +243,54 @@ def test_a_file_that_vanishes_is_waited_for_and_no_window_spans_the_gap(
     assert caplog.text.count("is away: No such file or directory; waiting for it") == 2
 
 
+def point(link: Path, target: Path) -> None:
+    """Let a link lead to another place, in one step."""
+    new = link.with_name("new")
+    new.symlink_to(target)
+    new.rename(link)
+
+
+@pytest.mark.deadline
+@pytest.mark.parametrize("header", [(), ("ax,ay",), ("", "ax,ay")])
+@pytest.mark.parametrize("why", ["No such file or directory", "Not a directory"])
+def test_a_file_that_was_away_for_a_moment_goes_on_behind_its_last_row(
+    why: str, header: tuple[str, ...], tmp_path: Path
+) -> None:
+    disk, mount = tmp_path / "disk", tmp_path / "mount"
+    nowhere = tmp_path / "none"
+    if why == "Not a directory":  # then the file is open still, and cannot be looked at
+        nowhere.touch()
+    disk.mkdir()
+    file = disk / "a.csv"
+    append(file, *header, "1,1", "2,2", "3,3", "4,4")
+    point(mount, disk)
+    with reading(csv_source(mount / "a.csv"), SPEC, "a.csv") as got:
+        for time in (1, 2):
+            wait_until(lambda: got.source._file._end == file.stat().st_size, "not read")
+            point(mount, nowhere)
+            wait_until(lambda: got.feed.why_away == why, "not missed")
+            append(file, *[f"{n},{n}" for n in range(10 * time, 10 * time + 4)])
+            point(mount, disk)
+            got.wait(1 + time)
+    assert first_channel(got) == [[1, 2, 3], [10, 11, 12], [20, 21, 22]]
+    assert got.names[-1] == f"a.csv line {len(header) + 11}"
+    assert (got.feed.counts.lost, got.feed.counts.holes) == (2, 0)
+
+
+@pytest.mark.deadline
+def test_from_the_end_also_where_the_file_cannot_be_read_at_first(tmp_path: Path) -> None:
+    file = tmp_path / "real.csv"
+    append(file, "ax,ay", "1,1", "2,2", "3,3")
+    point(tmp_path / "a.csv", Path("/proc/self/mem"))  # its first bytes give EIO
+    with reading(csv_source(tmp_path / "a.csv", end=True), SPEC) as got:
+        wait_until(lambda: got.feed.why_away == "Input/output error", "not missed")
+        point(tmp_path / "a.csv", file)
+        wait_until(lambda: got.source._file._end == file.stat().st_size, "not read")
+        append(file, "4,4", "5,5", "6,6")
+        got.wait(1)
+    assert first_channel(got) == [[4, 5, 6]]
+
+
 def test_after_a_restart_the_next_window_is_the_one_that_would_have_come(tmp_path: Path) -> None:
     file, memory = tmp_path / "a.csv", tmp_path / "place.json"
     append(file, "ax,ay", *[f"{n},0" for n in range(1, 7)])
