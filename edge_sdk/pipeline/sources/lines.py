@@ -53,6 +53,15 @@ class LineSplitter:
             self._dropping = True
             self._held.clear()
 
+    def counted(self, line: bytes) -> tuple[int, int]:
+        """Lines and bytes of the line that was given last, with those dropped since the one before.
+
+        The counts of what was dropped begin anew.
+        """
+        counts = 1 + self.too_long, len(line) + self.dropped_bytes
+        self.too_long = self.dropped_bytes = 0
+        return counts
+
     def rest(self) -> bytes:
         """Forget the line that was begun.
 
@@ -72,9 +81,9 @@ class Line:
         text: without its end, and without a byte order mark.
         number: from 1.
         end: offset of the byte after it.
-        first: whether it is the file's first line.
-        again: whether it was read in an earlier run: the first line that is not blank, for its
-            header alone.
+        first: whether no line of the file was given before it.
+        again: whether it was read in an earlier run: the first line that is neither blank nor above
+            the limit, for its header alone.
         gap: whether lines are missing before it.
     """
 
@@ -151,9 +160,10 @@ class GrowingFile:
         known = place.get("file") == identity and _was_read(file, place, status.st_size)
         header = _header(file) if known or self._from_end else None
         number = end = 0
-        if header is not None:
-            number = int(place["line"]) if known else header.number
-            end = int(place["offset"]) if known else _last_line_end(file, status.st_size)
+        if known:
+            number, end = int(place["line"]), int(place["offset"])
+        elif header is not None:
+            number, end = header.number, _last_line_end(file, status.st_size)
         self._before = _bytes_before(file, end, BEFORE_BYTES)
         # from here on nothing is read that could fail, and lose the place
         self._place, self._from_end = {}, False
@@ -196,25 +206,29 @@ class GrowingFile:
                 yield self._line(raw)
 
     def _line(self, raw: bytes) -> Line:
-        splitter = self._splitter
-        before = b"" if splitter.dropped_bytes else self._before
-        self._before = (before + raw)[-BEFORE_BYTES:]
-        self._number += 1 + splitter.too_long
-        self._end += len(raw) + splitter.dropped_bytes
-        gap, self._gap = self._gap or splitter.too_long > 0, False
-        splitter.too_long = splitter.dropped_bytes = 0
-        return Line(_text(raw), self._number, self._end, first=self._number == 1, gap=gap)
+        first = not self._end
+        lines, size = self._splitter.counted(raw)
+        dropped = lines > 1
+        self._before = (raw if dropped else self._before + raw)[-BEFORE_BYTES:]
+        self._number += lines
+        self._end += size
+        gap, self._gap = self._gap or dropped, False
+        return Line(_text(raw), self._number, self._end, first=first, gap=gap)
 
 
 def _header(file: BinaryIO) -> Line | None:
-    """The first line that is not blank; None while it is not whole."""
+    """The first line that is neither blank nor above the limit; None while there is none."""
     file.seek(0)
-    number, header = 1, file.readline(LINE_BYTES_MAX)
-    while header.isspace():
-        number, header = number + 1, file.readline(LINE_BYTES_MAX)
-    if not header.endswith(b"\n"):
-        return None
-    return Line(_text(header), number, file.tell(), first=True, again=True)
+    splitter = LineSplitter()
+    number = end = 0
+    while chunk := file.read(CHUNK_BYTES):
+        for raw in splitter.push(chunk):
+            lines, size = splitter.counted(raw)
+            number, end = number + lines, end + size
+            text = _text(raw)
+            if text.strip():
+                return Line(text, number, end, first=True, again=True)
+    return None
 
 
 def _text(raw: bytes) -> str:

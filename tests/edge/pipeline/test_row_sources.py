@@ -115,12 +115,18 @@ def test_layout_and_dtype_are_the_model_s(tmp_path: Path) -> None:
     assert sample.tolist() == [[[1, 10], [2, 20], [3, 30]]]
 
 
+LONG = "9" * 1_100_000  # a line above the limit
+
+
 @pytest.mark.parametrize("columns", [(), ("ax", "ay")])
-def test_blank_lines_before_the_header_are_passed_over_also_after_a_restart(
-    tmp_path: Path, columns: tuple[str, ...]
+@pytest.mark.parametrize(
+    "top", [("", " "), ("\ufeff", ""), ("\ufeff \r", "\r"), ("", LONG), (LONG, "\u00a0")]
+)
+def test_lines_before_the_header_are_passed_over_also_after_a_restart(
+    tmp_path: Path, top: tuple[str, ...], columns: tuple[str, ...]
 ) -> None:
     file, memory = tmp_path / "a.csv", tmp_path / "place.json"
-    append(file, "", " ", "ax,ay", "1,10", "2,20", "3,30")
+    append(file, *top, "ax,ay", "1,10", "2,20", "3,30")
     keys = RowKeys(columns, step=3)
     with reading(csv_source(file, keys, memory), SPEC, "a.csv") as first:
         first.wait(1)
@@ -136,7 +142,7 @@ def test_blank_lines_before_the_header_are_passed_over_also_after_a_restart(
 
 def test_a_table_begins_behind_a_first_line_above_the_limit(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
-    append(file, "9" * 1_100_000, "1,10", "2,20", "3,30")
+    append(file, LONG, "1,10", "2,20", "3,30")
     with reading(csv_source(file), SPEC) as got:
         got.wait(1)
     assert first_channel(got) == [[1, 2, 3]]
@@ -211,6 +217,20 @@ def test_columns_by_name_survive_another_order_after_rotation(tmp_path: Path) ->
         append(file, "ay,ax", "-5,5", "-6,6", "-7,7")
         got.wait(1)
     assert np.asarray(got.items[0].sample).tolist() == [[1, 2, 5], [-1, -2, -5]]
+
+
+@pytest.mark.deadline
+@pytest.mark.parametrize("top", ["\ufeff", LONG])
+def test_a_file_after_rotation_may_begin_with_a_line_that_is_none(top: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    append(file, "ax,ay", "1,1", "2,2", "3,3")
+    with reading(csv_source(file), SPEC) as got:
+        got.wait(1)
+        file.rename(tmp_path / "a.csv.1")
+        append(file, top, "ay,ax", "4,4", "5,5", "6,6")
+        got.wait(2)
+    assert first_channel(got) == [[1, 2, 3], [4, 5, 6]]
+    assert got.feed.counts.holes == 0
 
 
 @pytest.mark.deadline
