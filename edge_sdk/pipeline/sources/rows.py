@@ -22,6 +22,9 @@ from edge_sdk.pipeline.windows import Columns, WindowCutter, WindowForm
 from profiles.checks import optional, whole
 
 SERIAL_WAIT_S: Final = 0.2
+# Rows before the first one that fits the model: a board may greet with a few numbers, or the first
+# row may be cut. After so many, the columns are wrong.
+UNFIT_MOST: Final = 20
 _BETWEEN: Final = re.compile(r"[,;\s]+")
 
 
@@ -89,16 +92,40 @@ class RowCutter:
         except InputError as err:
             self._feed.hole(f"{where}: {err}", self.gap())
             return None
-        spec = self._feed.spec()
-        if spec is not self._spec or self._cutter is None:
-            self._fit(spec, len(row))
-        assert self._cutter is not None
-        window = self._cutter.push(row)
+        try:
+            spec, cutter = self.fit()
+        except ConfigurationError as err:
+            raise ConfigurationError(f"{self._feed.name}: {err}") from err
+        window = cutter.push(row)
         try:
             return None if window is None else _in_shape(where, window, spec)
         except InputError as err:
             self._feed.refuse(str(err))
             return None
+
+    def fit(self) -> tuple[TensorSpec, WindowCutter]:
+        """The model's input as it is now, and what cuts rows of the table for it.
+
+        Raises: ConfigurationError if the table's columns cannot fill the input.
+        """
+        assert self._columns is not None, "begin the table first"
+        spec, names = self._feed.spec(), self._columns.names
+        if spec is self._spec and self._cutter is not None:
+            return spec, self._cutter
+        length = window_length(spec, len(names))
+        window = self._keys.window or length
+        if window is None or window != length:
+            asked = "" if self._keys.window is None else f" with window={self._keys.window}"
+            raise ConfigurationError(
+                f"the model takes {spec.shape}, which {len(names)} columns"
+                f" ({', '.join(names)[:200]}){asked} cannot fill; name the columns, as in"
+                " ?columns=ax,ay,az"
+                + ("" if length is None else f", and window={length} or no window")
+            )
+        self._spec = spec
+        self._form = WindowForm(window, self._keys.step, self._keys.columns)
+        self._cutter = WindowCutter(len(names), self._form)
+        return spec, self._cutter
 
     @property
     def form(self) -> WindowForm:
@@ -111,22 +138,6 @@ class RowCutter:
         Returns: windows that were begun and are lost.
         """
         return 0 if self._cutter is None else self._cutter.break_off()
-
-    def _fit(self, spec: TensorSpec, channels: int) -> None:
-        length = window_length(spec, channels)
-        window = self._keys.window or length
-        if window is None or window != length:
-            names = self._columns.names if self._columns is not None else ()
-            asked = "" if self._keys.window is None else f" with window={self._keys.window}"
-            raise ConfigurationError(
-                f"{self._feed.name}: the model takes {spec.shape}, which {channels} columns"
-                f" ({', '.join(names)[:200]}){asked} cannot fill; name the columns, as in"
-                " ?columns=ax,ay,az"
-                + ("" if length is None else f", and window={length} or no window")
-            )
-        self._form = WindowForm(window, self._keys.step, self._keys.columns)
-        self._cutter = WindowCutter(channels, self._form)
-        self._spec = spec
 
 
 def window_length(spec: TensorSpec, channels: int) -> int | None:
@@ -239,7 +250,8 @@ class SerialSource:
     """Windows of the lines that come in at a serial port.
 
     A line without a number is a header if the first row behind it has as many cells. Other text,
-    such as a greeting of the device, is none; with a number in it, it is a hole.
+    such as a greeting of the device, is none; with a number in it, it is a hole. So is a line of
+    numbers that cannot fill the model, as long as no row could: UNFIT_MOST of them.
 
     Args:
         open_port: opens it; the port has `read(size)`, `in_waiting` and `close()`.
@@ -253,11 +265,14 @@ class SerialSource:
         self._keys = keys
 
     def items(self, feed: Feed) -> Iterator[Item]:
-        """One item for each window, numbered."""
+        """One item for each window, numbered.
+
+        Raises: ConfigurationError if no row fits the model.
+        """
         cutter = RowCutter(self._keys, feed)
         begun = False
         before: list[str] = []
-        number = 0
+        unfit = number = 0
         for text in self._lines(feed, cutter):
             cells = [cell for cell in _BETWEEN.split(text.strip()) if cell]
             if not cells:
@@ -269,7 +284,10 @@ class SerialSource:
                     continue
                 try:
                     self._begin(cutter, before, cells)
-                except InputError as err:
+                except (ConfigurationError, InputError) as err:
+                    unfit += isinstance(err, ConfigurationError)
+                    if unfit > UNFIT_MOST:
+                        raise ConfigurationError(f"{feed.name}: {err}") from err
                     feed.hole(f"{where}: {err}", 0)
                     continue
                 begun = True
@@ -288,7 +306,7 @@ class SerialSource:
         """Begin the table with its first row.
 
         Raises: InputError if the line is none; ConfigurationError if the row lacks a column that
-            the user named.
+            the user named, or cannot fill the model.
         """
         first = before if len(before) == len(cells) else cells
         try:
@@ -297,6 +315,7 @@ class SerialSource:
             Columns(cells).row(cells)  # a line with text in it is not the table's
             raise
         cutter.begin(first)
+        cutter.fit()
 
     def _lines(self, feed: Feed, cutter: RowCutter) -> Iterator[str]:
         while not feed.stopped:

@@ -21,6 +21,7 @@ from edge_sdk.pipeline.sources.feed import Feed
 from edge_sdk.pipeline.sources.lines import GrowingFile, LineSplitter
 from edge_sdk.pipeline.sources.memory import SavedPlace
 from edge_sdk.pipeline.sources.rows import (
+    UNFIT_MOST,
     CsvSource,
     RowKeys,
     SerialSource,
@@ -520,6 +521,38 @@ def test_a_greeting_with_a_number_in_it_is_a_hole_and_no_table(
     assert first_channel(got) == [[1, 2]]
     assert got.feed.counts.holes == 1
     assert f"the line {greeting}: column" in caplog.text
+
+
+@pytest.mark.parametrize("columns", [(), ("1", "2", "3"), ("ax", "ay", "az")])
+@pytest.mark.parametrize("greeting", ["115200", "2024 1", "115200\n115200\n" * 9 + "115200"])
+def test_a_greeting_of_numbers_alone_is_a_hole_and_no_table(
+    port: Port, greeting: str, columns: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = RowKeys(columns, window=2, step=2)
+    with reading_port(port, keys, TensorSpec("float32", (3, 2))) as got:
+        port.write(f"the first line may be half of one\n{greeting}\nax ay az\n1 4 7\n2 5 8\n")
+        got.wait(1)
+    assert first_channel(got) == [[1, 2]]
+    assert got.feed.counts.holes == len(greeting.splitlines())
+    assert f"the line {greeting.splitlines()[0]}: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ((), "the model takes (2, 3), which 4 columns (1, 2, 3, 4) cannot fill"),
+        (("ax", "ay"), "column ax: expected one of 1, 2, 3, 4"),
+    ],
+)
+def test_a_serial_port_on_which_no_row_fits_ends_the_reading_with_a_sentence(
+    port: Port, columns: tuple[str, ...], message: str
+) -> None:
+    with reading_port(port, RowKeys(columns), SPEC) as got:
+        port.write("the first line may be half of one\n" + "1 4 7 9\n" * (UNFIT_MOST + 1))
+        got.wait_ended()
+    assert isinstance(got.fault, ConfigurationError)
+    assert str(got.fault).startswith(f"{port.name}: {message}")
+    assert got.feed.counts.holes == UNFIT_MOST
 
 
 def test_a_text_column_of_a_serial_port_that_is_not_asked_for_is_no_hole(port: Port) -> None:
