@@ -210,11 +210,20 @@ def _terms(
     first = [np.asarray(value) for value in values[0] or []]
     if any(value is None for value in values[1:]) or fixed:
         return {n: BatchTerm(v, np.zeros_like(v)) for n, v in zip(wanted, first, strict=True)}
-    found = {}
-    for name, one, two, three in zip(wanted, *(value or [] for value in values), strict=True):
-        if one.shape == two.shape == three.shape and np.array_equal(three - two, two - one):
-            found[name] = BatchTerm(one - (two - one), two - one)
-    return found
+    triples = zip(wanted, *(value or [] for value in values), strict=True)
+    lines = {name: _line(*triple) for name, *triple in triples}
+    return {name: line for name, line in lines.items() if line is not None}
+
+
+def _line(one: Array, two: Array, three: Array) -> BatchTerm | None:
+    """The straight line through values at batch sizes 1, 2 and 3; None where they are on none."""
+    if not one.shape == two.shape == three.shape:
+        return None
+    if one.dtype == np.bool_:  # truth values have no differences
+        same = np.array_equal(one, two) and np.array_equal(two, three)
+        return BatchTerm(one, np.zeros_like(one)) if same else None
+    each = two - one
+    return BatchTerm(one - each, each) if np.array_equal(three - two, each) else None
 
 
 def _specs(

@@ -55,6 +55,23 @@ def export(module: nn.Module, example: torch.Tensor, path: Path, *, batch: bool 
     return path
 
 
+def export_by_torchscript(module: nn.Module, example: torch.Tensor, path: Path) -> Path:
+    """A module as the exporter of older files writes it, with an open batch axis."""
+    axes = {"image": {0: "b"}, "scores": {0: "b"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module.eval(),
+            (example,),
+            str(path),
+            dynamo=False,
+            input_names=["image"],
+            output_names=["scores"],
+            dynamic_axes=axes,
+        )
+    return path
+
+
 @pytest.fixture(scope="session")
 def small(digits: Dataset) -> nn.Module:
     """Trained on the digits for a second or two."""

@@ -21,7 +21,12 @@ from exporters.adopt.graph.cuts import choose_cuts, find_cuts
 from exporters.adopt.graph.graph import part
 from exporters.adopt.graph.split import difference, open_session, segment_model
 from exporters.adopt.graph.work import flops_of
-from tests.exporting.adopt.conftest import dynamically_quantised, export, recurrent
+from tests.exporting.adopt.conftest import (
+    dynamically_quantised,
+    export,
+    export_by_torchscript,
+    recurrent,
+)
 
 Array = NDArray[Any]
 Make = Callable[..., Path]
@@ -335,6 +340,36 @@ def test_sizes_that_follow_the_batch_are_worked_out_at_each_cut(tmp_path: Path) 
     assert ready.batches
     found = through_every_cut(ready, x)
     assert len(found) >= 8
+    assert max(difference(whole(path, x), logits) for logits in found) <= 1e-4
+
+
+class Token(nn.Module):
+    """A class token in front of patches: TorchScript compares its sizes with -1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, 16, 2, stride=2)
+        self.token = nn.Parameter(torch.randn(1, 1, 16))
+        self.mix = nn.Linear(16, 16)
+        self.end = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(x.shape[0], -1, -1), tokens], dim=1)
+        weights = (tokens @ tokens.transpose(1, 2)).softmax(dim=-1)
+        return self.end((weights @ self.mix(tokens))[:, 0])  # type: ignore[no-any-return]  # torch types modules as Any
+
+
+def test_sizes_that_are_compared_are_worked_out_at_each_cut(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path = export_by_torchscript(Token(), torch.zeros(3, 1, 8, 8), tmp_path / "token.onnx")
+    assert "Equal" in {node.op_type for node in onnx.load(path).graph.node}
+    classifier = load_classifier(path)
+    x = inputs(classifier, 7)
+    ready = checked(classifier, x)
+    assert ready.batches
+    found = through_every_cut(ready, x)
+    assert len(found) >= 5
     assert max(difference(whole(path, x), logits) for logits in found) <= 1e-4
 
 
