@@ -21,7 +21,7 @@ from torch import Tensor
 
 from edge_sdk.learning.head import Head
 from exporters.adopt.graph.cuts import Cut
-from exporters.adopt.graph.graph import Addition, Graph, Spec, part, term_weight
+from exporters.adopt.graph.graph import Addition, Graph, Spec, part, term_weight, uses
 from exporters.adopt.graph.split import open_session
 from exporters.measure import one_torch_thread
 
@@ -249,7 +249,7 @@ def _is_volume(graph: Graph, name: str) -> bool:
         node = makers[name]
         if node.op_type in _CHANNELS_FIRST:
             return True
-        inputs = (given for given in node.input if given in graph.specs)
+        inputs = _data_of(graph, node)
         name = next((each for each in inputs if len(graph.specs[each].shape) == VOLUME_AXES), "")
     return False
 
@@ -265,5 +265,10 @@ def channels_first(graph: Graph, name: str) -> bool:
             return True
         if node.op_type in _CHANNELS_LAST:
             return False
-        name = next((given for given in node.input if given in graph.specs), "")
+        name = next(iter(_data_of(graph, node)), "")
     return True
+
+
+def _data_of(graph: Graph, node: NodeProto) -> list[str]:
+    """The tensors that a node reads and that depend on the data."""
+    return [name for name in uses(node) if name in graph.specs and name not in graph.derived]

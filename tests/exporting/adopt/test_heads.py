@@ -25,6 +25,7 @@ from exporters.adopt.heads import (
     head_addition,
     train_head,
 )
+from exporters.adopt.narrowing import channel_axis
 from exporters.adopt.operating import Judged, agreed_threshold, agreement_gate, figures_at
 
 
@@ -151,6 +152,38 @@ def test_features_of_any_form_are_bounded(
     each = {5000: 3, 2500: 2}[z.shape[1]]
     expected = [z[:, start : start + each].mean(axis=1) for start in range(0, z.shape[1], each)]
     np.testing.assert_allclose(features, np.transpose(expected), atol=1e-4)
+
+
+def test_tokens_behind_a_class_token_are_pooled_as_tokens(make_graph: Callable[..., Path]) -> None:
+    """The class token is made for each sample of a batch, from its size alone."""
+    random = np.random.default_rng(0)
+    sizes = {"k": (8, 1, 4, 4), "token": (1, 1, 8), "w": (8, 8), "v": (8, 10)}
+    weights = {name: random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    weights |= {"flat": np.array([0, 8, -1]), "zero": np.array([0]), "tail": np.array([1, 8])}
+    weights["first"] = np.array(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "k"], ["c"], strides=[4, 4]),
+        helper.make_node("Reshape", ["c", "flat"], ["rows"]),
+        helper.make_node("Transpose", ["rows"], ["patches"], perm=[0, 2, 1]),
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Gather", ["sizes", "zero"], ["batch"], axis=0),
+        helper.make_node("Concat", ["batch", "tail"], ["wanted"], axis=0),
+        helper.make_node("Expand", ["token", "wanted"], ["tokens"]),
+        helper.make_node("Concat", ["tokens", "patches"], ["h"], axis=1),
+        helper.make_node("MatMul", ["h", "w"], ["m"]),
+        helper.make_node("Relu", ["m"], ["r"]),
+        helper.make_node("Add", ["h", "r"], ["s"]),
+        helper.make_node("Gather", ["s", "first"], ["g"], axis=1),
+        helper.make_node("MatMul", ["g", "v"], ["y"]),
+    ]
+    path = make_graph(nodes, weights=weights)
+    x = random.normal(size=(3, 1, 8, 8)).astype(np.float32)
+    z, features = features_at(path, (5, 8), x)
+    expected = np.concatenate([z[:, 0], z.mean(axis=1)], axis=1)
+    np.testing.assert_allclose(features, expected, atol=1e-5)
+    classifier = load_classifier(path)
+    axes = {cut.shape: channel_axis(classifier, cut) for cut in find_cuts(classifier.graph).cuts}
+    assert axes == {(8, 2, 2): 1, (8, 4): 1, (4, 8): 2, (5, 8): 2, (8,): 1}
 
 
 def test_map_whose_channels_are_shuffled_is_cut_as_a_map(make_graph: Callable[..., Path]) -> None:
