@@ -20,8 +20,9 @@ from onnx import NodeProto, TensorProto, helper
 from torch import Tensor
 
 from edge_sdk.learning.head import Head
+from exporters.adopt.graph.channels import channel_axis, is_volume
 from exporters.adopt.graph.cuts import Cut
-from exporters.adopt.graph.graph import Addition, Graph, Spec, part, term_weight, uses
+from exporters.adopt.graph.graph import Addition, Graph, Spec, part, term_weight
 from exporters.adopt.graph.split import open_session
 from exporters.measure import one_torch_thread
 
@@ -30,14 +31,9 @@ HeadLoss = Callable[[Tensor, Tensor], Tensor]
 
 FEATURES_MAX: Final = 2304  # 256 channels on a grid of 3 x 3
 GRID: Final = 3
-VOLUME_AXES: Final = 5  # batch, channels, depth, height and width
 LOGITS: Final = "head/logits"
 WEIGHT: Final = "head.weight"
 BIAS: Final = "head.bias"
-_CHANNELS_FIRST: Final = (
-    "Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "BatchNormalization",
-)  # fmt: skip
-_CHANNELS_LAST: Final = ("MatMul", "Gemm", "LayerNormalization", "Einsum", "Transpose")
 _FOLDS: Final = 5
 _EPOCHS: Final = 30
 _STEPS: Final = (1000, 4000)
@@ -50,13 +46,14 @@ def pooling(graph: Graph, cut: Cut) -> tuple[Addition, str, int]:
     """Nodes that pool z, the tensor (1, features) they end in, and the number of features."""
     builder = _Pooling(f"head{cut.depth}")
     tensor, shape, features = cut.tensor, cut.shape, cut.values
-    axes, first = len(shape), channels_first(graph, tensor)
-    if axes == 2 and not first:
+    axes, channels = len(shape), channel_axis(graph, tensor)
+    if axes == 2 and channels == 2:
         tensor, features = builder.tokens(tensor, shape)
-    elif axes in (2, 3) or (axes == 4 and _is_volume(graph, tensor)):
-        if not first:
-            tensor = builder.transposed(tensor, (0, axes, *range(1, axes)))
-            shape = (shape[-1], *shape[:-1])
+    elif axes in (2, 3) or (axes == 4 and is_volume(graph, tensor)):
+        if channels != 1:
+            others = [axis for axis in range(1, axes + 1) if axis != channels]
+            tensor = builder.transposed(tensor, (0, channels, *others))
+            shape = (shape[channels - 1], *(shape[axis - 1] for axis in others))
         tensor, features = builder.grid(tensor, shape)
     tensor, features = builder.bounded(builder.flat(tensor), features)
     specs = {tensor: Spec(TensorProto.FLOAT, (1, features))}
@@ -238,37 +235,3 @@ class _Pooling:
         made = f"{self._name}/{name}"
         self.nodes.append(helper.make_node(kind, inputs, [made], **attributes))
         return made
-
-
-def _is_volume(graph: Graph, name: str) -> bool:
-    """Whether a tensor of five axes comes from operators on volumes, batch and channels first;
-    a map whose channels are split in two to be shuffled does not.
-    """
-    makers = {made: node for node in graph.nodes for made in node.output}
-    while name in makers:
-        node = makers[name]
-        if node.op_type in _CHANNELS_FIRST:
-            return True
-        inputs = _data_of(graph, node)
-        name = next((each for each in inputs if len(graph.specs[each].shape) == VOLUME_AXES), "")
-    return False
-
-
-def channels_first(graph: Graph, name: str) -> bool:
-    """Whether the axis behind the batch is that of channels: so it is around convolutions, while
-    products of matrices keep them last.
-    """
-    makers = {made: node for node in graph.nodes for made in node.output}
-    while name in makers:
-        node = makers[name]
-        if node.op_type in _CHANNELS_FIRST:
-            return True
-        if node.op_type in _CHANNELS_LAST:
-            return False
-        name = next(iter(_data_of(graph, node)), "")
-    return True
-
-
-def _data_of(graph: Graph, node: NodeProto) -> list[str]:
-    """The tensors that a node reads and that depend on the data."""
-    return [name for name in uses(node) if name in graph.specs and name not in graph.derived]

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from exporters.adopt.classifier import Classifier
+from exporters.adopt.graph.channels import channel_axis
 from exporters.adopt.graph.cuts import Cut, Plan
 from exporters.adopt.graph.gradients import torch_suffix
-from exporters.adopt.heads import channels_first
 from exporters.adopt.inputs import as_raw
 from exporters.bundle import spread_rows
 from exporters.errors import ExportError
@@ -77,7 +77,7 @@ def bottleneck_at(
     flops = 3 * BATCH * sum(stage.flops for stage in plan.stages[cut.depth :])
     return fit_bottleneck(
         z,
-        channel_axis(classifier, cut),
+        narrowed_axis(classifier, cut),
         answer,
         (z_held, suffix(z_held).argmax(axis=1)),
         wanted=wanted,
@@ -88,7 +88,7 @@ def bottleneck_at(
     )
 
 
-def channel_axis(classifier: Classifier, cut: Cut) -> int:
-    """The axis of z's channels behind the batch."""
-    maps = len(cut.shape) in (2, 3) and channels_first(classifier.graph, cut.tensor)
-    return 1 if maps else len(cut.shape)
+def narrowed_axis(classifier: Classifier, cut: Cut) -> int:
+    """The axis of z's channels behind the batch; the last where z is neither map nor tokens."""
+    axes = len(cut.shape)
+    return 1 if axes in (2, 3) and channel_axis(classifier.graph, cut.tensor) == 1 else axes

@@ -14,6 +14,7 @@ from edge_sdk.learning.head import Head
 from edge_sdk.manifest import GateSpec
 from edge_sdk.training.data.load import Dataset
 from exporters.adopt.classifier import load_classifier
+from exporters.adopt.graph.channels import channel_axis
 from exporters.adopt.graph.cuts import choose_cuts, find_cuts
 from exporters.adopt.graph.graph import part
 from exporters.adopt.graph.split import device_model, open_session
@@ -25,7 +26,7 @@ from exporters.adopt.heads import (
     head_addition,
     train_head,
 )
-from exporters.adopt.narrowing import channel_axis
+from exporters.adopt.narrowing import narrowed_axis
 from exporters.adopt.operating import Judged, agreed_threshold, agreement_gate, figures_at
 
 
@@ -182,7 +183,7 @@ def test_tokens_behind_a_class_token_are_pooled_as_tokens(make_graph: Callable[.
     expected = np.concatenate([z[:, 0], z.mean(axis=1)], axis=1)
     np.testing.assert_allclose(features, expected, atol=1e-5)
     classifier = load_classifier(path)
-    axes = {cut.shape: channel_axis(classifier, cut) for cut in find_cuts(classifier.graph).cuts}
+    axes = {cut.shape: narrowed_axis(classifier, cut) for cut in find_cuts(classifier.graph).cuts}
     assert axes == {(8, 2, 2): 1, (8, 4): 1, (4, 8): 2, (5, 8): 2, (8,): 1}
 
 
@@ -208,16 +209,106 @@ def test_map_whose_channels_are_shuffled_is_cut_as_a_map(make_graph: Callable[..
         helper.make_node("MatMul", ["m", "v"], ["y"]),
     ]
     path = make_graph(nodes, weights=weights, given=("n", 1, 12, 12))
-    plan = find_cuts(load_classifier(path).graph)
+    graph = load_classifier(path).graph
+    plan = find_cuts(graph)
     early = [cut for cut in plan.cuts if cut.values == 40 * 12 * 12]
     assert [cut.shape for cut in early] == [(40, 12, 12), (2, 20, 12, 12), (20, 2, 12, 12),
                                             (40, 12, 12)]  # fmt: skip
     (offered,) = choose_cuts(plan, 40 * 12 * 12, None).cuts[:1]
     assert offered == early[-1]
     x = random.normal(size=(3, 1, 12, 12)).astype(np.float32)
+    z, features = features_at(path, (40, 12, 12), x)
+    np.testing.assert_allclose(features, grid_of(z), atol=1e-5)
+    axes = {cut.tensor: channel_axis(graph, cut.tensor) for cut in early}
+    assert axes == {"net/c": 1, "net/r": 2, "net/t": 1, "net/s": 1}
     # asked for by its depth, the split one gives means of neighbours: 5,760 values, by threes
     z, features = features_at(path, (20, 2, 12, 12), x)
     np.testing.assert_allclose(features, z.reshape(3, 1920, 3).mean(axis=2), atol=1e-5)
+
+
+def grid_of(maps: np.ndarray) -> np.ndarray:
+    """Means of 3 x 3 windows of (n, channels, 3 k, 3 m) maps."""
+    count, channels, height, width = maps.shape
+    windows = maps.reshape(count, channels, 3, height // 3, 3, width // 3)
+    means: np.ndarray = windows.mean(axis=(3, 5)).reshape(count, -1)
+    return means
+
+
+def test_maps_of_blocks_with_their_channels_last_are_pooled_as_maps(
+    make_graph: Callable[..., Path],
+) -> None:
+    """As ConvNeXt writes a block: channels last for its dense layers, and first again."""
+    random = np.random.default_rng(0)
+    sizes = {"k": (8, 1, 3, 3), "a": (8, 16), "b": (16, 8), "d": (6, 8, 3, 3), "v": (6, 10)}
+    weights = {name: random.normal(0, 0.3, size).astype(np.float32) for name, size in sizes.items()}
+    weights |= {"scale": np.ones(8, np.float32)}
+    nodes = [
+        helper.make_node("Conv", ["x", "k"], ["c"], pads=[1] * 4),
+        helper.make_node("Transpose", ["c"], ["last"], perm=[0, 2, 3, 1]),
+        helper.make_node("LayerNormalization", ["last", "scale"], ["n"]),
+        helper.make_node("MatMul", ["n", "a"], ["m"]),
+        helper.make_node("Relu", ["m"], ["r"]),
+        helper.make_node("MatMul", ["r", "b"], ["o"]),
+        helper.make_node("Transpose", ["o"], ["first"], perm=[0, 3, 1, 2]),
+        helper.make_node("Add", ["first", "c"], ["s"]),
+        helper.make_node("Conv", ["s", "d"], ["e"]),
+        helper.make_node("GlobalAveragePool", ["e"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("MatMul", ["f", "v"], ["y"]),
+    ]
+    path = make_graph(nodes, weights=weights, given=("n", 1, 9, 12))
+    graph = load_classifier(path).graph
+    named = {name: channel_axis(graph, f"net/{name}") for name in ("last", "n", "o", "first", "s")}
+    assert named == {"last": 3, "n": 3, "o": 3, "first": 1, "s": 1}
+    x = random.normal(size=(3, 1, 9, 12)).astype(np.float32)
+    z, features = features_at(path, (8, 9, 12), x)
+    np.testing.assert_allclose(features, grid_of(z), atol=1e-5)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_tokens_that_a_layer_mixes_keep_their_channels(
+    make_graph: Callable[..., Path], *, turned: bool
+) -> None:
+    """MLP-Mixer's dense layers over the tokens are products of matrices along another axis."""
+    random = np.random.default_rng(0)
+    sizes = {"k": (6, 1, 4, 4), "w": (4, 4), "v": (6, 10)}
+    weights = {name: random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    weights |= {"flat": np.array([-1, 6, 4]), "scale": np.ones(6, np.float32)}
+    added = ["mixed", "tokens"] if turned else ["tokens", "mixed"]
+    nodes = [
+        helper.make_node("Conv", ["x", "k"], ["c"], strides=[4, 4]),
+        helper.make_node("Reshape", ["c", "flat"], ["rows"]),
+        helper.make_node("Transpose", ["rows"], ["tokens"], perm=[0, 2, 1]),
+        helper.make_node("LayerNormalization", ["tokens", "scale"], ["n"]),
+        helper.make_node("Transpose", ["n"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["t", "w"], ["m"]),
+        helper.make_node("Transpose", ["m"], ["mixed"], perm=[0, 2, 1]),
+        helper.make_node("Add", added, ["s"]),
+        helper.make_node("ReduceMean", ["s"], ["g"], axes=[1], keepdims=0),
+        helper.make_node("MatMul", ["g", "v"], ["y"]),
+    ]
+    graph = load_classifier(make_graph(nodes, weights=weights)).graph
+    assert [channel_axis(graph, f"net/{name}") for name in ("c", "tokens", "s")] == [1, 2, 2]
+
+
+def test_picture_with_its_channels_last_is_pooled_as_a_picture(
+    make_graph: Callable[..., Path],
+) -> None:
+    """Cuts in front of the first layer, as a graph of Keras has them."""
+    random = np.random.default_rng(0)
+    sizes = {"k": (4, 3, 3, 3), "v": (4, 10)}
+    weights = {name: random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    weights["all"] = np.array(255, np.float32)
+    nodes = [
+        helper.make_node("Div", ["x", "all"], ["s"]),
+        helper.make_node("Transpose", ["s"], ["t"], perm=[0, 3, 1, 2]),
+        helper.make_node("Conv", ["t", "k"], ["c"]),
+        helper.make_node("GlobalAveragePool", ["c"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("MatMul", ["f", "v"], ["y"]),
+    ]
+    graph = load_classifier(make_graph(nodes, weights=weights, given=("n", 6, 9, 3))).graph
+    assert [channel_axis(graph, f"net/{name}") for name in ("s", "t", "c")] == [3, 1, 1]
 
 
 def logits_of(confidence: list[float], label: int = 0) -> np.ndarray:
