@@ -113,11 +113,15 @@ class Addition:
 def uses(node: NodeProto) -> list[str]:
     """Names of the tensors that a node reads, those that its subgraphs take from outside too."""
     names = [name for name in node.input if name]
-    for attribute in node.attribute:
-        graphs = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
-        for graph in graphs:
-            names += _outside(graph)
+    for body in bodies(node):
+        names += _outside(body)
     return names
+
+
+def bodies(node: NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs inside a node: branches of If, bodies of Loop and Scan."""
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
 
 
 def constants(graph: Graph) -> frozenset[str]:

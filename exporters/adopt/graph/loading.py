@@ -11,7 +11,7 @@ infer      every tensor gets its shape at batch 1
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from exporters.adopt.graph.graph import (
     BatchTerm,
     Graph,
     Spec,
+    bodies,
     own_name,
     shown,
     term_weight,
@@ -79,11 +80,35 @@ def load_graph(
     heavy = _detach(model, FOLDED_VALUES)
     model = fold(model, path.name)
     heavy += _detach(model, HEAVY_VALUES)
-    model = onnx.compose.add_prefix(_modern(model, opset), prefix)
+    model = _prefixed(_modern(model, opset), prefix)
     for weight in heavy:
         weight.name = prefix + weight.name
     graph = _freeze(model, {weight.name: weight for weight in heavy}, path.name)
     return replace(graph, half=half, quantised=rounds(graph.nodes))
+
+
+def _prefixed(model: onnx.ModelProto, prefix: str) -> onnx.ModelProto:
+    """The model with a prefix before every name.
+
+    `onnx.compose.add_prefix` leaves the names of weights that a body of If, Loop or Scan uses.
+    """
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    onnx.compose.add_prefix_graph(
+        named.graph,
+        prefix,
+        inplace=True,
+        name_map={name: prefix + name for name in _weights_in(named.graph)},
+    )
+    return named
+
+
+def _weights_in(graph: onnx.GraphProto) -> Iterator[str]:
+    """Names of the weights of a graph and of the bodies in it."""
+    yield from (weight.name for weight in graph.initializer)
+    for node in graph.node:
+        for body in bodies(node):
+            yield from _weights_in(body)
 
 
 def _detach(model: onnx.ModelProto, most: int) -> list[TensorProto]:
@@ -203,10 +228,7 @@ def _terms(
     if not wanted:
         return {}
     probe = _whole(model, heavy)
-    del probe.graph.output[:]
-    # undefined types: onnxruntime fills them in
-    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
-    values = [run_zeros(probe, batch) for batch in ((1,) if fixed else _PROBES)]
+    values = [_values(probe, wanted, batch) for batch in ((1,) if fixed else _PROBES)]
     first = [np.asarray(value) for value in values[0] or []]
     if any(value is None for value in values[1:]) or fixed:
         return {n: BatchTerm(v, np.zeros_like(v)) for n, v in zip(wanted, first, strict=True)}
@@ -262,20 +284,28 @@ def _specs(
 
 
 def _specs_by_running(model: onnx.ModelProto, unknown: Sequence[str]) -> dict[str, Spec]:
-    del model.graph.output[:]
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in unknown)
-    try:
-        outputs = run_zeros(model, 1) or []
-    except Exception as err:  # onnxruntime's errors share no base class of their own
-        raise ExportError(
-            f"tensor {own_name(unknown[0])!r}: has no fixed shape, and the graph does not run on"
-            f" zeros ({first_line(err)}); a device needs fixed shapes"
-        ) from err
     return {
         name: Spec(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-        for name, value in zip(unknown, outputs, strict=True)
+        for name, value in zip(unknown, _values(model, unknown, 1) or [], strict=True)
         if isinstance(value, np.ndarray)
     }
+
+
+def _values(model: onnx.ModelProto, names: Sequence[str], batch: int) -> list[Array] | None:
+    """Values of tensors where the input is zeros; None where the model does not take that batch.
+
+    Raises: ExportError where it does not run at batch 1.
+    """
+    del model.graph.output[:]
+    # undefined types: onnxruntime fills them in
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    try:
+        return run_zeros(model, batch)
+    except Exception as err:  # onnxruntime's errors share no base class of their own
+        raise ExportError(
+            f"tensor {own_name(names[0])!r}: has no fixed shape, and the graph does not run on"
+            f" zeros ({first_line(err)}); a device needs fixed shapes"
+        ) from err
 
 
 def _whole(model: onnx.ModelProto, heavy: Mapping[str, TensorProto]) -> onnx.ModelProto:

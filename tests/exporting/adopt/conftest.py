@@ -223,6 +223,46 @@ def recurrent(kind: str, seed: int = 0) -> tuple[list[NodeProto], dict[str, Arra
     return nodes, weights
 
 
+def recurrence(kind: str, seed: int = 0) -> tuple[list[NodeProto], dict[str, Array]]:
+    """`x` (8, 8), 8 steps of 8 values -> a Loop or Scan with the weights `a` and `u` of the graph
+    around it -> its last state `h` (8) -> dense -> relu `r` (16) -> `y` (10).
+    """
+    random = np.random.default_rng(seed)
+    sizes = {"a": (8, 8), "u": (8, 8), "e": (8, 16), "v": (16, 10)}
+    weights = {name: random.normal(0, 0.3, size).astype(np.float32) for name, size in sizes.items()}
+    step = [
+        helper.make_node("MatMul", ["step", "a"], ["given"]),
+        helper.make_node("MatMul", ["old", "u"], ["kept"]),
+        helper.make_node("Add", ["given", "kept"], ["sum"]),
+        helper.make_node("Tanh", ["sum"], ["new"]),
+    ]
+    old, one, new = (_info(name, TensorProto.FLOAT, None) for name in ("old", "step", "new"))
+    if kind == "Scan":
+        body = helper.make_graph(step, "body", [old, one], [new])
+        last = helper.make_node("Scan", ["start", "steps"], ["h"], body=body, num_scan_inputs=1)
+    else:
+        weights |= {"count": np.array(8), "go": np.array(True)}
+        place, on = _info("i", TensorProto.INT64, []), _info("on", TensorProto.BOOL, [])
+        more = _info("more", TensorProto.BOOL, [])
+        step.insert(0, helper.make_node("Gather", ["steps", "i"], ["step"], axis=0))
+        step.append(helper.make_node("Identity", ["on"], ["more"]))
+        body = helper.make_graph(step, "body", [place, on, old], [more, new])
+        last = helper.make_node("Loop", ["count", "go", "start"], ["h"], body=body)
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["steps"], perm=[1, 0, 2]),
+        helper.make_node("ReduceMean", ["x"], ["start"], axes=[1], keepdims=0),
+        last,
+        helper.make_node("MatMul", ["h", "e"], ["m"]),
+        helper.make_node("Relu", ["m"], ["r"]),
+        helper.make_node("MatMul", ["r", "v"], ["y"]),
+    ]
+    return nodes, weights
+
+
+def _info(name: str, kind: int, shape: Sequence[int] | None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
 @pytest.fixture
 def make_graph(tmp_path: Path) -> Callable[..., Path]:
     """Writes a graph into a file."""

@@ -25,6 +25,7 @@ from tests.exporting.adopt.conftest import (
     dynamically_quantised,
     export,
     export_by_torchscript,
+    recurrence,
     recurrent,
 )
 
@@ -285,6 +286,54 @@ def test_last_state_is_cut_behind_the_axis_of_its_directions(make_graph: Make, k
     assert ready.batches
     for logits in through_every_cut(ready, x):
         assert difference(whole(path, x), logits) <= 1e-4
+
+
+@pytest.mark.parametrize("kind", ["Loop", "Scan"])
+def test_body_uses_weights_of_the_graph_around_it(make_graph: Make, kind: str) -> None:
+    """As tf2onnx writes a recurrence."""
+    nodes, weights = recurrence(kind)
+    path = make_graph(nodes, weights=weights, given=("n", 8, 8))
+    classifier = load_classifier(path)
+    assert [cut.tensor for cut in find_cuts(classifier.graph).cuts] == ["net/h", "net/m", "net/r"]
+    x = inputs(classifier)
+    for logits in through_every_cut(checked(classifier, x), x):
+        assert difference(whole(path, x), logits) <= 1e-4
+
+
+def test_branch_uses_weights_of_the_graph_around_it(make_graph: Make) -> None:
+    """TorchScript writes a squeeze of one axis as an If, on the size of that axis."""
+    random = np.random.default_rng(0)
+    sizes = {"k": (8, 1, 3, 3), "a": (8, 8), "v": (8, 10)}
+    weights = {name: random.normal(0, 0.3, size).astype(np.float32) for name, size in sizes.items()}
+    weights |= {"one": np.array(1), "axis": np.array([2]), "last": np.array([3])}
+    weights |= {"place": np.array(2)}
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("s", "i")]
+    squeeze = helper.make_node("Squeeze", ["row", "axis"], ["s"])
+    same = helper.make_node("Identity", ["row"], ["i"])
+    nodes = [
+        helper.make_node("Conv", ["x", "k"], ["c"]),
+        helper.make_node("GlobalAveragePool", ["c"], ["p"]),
+        helper.make_node("Squeeze", ["p", "last"], ["row"]),
+        helper.make_node("Shape", ["row"], ["sizes"]),
+        helper.make_node("Gather", ["sizes", "place"], ["size"], axis=0),
+        helper.make_node("Equal", ["size", "one"], ["is_one"]),
+        helper.make_node(
+            "If",
+            ["is_one"],
+            ["q"],
+            then_branch=helper.make_graph([squeeze], "then", [], ends[:1]),
+            else_branch=helper.make_graph([same], "else", [], ends[1:]),
+        ),
+        helper.make_node("MatMul", ["q", "a"], ["m"]),
+        helper.make_node("Relu", ["m"], ["r"]),
+        helper.make_node("MatMul", ["r", "v"], ["y"]),
+    ]
+    path = make_graph(nodes, weights=weights)
+    classifier = load_classifier(path)
+    x = inputs(classifier)
+    found = through_every_cut(checked(classifier, x), x)
+    assert len(found) >= 5
+    assert max(difference(whole(path, x), logits) for logits in found) <= 1e-4
 
 
 def test_where_samples_run_one_by_one_every_cut_stays(

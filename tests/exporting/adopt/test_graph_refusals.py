@@ -164,6 +164,30 @@ def test_shape_that_is_computed_from_the_data(make_graph: Make, convolution: Con
     assert "tensor 'until'" in text
 
 
+def test_graph_that_does_not_run(make_graph: Make) -> None:
+    """A file whose own runtime error would be the first to say so: 64 values in rows of 7."""
+    weights = {
+        "w": np.ones((64, 64), np.float32),
+        "seven": np.array([-1, 7]),
+        "v": np.ones((7, 10), np.float32),
+        "place": np.array([0]),
+        "ten": np.array([10]),
+        "bias": np.ones((1, 10), np.float32),
+    }
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["f"]),
+        helper.make_node("MatMul", ["f", "w"], ["m"]),
+        helper.make_node("Reshape", ["m", "seven"], ["r"]),
+        helper.make_node("MatMul", ["r", "v"], ["z"]),
+        helper.make_node("Shape", ["r"], ["s"]),
+        helper.make_node("Gather", ["s", "place"], ["rows"], axis=0),
+        helper.make_node("Concat", ["rows", "ten"], ["sizes"], axis=0),
+        helper.make_node("Expand", ["bias", "sizes"], ["b"]),
+        helper.make_node("Add", ["z", "b"], ["y"]),
+    ]
+    assert "the graph does not run on zeros" in refusal(make_graph(nodes, weights=weights))
+
+
 def test_graph_that_is_never_narrow(make_graph: Make) -> None:
     w = np.ones((4, 1, 3, 3), np.float32)
     nodes = [
