@@ -5,6 +5,7 @@ Sigmoid                  its input; classes are then taken as excluding one anot
 Sigmoid of one value     0 and its input: a softmax of these two is 1 - p and p
 quantised, and back      what stands in front of the pair, where that is one of these
 (N, C, 1, 1)             flattened to (N, C)
+(C) or () of one sample  a Squeeze without axes, or the first row: (N, C) and (N) again
 anything else            as it is; `from_probabilities` where its rows turn out to sum to 1
 """
 
@@ -52,11 +53,11 @@ def with_logits(graph: Graph) -> Graph:
             f"output {result}: expected scores as floats, one a class, got whole numbers{by};"
             " export the model with its scores as output"
         )
-    scores = [size for size in spec.shape[1:] if size != 1]
-    single = spec.shape[:1] == (1,) and not scores
+    scores = _sizes(graph, graph.output)
+    single = not scores
     if single and _is_sigmoid(graph):
         return replace(_of_two_classes(graph), step=_step(graph))
-    if spec.shape[:1] != (1,) or len(scores) != 1:
+    if len(scores) != 1 or (len(spec.shape) > 1 and spec.shape[0] != 1):
         advice = (
             "of a model of two classes with one score p export two columns, 1 - p and p"
             if single
@@ -66,12 +67,7 @@ def with_logits(graph: Graph) -> Graph:
             f"output {result}: expected a classifier's, (batch, classes) with 2 classes or more,"
             f" got shape {spec.shape}; {advice}"
         )
-    scored = _before_softmax(graph)
-    nodes = [
-        helper.make_node("Flatten", [scored], [f"{LOGITS}/flat"], axis=1),
-        helper.make_node("Cast", [f"{LOGITS}/flat"], [LOGITS], to=TensorProto.FLOAT),
-    ]
-    return replace(_ending(graph, nodes, scores[0]), step=_step(graph))
+    return replace(_of_rows(graph, scores[0]), step=_step(graph))
 
 
 def classes_of(graph: Graph) -> int:
@@ -103,6 +99,19 @@ def from_probabilities(graph: Graph) -> Graph:
 def _is_sigmoid(graph: Graph) -> bool:
     maker = _ending_of(graph)
     return maker is not None and maker.op_type == "Sigmoid"
+
+
+def _of_rows(graph: Graph, classes: int) -> Graph:
+    """The graph with (batch, classes) logits."""
+    scored, flat = _before_softmax(graph), f"{LOGITS}/flat"
+    row = term_weight(f"{LOGITS}/row", np.array([-1, classes], np.int64))
+    flattened = helper.make_node("Flatten", [scored], [flat], axis=1)
+    weights = graph.weights
+    if len(graph.specs[scored].shape) == 1:  # no batch axis at batch 1
+        flattened = helper.make_node("Reshape", [scored, row.name], [flat])
+        weights = {**weights, row.name: row}
+    cast = helper.make_node("Cast", [flat], [LOGITS], to=TensorProto.FLOAT)
+    return replace(_ending(graph, [flattened, cast], classes), weights=weights)
 
 
 def _of_two_classes(graph: Graph) -> Graph:

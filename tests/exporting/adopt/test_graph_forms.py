@@ -44,7 +44,7 @@ def whole(path: Path, x: Array) -> Array:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     rows = [session.run(None, {name: x[i : i + 1]})[0] for i in range(len(x))]
-    return np.concatenate(rows).reshape(len(x), -1)
+    return np.stack(rows).reshape(len(x), -1)
 
 
 def through_every_cut(classifier: Classifier, x: Array, *, by_sample: bool = False) -> list[Array]:
@@ -112,20 +112,32 @@ def test_softmax_gives_its_input_as_logits(
     assert np.abs(logits).max() > 1.5  # no probabilities
 
 
-@pytest.mark.parametrize("squeezed", [False, True])
+@pytest.mark.parametrize("end", ["column", "axis", "before", "behind"])
 def test_sigmoid_of_one_value_is_a_classifier_of_two_classes(
-    make_graph: Make, convolution: Convolution, *, squeezed: bool
+    make_graph: Make, convolution: Convolution, end: str
 ) -> None:
-    """The usual end of Keras (batch, 1), and that of torch with a squeeze (batch)."""
+    """The usual end of Keras (batch, 1), and those of torch with a squeeze (batch): of that axis,
+    or of all axes of size 1, that of the batch too if it is 1.
+    """
     nodes, weights = convolution
     weights = {**weights, "v": weights["v"][:, :1], "last": np.array([1])}
-    end = [helper.make_node("Sigmoid", ["scores"], ["y"])]
-    if squeezed:
-        end = [
+    ends = {
+        "column": [helper.make_node("Sigmoid", ["scores"], ["y"])],
+        "axis": [
             helper.make_node("Squeeze", ["scores", "last"], ["s"]),
             helper.make_node("Sigmoid", ["s"], ["y"]),
-        ]
-    path = make_graph([*nodes, *end], weights=weights, made=("n",) if squeezed else ("n", 1))
+        ],
+        "before": [
+            helper.make_node("Squeeze", ["scores"], ["s"]),
+            helper.make_node("Sigmoid", ["s"], ["y"]),
+        ],
+        "behind": [
+            helper.make_node("Sigmoid", ["scores"], ["s"]),
+            helper.make_node("Squeeze", ["s"], ["y"]),
+        ],
+    }
+    made = ("n", 1) if end == "column" else ("n",)
+    path = make_graph([*nodes, *ends[end]], weights=weights, made=made)
     classifier = load_classifier(path)
     assert classifier.classes == 2
     x = inputs(classifier)
@@ -134,6 +146,48 @@ def test_sigmoid_of_one_value_is_a_classifier_of_two_classes(
     p = whole(path, x)
     for logits in through_every_cut(ready, x):
         np.testing.assert_allclose(softmax(logits), np.hstack([1 - p, p]), atol=1e-6)
+
+
+@pytest.mark.parametrize("end", ["scores", "probabilities", "row"])
+def test_scores_without_a_batch_axis_at_batch_one(make_graph: Make, end: str) -> None:
+    """`conv(x).squeeze()` in torch, and a file of one sample that gives its row alone."""
+    random = np.random.default_rng(0)
+    weights = {
+        "w": random.normal(size=(4, 1, 3, 3)).astype(np.float32),
+        "v": random.normal(size=(10, 4, 1, 1)).astype(np.float32),
+        "first": np.array(0),
+    }
+    ends = {
+        "scores": [helper.make_node("Squeeze", ["p"], ["y"])],
+        "probabilities": [
+            helper.make_node("Squeeze", ["p"], ["s"]),
+            helper.make_node("Softmax", ["s"], ["y"], axis=-1),
+        ],
+        "row": [
+            helper.make_node("Flatten", ["p"], ["f"]),
+            helper.make_node("Gather", ["f", "first"], ["y"], axis=0),
+        ],
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("Relu", ["c"], ["h"]),
+        helper.make_node("Conv", ["h", "v"], ["m"]),
+        helper.make_node("GlobalAveragePool", ["m"], ["p"]),
+        *ends[end],
+    ]
+    given: tuple[int | str, ...] = (1 if end == "row" else "n", 1, 8, 8)
+    path = make_graph(
+        nodes, weights=weights, given=given, made=(10,) if end == "row" else ("n", 10)
+    )
+    classifier = load_classifier(path)
+    assert classifier.classes == 10
+    x = inputs(classifier)
+    ready = checked(classifier, x)
+    assert ready.batches == (end != "row")
+    expected = whole(path, x)
+    for logits in through_every_cut(ready, x, by_sample=not ready.batches):
+        got = softmax(logits) if end == "probabilities" else logits
+        assert difference(expected, got) <= 1e-4
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE])
