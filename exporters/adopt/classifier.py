@@ -76,9 +76,17 @@ def load_classifier(
     Raises: ExportError naming the tensor or node that stands in the way.
     """
     graph = with_logits(load_graph(path, MODEL, shape=shape, output=output))
-    model_input = graph.input
-    graph = with_preprocessing(graph, preprocessing or Preprocessing())
-    return Classifier(path, graph, model_input, None if shape is None else tuple(shape), output)
+    fixed = None if shape is None else tuple(shape)
+    plain = Classifier(path, graph, graph.input, fixed, output)
+    return prepared(plain, preprocessing or Preprocessing())
+
+
+def prepared(classifier: Classifier, preprocessing: Preprocessing) -> Classifier:
+    """A classifier that had no preprocessing, with one in front.
+
+    Raises: ExportError where it does not fit the model's input.
+    """
+    return replace(classifier, graph=with_preprocessing(classifier.graph, preprocessing))
 
 
 def checked(classifier: Classifier, x: Array) -> Classifier:

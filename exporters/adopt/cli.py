@@ -77,7 +77,11 @@ def adopt(
     ] = None,
     layout: Annotated[
         Literal["nchw", "nhwc"] | None,
-        typer.Option(help="Position of the channels in raw inputs.", show_default="the model's"),
+        typer.Option(
+            help="Position of the channels in raw inputs: nchw first, nhwc last. Windows of the"
+            " model's own shape stay as they are.",
+            show_default="the model's",
+        ),
     ] = None,
     resize: Annotated[
         str | None,
@@ -192,20 +196,25 @@ def _adopt(
         from edge_sdk.training.data.load import described, split_samples
         from exporters.adopt import inputs
         from exporters.adopt.adoption import adopt as make
-        from exporters.adopt.classifier import load_classifier
+        from exporters.adopt.classifier import load_classifier, prepared
+        from exporters.adopt.graph.preprocess import for_windows
         from exporters.adopt.settings import HELD_OUT_SHARE
         from exporters.model import check_place
         from exporters.versions import next_version
 
         given = _read_names(class_names)
         say.step(f"reading {model}")
-        classifier = load_classifier(model, preprocessing, shape=shape, output=output)
+        plain = load_classifier(model, shape=shape, output=output)
+        classifier = prepared(plain, preprocessing)
         chosen = settings((), 1)
         chosen = settings((), next_version(chosen.out, chosen.name))
         check_place(chosen.out, chosen.name, chosen.version)
         say.step(f"reading {data}")
+        opened = inputs.open_inputs(data, classifier.raw, most=2 * most)
+        sample = opened.train.x.shape[1:]
+        classifier = prepared(plain, for_windows(preprocessing, plain.raw.shape, sample))
         raw = classifier.raw
-        read = inputs.read_inputs(data, raw, most=2 * most)
+        read = inputs.as_inputs(opened, raw, layout=preprocessing.layout)
         names = inputs.names_of(classifier.classes, given, read)
         parts = split_samples(read, held_out=HELD_OUT_SHARE, seed=seed, most=most)
         parts = inputs.with_labels(parts, read, names, wanted=labels, named=given is not None)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge_sdk.manifest import TensorSpec
 from edge_sdk.training.data.load import Part, Parts, Samples, open_data
-from exporters.adopt.graph.preprocess import Preprocessing, layout_of, picture_form
+from exporters.adopt.graph.preprocess import Layout, Preprocessing, layout_of, picture_form
 from exporters.errors import ExportError
 
 Array = NDArray[Any]
@@ -21,15 +21,12 @@ LEAST: Final = 6
 NAMED: Final = 6  # class names on one line
 
 
-def read_inputs(word: str, raw: TensorSpec, *, most: int) -> Samples:
-    """The samples that a word of the grammar names, in the shape of the raw input.
-
-    Their values and dtype stay.
+def open_inputs(word: str, raw: TensorSpec, *, most: int) -> Samples:
+    """The samples that a word of the grammar names; pictures in the size of the raw input.
 
     Args:
         most: files to read of each part of a folder.
-    Raises: ExportError where the shape does not fit, a uint8 input gets other values, or there are
-        too few samples; what `open_data` raises.
+    Raises: ExportError where there are too few samples; what `open_data` raises.
     """
     form = picture_form(raw.shape)
     if form is None and Path(word.partition("?")[0]).is_dir():
@@ -43,8 +40,18 @@ def read_inputs(word: str, raw: TensorSpec, *, most: int) -> Samples:
         raise ExportError(
             f"{samples.name}: expected at least {LEAST} samples, got {len(samples.train)}"
         )
+    return samples
+
+
+def as_inputs(samples: Samples, raw: TensorSpec, *, layout: Layout | None = None) -> Samples:
+    """Samples in the shape of the raw input; their values and dtype stay.
+
+    Args:
+        layout: that was asked for, for the advice.
+    Raises: ExportError where the shape does not fit, or a uint8 input gets other values.
+    """
     train, test = (
-        None if part is None else replace(part, x=_shaped(samples.name, part.x, raw))
+        None if part is None else replace(part, x=_shaped(samples.name, part.x, raw, layout))
         for part in (samples.train, samples.test)
     )
     assert train is not None
@@ -164,7 +171,7 @@ def _moved(y: Array, places: Array | None, classes: int, samples: Samples) -> Ar
     return y
 
 
-def _shaped(name: str, x: Array, raw: TensorSpec) -> Array:
+def _shaped(name: str, x: Array, raw: TensorSpec, layout: Layout | None) -> Array:
     sample, wanted = x.shape[1:], raw.shape
     if sample != wanted:
         grey = [axis for axis in (0, len(wanted) - 1) if wanted[axis] == 1]
@@ -178,7 +185,7 @@ def _shaped(name: str, x: Array, raw: TensorSpec) -> Array:
         else:
             raise ExportError(
                 f"{name}: expected samples of shape {wanted}, the raw input, got {sample};"
-                f" {_advice(sample, wanted)}"
+                f" {_advice(sample, wanted, layout)}"
             )
     if raw.dtype == "uint8" and x.dtype != np.uint8:
         whole = all(
@@ -193,13 +200,19 @@ def _shaped(name: str, x: Array, raw: TensorSpec) -> Array:
     return x
 
 
-def _advice(sample: tuple[int, ...], wanted: tuple[int, ...]) -> str:
-    if len(wanted) == 2 and sample == wanted[::-1]:
+def _advice(sample: tuple[int, ...], wanted: tuple[int, ...], layout: Layout | None) -> str:
+    if len(wanted) != 2 or sample != wanted[::-1]:
+        return "--resize HxW takes pictures of another size, --shape fixes open sizes"
+    if layout is not None:
+        other = "nhwc" if layout == "nchw" else "nchw"
         return (
-            "tables and sensors give windows as (channels, steps), and with --layout nchw the"
-            " published model turns them for the network"
+            f"by the number of means, --layout {layout} is the order that the model has itself; for"
+            f" such windows give --layout {other}, which turns them"
         )
-    return "--resize HxW takes pictures of another size, --shape fixes open sizes"
+    return (
+        "the published model turns windows with --layout nchw if they are (channels, steps), as"
+        " tables and sensors give them, with --layout nhwc if they are (steps, channels)"
+    )
 
 
 def _turned(shape: Sequence[int]) -> tuple[int, ...]:

@@ -36,8 +36,9 @@ class Preprocessing:
     Attributes:
         input: dtype of x; that of the model by default.
         mean, std: one a channel, or one for all, in the unit of x (pixels are 0..255).
-        layout: of x; that of the model by default. Of a window, which shows no channels by its
-            shape, it is the one that the model has not: `nchw` is (channels, steps).
+        layout: of x; that of the model by default. A window shows no channels by its shape; `nchw`
+            is (channels, steps). The number of means tells which axis of the model's they are; else
+            the model has the layout that x has not.
         resize: height and width of x; those of the model by default.
         graph: a graph of the user's own from x to the model's input, in place of all others.
     """
@@ -73,9 +74,10 @@ def with_preprocessing(graph: Graph, options: Preprocessing) -> Graph:
     if options.graph is not None:
         return _joined(load_graph(options.graph, BEFORE, opset=graph.opset), graph, options.graph)
     given = graph.specs[graph.input]
-    layout = layout_of(given.sample)
-    if len(given.sample) == 2 and options.layout is not None:
-        layout = "nhwc" if options.layout == "nchw" else "nchw"
+    if len(given.sample) == 2:
+        layout = _window_layout(given.sample, options)
+    else:
+        layout = layout_of(given.sample)
     wanted = options.layout or layout
     if options.resize is not None and len(given.sample) != 3:
         raise ExportError(
@@ -84,9 +86,9 @@ def with_preprocessing(graph: Graph, options: Preprocessing) -> Graph:
     changes_form = wanted != layout or options.resize is not None
     if layout is None and (changes_form or len(options.mean) > 1):
         raise ExportError(
-            f"preprocessing: --layout, --resize and a mean for each channel are for pictures, and"
-            f" --layout for windows of two axes; the model's input is {given.sample}, not of 1 or"
-            " 3 channels"
+            "preprocessing: --layout and a mean for each channel are for pictures and for windows"
+            f" of two axes, --resize is for pictures; the model's input is {given.sample}, not of 1"
+            " or 3 channels"
         )
     if given.elem_type == TensorProto.UINT8 and (options.mean or options.resize):
         raise ExportError(
@@ -95,6 +97,17 @@ def with_preprocessing(graph: Graph, options: Preprocessing) -> Graph:
         )
     chain = _Chain(graph, layout, wanted, options)
     return chain.joined() if chain.nodes else graph
+
+
+def for_windows(options: Preprocessing, own: Sequence[int], sample: Sequence[int]) -> Preprocessing:
+    """The options without a layout where windows of the data have the model's own shape: there is
+    nothing to turn.
+
+    Args:
+        own: shape of the model's input. sample: of one sample of the data.
+    """
+    fits = len(own) == 2 and tuple(sample) == tuple(own) and own[0] != own[1]
+    return replace(options, layout=None) if fits else options
 
 
 def raw_input(graph: Graph) -> TensorSpec:
@@ -121,6 +134,29 @@ def picture_form(shape: Sequence[int]) -> PictureForm | None:
         case "nhwc":
             return PictureForm(shape[2], shape[0], shape[1])
     return None
+
+
+def _window_layout(shape: Sequence[int], options: Preprocessing) -> Layout | None:
+    """Layout of a model's window: its channels are as many as the means, else where x has none.
+
+    Raises: ExportError where the means fit neither axis, or both and no layout is given.
+    """
+    count = max(len(options.mean), len(options.std))
+    layouts: tuple[Layout, Layout] = ("nchw", "nhwc")
+    fits = [layout for layout, size in zip(layouts, shape, strict=True) if size == count]
+    if count > 1 and not fits:
+        raise ExportError(
+            f"preprocessing: --mean and --std: expected 1 number, or one a channel: {shape[0]} or"
+            f" {shape[1]} for windows of {tuple(shape)}, got {count}"
+        )
+    if count > 1 and len(fits) == 1:
+        return fits[0]
+    if count > 1 and options.layout is None:
+        raise ExportError(
+            f"preprocessing: --mean and --std: windows of {tuple(shape)} do not show which axis is"
+            " that of the channels; scale x in a graph of your own, --preprocess FILE"
+        )
+    return next((each for each in layouts if options.layout not in (None, each)), None)
 
 
 class _Chain:

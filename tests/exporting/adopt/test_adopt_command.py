@@ -28,7 +28,7 @@ from edge_sdk.training.data.load import Dataset
 from edge_sdk.wire.codecs import decode, encode
 from exporters.adopt.cli import app
 from exporters.adopt.graph.preprocess import Preprocessing
-from exporters.adopt.inputs import doubts, origin_of_names, read_inputs
+from exporters.adopt.inputs import as_inputs, doubts, open_inputs, origin_of_names
 from exporters.errors import ExportError
 from profiles.cost import CostTable
 from server.backend.ladder import Entry, LadderEngine
@@ -267,7 +267,7 @@ def test_pictures_for_floats_are_said_to_be_0_to_255(
     assert result.output.count("pixels reach the model as 0..255") == 1
     assert "(for 0..1: --mean 0 --std 255)" in result.output
     raw = TensorSpec("float32", (1, 8, 8))
-    samples = read_inputs(str(folder), raw, most=48)
+    samples = as_inputs(open_inputs(str(folder), raw, most=48), raw)
     for told in (
         Preprocessing(mean=(0.0,), std=(255.0,)),
         Preprocessing(input="float32"),
@@ -283,12 +283,39 @@ def test_windows_of_the_other_order_are_refused_with_the_option_that_turns_them(
 ) -> None:
     np.savez(tmp_path / "windows.npz", x_train=np.zeros((8, 3, 16), np.float32))
     raw = TensorSpec("float32", (16, 3))
-    with pytest.raises(ExportError, match=r"\(16, 3\).*got \(3, 16\).*--layout nchw"):
-        read_inputs(str(tmp_path / "windows.npz"), raw, most=8)
+    windows = open_inputs(str(tmp_path / "windows.npz"), raw, most=8)
+    with pytest.raises(ExportError, match=r"\(16, 3\).*got \(3, 16\).*--layout nchw if they are"):
+        as_inputs(windows, raw)
+    # three means told that the model has its channels last, and its windows were not turned
+    with pytest.raises(ExportError, match=r"--layout nhwc is .* has itself; .* --layout nchw"):
+        as_inputs(windows, raw, layout="nhwc")
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_windows_of_the_models_own_shape_are_not_turned(
+    make_graph: Callable[..., Path], tmp_path: Path, layout: str
+) -> None:
+    random = np.random.default_rng(0)
+    sizes = {"w": (4, 3, 5), "u": (8, 4, 3), "v": (8, 5)}
+    weights = {name: random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("Relu", ["c"], ["h"]),
+        helper.make_node("Conv", ["h", "u"], ["d"]),
+        helper.make_node("GlobalAveragePool", ["d"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("MatMul", ["f", "v"], ["y"]),
+    ]
+    model = make_graph(nodes, weights=weights, given=("n", 3, 16), made=("n", 5))
+    data = tmp_path / "windows.npz"
+    np.savez(data, x_train=random.normal(size=(60, 3, 16)).astype(np.float32))
+    result = run(model, data, tmp_path / "models", "--layout", layout, "--int8", "never")
+    assert result.exit_code == 0, str(result.exception)
+    assert "raw input float32 (3, 16)" in result.output
 
 
 def test_names_of_classes_are_told_with_where_they_come_from(digits: Dataset) -> None:
-    samples = read_inputs("digits", TensorSpec("float32", (1, 8, 8)), most=100)
+    samples = open_inputs("digits", TensorSpec("float32", (1, 8, 8)), most=100)
     letters = tuple("abcdefghij")
     assert origin_of_names(letters, letters, samples) == "classes: a, b, c, d, e, ..., j, as given"
     named = replace(samples, class_names=letters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,33 @@ def test_windows_are_turned_for_a_model_of_the_other_order(make_graph: Make, lay
     scaled = (channels_last - np.array([1, 2, 3])) / np.array([2, 3, 4])
     expected = oracle(path, scaled if last else scaled.transpose(0, 2, 1))
     assert difference(expected, answers(path, x, options)) <= 1e-5
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("layout", [None, "nchw", "nhwc"])
+def test_number_of_means_tells_the_channels_of_a_window(
+    make_graph: Make, layout: Any, *, last: bool
+) -> None:
+    path = _convolutional(make_graph, (3, 16), (5,), last=last)
+    options = Preprocessing(layout=layout, mean=(1.0, 2.0, 3.0), std=(2.0, 3.0, 4.0))
+    x_last = last if layout is None else layout == "nhwc"
+    shape = (16, 3) if x_last else (3, 16)
+    assert load_classifier(path, options).raw.shape == shape
+    x = pictures(shape).astype(np.float32)
+    scaled = ((x if x_last else x.transpose(0, 2, 1)) - np.array([1, 2, 3])) / np.array([2, 3, 4])
+    expected = oracle(path, scaled if last else scaled.transpose(0, 2, 1))
+    assert difference(expected, answers(path, x, options)) <= 1e-5
+
+
+def test_means_that_do_not_tell_the_channels_of_a_window(make_graph: Make) -> None:
+    path = _convolutional(make_graph, (3, 16), (5,), last=False)
+    with pytest.raises(ExportError, match=r"one a channel: 3 or 16 for windows of .*, got 5"):
+        load_classifier(path, Preprocessing(mean=(0.0,) * 5, std=(1.0,)))
+    square = _convolutional(make_graph, (8, 8), (5,), last=False)
+    means = Preprocessing(mean=(0.0,) * 8, std=(1.0,))
+    with pytest.raises(ExportError, match=r"windows of \(8, 8\) do not show .* --preprocess FILE"):
+        load_classifier(square, means)
+    assert load_classifier(square, replace(means, layout="nhwc")).raw.shape == (8, 8)
 
 
 def test_graph_of_the_users_own(colours: Path, make_graph: Make) -> None:
