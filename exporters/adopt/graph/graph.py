@@ -124,6 +124,14 @@ def bodies(node: NodeProto) -> Iterator[onnx.GraphProto]:
         yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
 
 
+def every_node(graph: onnx.GraphProto) -> Iterator[NodeProto]:
+    """The nodes of a graph and those of the bodies in it."""
+    for node in graph.node:
+        yield node
+        for body in bodies(node):
+            yield from every_node(body)
+
+
 def constants(graph: Graph) -> frozenset[str]:
     """The weights, and the tensors that nodes make from weights alone.
 

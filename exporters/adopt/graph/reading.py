@@ -11,12 +11,19 @@ from onnx import TensorProto
 from onnx.external_data_helper import load_external_data_for_model, uses_external_data
 
 from exporters.adopt.graph.fold import first_line
-from exporters.adopt.graph.graph import BATCH, IR_VERSION
+from exporters.adopt.graph.graph import BATCH, IR_VERSION, every_node
+from exporters.adopt.graph.reasons import no_layers
+from exporters.adopt.graph.work import PRODUCTS
 from exporters.errors import ExportError
 
 GRAPH_BYTES_MAX: Final = 1_900_000_000  # protobuf ends at 2 GiB
 _FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 _INPUT_TYPES: Final = (*_FLOATS, TensorProto.UINT8)
+# operators of ai.onnx.ml that hold a whole model
+_MODELS: Final = (
+    "TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "LinearClassifier",
+    "LinearRegressor", "SVMClassifier", "SVMRegressor",
+)  # fmt: skip
 
 
 def read_fixed(
@@ -27,6 +34,7 @@ def read_fixed(
     Raises: ExportError, as `load_graph`.
     """
     model = read_model(path)
+    _require_network(model)
     fix_input(model, shape, path.name)
     _keep_output(model, output, path.name)
     return model
@@ -76,6 +84,14 @@ def _missing_data(model: onnx.ModelProto, folder: Path) -> list[str]:
         if entry.key == "location"
     }
     return sorted(name for name in named if not (folder / name).is_file())
+
+
+def _require_network(model: onnx.ModelProto) -> None:
+    """Refuse trees and linear models, whatever their inputs and outputs are."""
+    nodes = list(every_node(model.graph))
+    kinds = {node.op_type for node in nodes}
+    if kinds & set(_MODELS) and not kinds & set(PRODUCTS):
+        raise ExportError(no_layers(nodes))
 
 
 def fix_input(model: onnx.ModelProto, shape: Sequence[int] | None, name: str) -> None:
@@ -145,8 +161,8 @@ def _keep_output(model: onnx.ModelProto, output: str | None, name: str) -> None:
     if maps and len(kept) < 2:
         raise ExportError(
             f"{name}: output {maps[0]!r}: expected a tensor of scores, got maps from class to score"
-            " (ZipMap); export the model with zipmap=False:"
-            " convert_sklearn(..., options={'zipmap': False})"
+            " (ZipMap); export the model without them: skl2onnx with options={'zipmap': False},"
+            " onnxmltools with zipmap=False"
         )
     if len(kept) != 1:
         raise ExportError(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from onnx import TensorProto
+from onnx import NodeProto, TensorProto
 
 from exporters.adopt.graph.answer import LOGITS
 from exporters.adopt.graph.graph import Graph, own_name, shown
@@ -22,13 +22,23 @@ def too_few_layers(graph: Graph) -> str | None:
     if len(layers) > 1:
         return None
     if layers:
-        found = f"it has one layer with weights, {shown(layers[0])}, and nothing to part"
-    else:
-        nodes = graph.nodes[graph.preamble :]
-        own = (node for node in nodes if not node.output[0].startswith(LOGITS))
-        kinds = sorted({node.op_type for node in own})
-        found = f"it has no layer with weights, only {', '.join(kinds)}"
-    return f"{_BEGINNING}{found}; adopt takes networks of two layers or more, {_WHOLE}"
+        return _too_few(f"one layer with weights, {shown(layers[0])}, and nothing to part")
+    nodes = graph.nodes[graph.preamble :]
+    return no_layers(node for node in nodes if not node.output[0].startswith(LOGITS))
+
+
+def no_layers(nodes: Iterable[NodeProto]) -> str:
+    """Reason of a graph without any layer.
+
+    Args:
+        nodes: of it.
+    """
+    kinds = sorted({node.op_type for node in nodes})
+    return _too_few(f"no layer with weights, only {', '.join(kinds)}")
+
+
+def _too_few(found: str) -> str:
+    return f"{_BEGINNING}it has {found}; adopt takes networks of two layers or more, {_WHOLE}"
 
 
 def side_by_side(alive: Sequence[Collection[str]]) -> str:

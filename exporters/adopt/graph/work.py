@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from onnx import NodeProto, TensorProto
 
 from exporters.adopt.graph.graph import Graph, attribute_of, constants, uses
+
+# operators that `flops_of` counts
+PRODUCTS: Final = (
+    "Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "Gemm", "QGemm", "MatMul",
+    "MatMulInteger", "QLinearMatMul", "LSTM", "GRU", "RNN",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,10 +217,14 @@ def test_graph_of_one_layer(make_graph: Make) -> None:
     assert refusal(path, preprocessing=mean) == text
 
 
-def test_trees_have_no_layer(make_graph: Make) -> None:
-    """A tree of one question, as converters of scikit-learn write it."""
+@pytest.mark.parametrize("maps", [False, True])
+def test_trees_have_no_layer(make_graph: Make, *, maps: bool) -> None:
+    """A tree of one question, as converters of scikit-learn write it: with maps as scores, unless
+    they are told not to. No other export helps.
+    """
+    made = ["y", "scores"] if maps else ["label", "y"]
     tree = helper.make_node(
-        "TreeEnsembleClassifier", ["x"], ["label", "y"], domain="ai.onnx.ml",
+        "TreeEnsembleClassifier", ["x"], made, domain="ai.onnx.ml",
         classlabels_int64s=[0, 1], class_ids=[0, 1, 0, 1], class_nodeids=[1, 1, 2, 2],
         class_treeids=[0] * 4, class_weights=[0.9, 0.1, 0.2, 0.8], nodes_falsenodeids=[2, 0, 0],
         nodes_featureids=[0] * 3, nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"],
@@ -228,8 +232,19 @@ def test_trees_have_no_layer(make_graph: Make) -> None:
         nodes_values=[0.0] * 3, post_transform="NONE",
     )  # fmt: skip
     domains = [helper.make_opsetid("ai.onnx.ml", 3)]
-    text = refusal(make_graph([tree], given=("n", 20), made=("n", 2), more_domains=domains))
-    assert "it has no layer with weights, only TreeEnsembleClassifier;" in text
+    path = make_graph(
+        [tree],
+        given=("n", 20),
+        made=("n",) if maps else ("n", 2),
+        kinds=(TensorProto.FLOAT, TensorProto.INT64 if maps else TensorProto.FLOAT),
+        more_domains=domains,
+    )
+    if maps:
+        add_maps(path, "scores", 2)
+    text = refusal(path)
+    only = "TreeEnsembleClassifier, ZipMap;" if maps else "TreeEnsembleClassifier;"
+    assert f"it has no layer with weights, only {only}" in text
+    assert "run this file whole" in text
 
 
 def test_layers_that_give_whole_numbers(make_graph: Make) -> None:
@@ -288,29 +303,37 @@ def test_several_outputs_need_a_name(make_graph: Make, convolution: Convolution)
     assert load_classifier(path, output="scores").classes == 10
 
 
+def add_maps(path: Path, scores: str, classes: int) -> None:
+    """Put maps from class to score behind the scores of a file, and give them out beside `y`."""
+    model = onnx.load(path)
+    labels = list(range(classes))
+    model.graph.node.append(
+        helper.make_node(
+            "ZipMap", [scores], ["maps"], domain="ai.onnx.ml", classlabels_int64s=labels
+        )
+    )
+    row = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(1, []))
+    kind = helper.make_sequence_type_proto(row)
+    model.graph.output.append(helper.make_value_info("maps", kind))
+    onnx.save(model, path)
+
+
 def test_scores_in_a_list_of_maps(make_graph: Make, convolution: Convolution) -> None:
     """As converters of scikit-learn write them unless they are told not to."""
     nodes, weights = convolution
     label = helper.make_node("ArgMax", ["scores"], ["y"], axis=1, keepdims=0)
-    maps = helper.make_node(
-        "ZipMap", ["scores"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=list(range(10))
-    )
     path = make_graph(
-        [*nodes, label, maps],
+        [*nodes, label],
         weights=weights,
         made=("n",),
         kinds=(TensorProto.FLOAT, TensorProto.INT64),
         more_domains=[helper.make_opsetid("ai.onnx.ml", 3)],
     )
-    model = onnx.load(path)
-    row = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(1, []))
-    kind = helper.make_sequence_type_proto(row)
-    model.graph.output.append(helper.make_value_info("maps", kind))
-    onnx.save(model, path)
+    add_maps(path, "scores", 10)
     for given in (None, "maps"):
         text = refusal(path, output=given)
         assert "output 'maps'" in text
-        assert "zipmap=False" in text
+        assert "skl2onnx with options={'zipmap': False}, onnxmltools with zipmap=False" in text
 
 
 def test_operator_that_nobody_knows(make_graph: Make) -> None:
