@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from onnx import NodeProto, TensorProto
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, numpy_helper
 
-from exporters.adopt.graph.graph import Graph, attribute_of, constants, uses
+from exporters.adopt.graph.graph import Graph, attribute_of, bodies, constants, uses
 
-# operators that `flops_of` counts
+# operators that sum products, as `flops_of` counts them
 PRODUCTS: Final = (
-    "Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "Gemm", "QGemm", "MatMul",
-    "MatMulInteger", "QLinearMatMul", "LSTM", "GRU", "RNN",
+    "Conv", "DeformConv", "ConvInteger", "QLinearConv", "ConvTranspose", "Gemm", "QGemm", "MatMul",
+    "MatMulInteger", "QLinearMatMul", "Einsum", "LSTM", "GRU", "RNN",
 )  # fmt: skip
+_STEPS_MOST: Final = 1_000_000  # of a Loop; a larger count means that a condition ends it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +60,25 @@ def work_between(graph: Graph, places: Sequence[int]) -> list[StageWork]:
 
 
 def layers_of(graph: Graph) -> list[int]:
-    """Places of the nodes with weights of two axes or more: layers, and no scales or biases."""
+    """Places of the layers: nodes that sum products with weights of two axes or more, or take rows
+    of a table. Scales, slopes and biases of any number of axes are none.
+    """
     constant = constants(graph)
     return [
         place
         for place, node in enumerate(graph.nodes)
         if not set(node.output) <= constant
-        and any(len(_shape(graph, name)) > 1 for name in uses(node) if name in constant)
+        and any(len(shape) > 1 for shape in _weights(graph, node, constant))
+        and (flops_of(graph, node) or _is_other_layer(node, constant))
     ]
+
+
+def _is_other_layer(node: NodeProto, constant: Collection[str]) -> bool:
+    """Whether a node is a layer without operations that are counted: it takes rows of a table, or
+    is of another domain, which may hold layers.
+    """
+    rows = node.op_type == "Gather" and node.input[0] in constant
+    return rows or node.domain not in ("", "ai.onnx")
 
 
 def flops_of(graph: Graph, node: NodeProto) -> int:
@@ -75,20 +89,83 @@ def flops_of(graph: Graph, node: NodeProto) -> int:
     # quantised operators that round their output have a scale and a zero point behind each tensor
     place = 3 if node.op_type in ("QLinearConv", "QLinearMatMul", "QGemm") else 1
     weight = _shape(graph, node.input[place]) if place < len(node.input) else ()
+    flops = 0
     match node.op_type:
-        case "Conv" | "ConvInteger" | "QLinearConv":
-            return 2 * out * math.prod(weight[1:])
+        case "Conv" | "DeformConv" | "ConvInteger" | "QLinearConv":
+            flops = 2 * out * math.prod(weight[1:])
         case "ConvTranspose":  # (in, out / group, *kernel), per input value
-            return 2 * _count(graph, node.input[0]) * math.prod(weight[1:])
+            flops = 2 * _count(graph, node.input[0]) * math.prod(weight[1:])
         case "Gemm" | "QGemm":
-            inner = weight[1] if attribute_of(node, "transB", 0) else weight[0]
-            return 2 * out * inner
+            flops = 2 * out * (weight[1] if attribute_of(node, "transB", 0) else weight[0])
         case "MatMul" | "MatMulInteger" | "QLinearMatMul":
-            return 2 * out * (_shape(graph, node.input[0]) or (0,))[-1]
+            flops = 2 * out * (_shape(graph, node.input[0]) or (0,))[-1]
         case "LSTM" | "GRU" | "RNN":
             steps = (_shape(graph, node.input[0]) or (0,))[0]
-            return 2 * steps * sum(math.prod(_shape(graph, name)) for name in node.input[1:3])
-    return 0
+            flops = 2 * steps * sum(math.prod(_shape(graph, name)) for name in node.input[1:3])
+        case "Einsum":
+            flops = 2 * out * _summed(graph, node)
+        case "If" | "Loop" | "Scan":
+            flops = _steps(graph, node) * max(_body_flops(graph, body) for body in bodies(node))
+    return flops
+
+
+def _summed(graph: Graph, node: NodeProto) -> int:
+    """Products in each sum of an Einsum; 0 where there are no sums."""
+    if len(node.input) == 1:
+        return 0
+    given, arrow, made = attribute_of(node, "equation").decode().replace(" ", "").partition("->")
+    sizes: dict[str, int] = {}
+    for letters, name in zip(given.split(","), node.input, strict=True):
+        before, _, behind = letters.partition("...")
+        shape = _shape(graph, name)
+        sizes |= zip(before, shape, strict=False)  # an ellipsis stands for the other axes
+        sizes |= zip(behind[::-1], shape[::-1], strict=False)
+    kept = made if arrow else [letter for letter in sizes if given.count(letter) == 1]
+    inner = [size for letter, size in sizes.items() if letter not in kept]
+    return math.prod(inner) if inner else 0
+
+
+def _steps(graph: Graph, node: NodeProto) -> int:
+    """Number of runs of a body, as far as the graph tells it; else 1."""
+    if node.op_type == "Scan":
+        given = node.input[-attribute_of(node, "num_scan_inputs")]
+        axis = attribute_of(node, "scan_input_axes", [0])[0]
+        shape = _shape(graph, given)
+        return int(shape[axis]) if shape else 1
+    if node.op_type == "If":
+        return 1
+    (body,) = bodies(node)
+    stacked = [(*_shape(graph, name), 0)[0] for name in node.output[len(body.input) - 2 :]]
+    return next((steps for steps in (*stacked, _whole(graph, node.input[0])) if steps), 1)
+
+
+def _whole(graph: Graph, name: str) -> int:
+    """The value of a count of steps, where it does not depend on the data; else 0."""
+    if name in graph.weights:
+        value = numpy_helper.to_array(graph.weights[name])
+    else:
+        value = graph.terms[name].at(1) if name in graph.terms else np.zeros(1)
+    steps = int(value.item())
+    return steps if steps <= _STEPS_MOST else 0
+
+
+def _body_flops(graph: Graph, body: onnx.GraphProto) -> int:
+    """Operations of one run of a body: two for each weight, since its tensors have no shapes."""
+    own = {weight.name: tuple(weight.dims) for weight in body.initializer}
+    flops = 0
+    for node in body.node:
+        shapes = [own.get(name, ()) for name in node.input]
+        shapes += [tuple(graph.weights[name].dims) for name in node.input if name in graph.weights]
+        if node.op_type in PRODUCTS:
+            flops += 2 * sum(math.prod(shape) for shape in shapes if len(shape) > 1)
+        flops += max((_body_flops(graph, inner) for inner in bodies(node)), default=0)
+    return flops
+
+
+def _weights(graph: Graph, node: NodeProto, constant: Collection[str]) -> list[tuple[int, ...]]:
+    """Shapes of the weights of a node, and of those of its bodies."""
+    own = [tuple(weight.dims) for body in bodies(node) for weight in body.initializer]
+    return own + [_shape(graph, name) for name in uses(node) if name in constant]
 
 
 def _parameters(graph: Graph, name: str) -> int:

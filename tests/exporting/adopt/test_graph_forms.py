@@ -516,6 +516,55 @@ def test_operations_are_counted_by_hand(small_onnx: Path) -> None:
     assert sum(stage.parameters for stage in stages) == weights
 
 
+def test_scales_of_any_form_are_no_layers(make_graph: Make) -> None:
+    """Slopes and scales of two axes behind the last product: what they make is the answer."""
+    random = np.random.default_rng(0)
+    weights = {
+        "w": random.normal(size=(64, 12)).astype(np.float32),
+        "v": random.normal(size=(12, 10)).astype(np.float32),
+        "slopes": np.full((1, 12), 0.1, np.float32),
+        "scale": random.normal(size=(1, 10)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["f"]),
+        helper.make_node("MatMul", ["f", "w"], ["a"]),
+        helper.make_node("PRelu", ["a", "slopes"], ["h"]),
+        helper.make_node("MatMul", ["h", "v"], ["scores"]),
+        helper.make_node("Mul", ["scores", "scale"], ["y"]),
+    ]
+    plan = find_cuts(load_classifier(make_graph(nodes, weights=weights)).graph)
+    assert [cut.tensor for cut in plan.cuts] == ["net/f", "net/a", "net/h"]
+
+
+@pytest.mark.parametrize("kind", ["Loop", "Scan"])
+def test_each_step_of_a_body_is_counted(make_graph: Make, kind: str) -> None:
+    nodes, weights = recurrence(kind)
+    path = make_graph(nodes, weights=weights, given=("n", 8, 8))
+    first, *rest = (stage.flops for stage in find_cuts(load_classifier(path).graph).stages)
+    # 8 steps of two products with 8 x 8 weights each
+    assert first == 8 * 2 * (8 * 8 + 8 * 8)
+    assert sum(rest) == 2 * (8 * 16 + 16 * 10)
+
+
+@pytest.mark.parametrize(
+    "equation", ["bihw,hwk->bik", "...hw,hwk->...k", "bihw, hwk -> bik", "bihw,hwk"]
+)
+def test_einsum_counts_as_the_product_that_it_is(make_graph: Make, equation: str) -> None:
+    random = np.random.default_rng(0)
+    weights = {
+        "w": random.normal(size=(8, 8, 12)).astype(np.float32),
+        "v": random.normal(size=(12, 10)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Einsum", ["x", "w"], ["e"], equation=equation),
+        helper.make_node("Relu", ["e"], ["h"]),
+        helper.make_node("Flatten", ["h"], ["f"]),
+        helper.make_node("MatMul", ["f", "v"], ["y"]),
+    ]
+    stages = find_cuts(load_classifier(make_graph(nodes, weights=weights)).graph).stages
+    assert sum(stage.flops for stage in stages) == 2 * (64 * 12 + 12 * 10)
+
+
 def test_layers_of_whole_numbers_count_as_those_of_floats(make_graph: Make) -> None:
     nodes, weights = dynamically_quantised()
     plan = find_cuts(load_classifier(make_graph(nodes, weights=weights)).graph)
