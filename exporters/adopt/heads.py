@@ -1,10 +1,10 @@
 """Exit heads without labels: pooled features of a cut, and a linear layer that learns what the
 whole model answers.
 
-Features are z pooled to a grid of 3 x 3 (fewer where z is wide), at most 2304 in all, computed by
-onnxruntime for all cuts in one run of the model. The layer is trained by soft cross-entropy against
-the model's own softmax, on standardised features; mean and deviation are folded into its weights
-afterwards.
+Features are z pooled to a grid of 3 x 3 (fewer where z is wide), at most 2304, or one a channel, at
+most 8192. onnxruntime computes them for all cuts in one run of the model. The layer is trained by
+soft cross-entropy against the model's own softmax, on standardised features; mean and deviation are
+folded into its weights afterwards.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ Floats = NDArray[np.float32]
 HeadLoss = Callable[[Tensor, Tensor], Tensor]
 
 FEATURES_MAX: Final = 2304  # 256 channels on a grid of 3 x 3
+# one position's: neurons and channels have no order to pool by. AlexNet and VGG have 4096.
+CHANNELS_MAX: Final = 8192
 GRID: Final = 3
 LOGITS: Final = "head/logits"
 WEIGHT: Final = "head.weight"
@@ -46,7 +48,7 @@ def pooling(graph: Graph, cut: Cut) -> tuple[Addition, str, int]:
     """Nodes that pool z, the tensor (1, features) they end in, and the number of features."""
     builder = _Pooling(f"head{cut.depth}")
     tensor, shape, features = cut.tensor, cut.shape, cut.values
-    axes, channels = len(shape), channel_axis(graph, tensor)
+    axes, channels, most = len(shape), channel_axis(graph, tensor), CHANNELS_MAX
     if axes == 2 and channels == 2:
         tensor, features = builder.tokens(tensor, shape)
     elif axes in (2, 3) or (axes == 4 and is_volume(graph, tensor)):
@@ -55,7 +57,9 @@ def pooling(graph: Graph, cut: Cut) -> tuple[Addition, str, int]:
             tensor = builder.transposed(tensor, (0, channels, *others))
             shape = (shape[channels - 1], *(shape[axis - 1] for axis in others))
         tensor, features = builder.grid(tensor, shape)
-    tensor, features = builder.bounded(builder.flat(tensor), features)
+    elif axes > 1:
+        most = FEATURES_MAX
+    tensor, features = builder.bounded(builder.flat(tensor), features, most)
     specs = {tensor: Spec(TensorProto.FLOAT, (1, features))}
     return Addition(builder.nodes, builder.weights, specs), tensor, features
 
@@ -209,11 +213,11 @@ class _Pooling:
         joined = [self.flat(first), self.flat(mean)]
         return self._add("Concat", joined, "joined", axis=1), 2 * shape[1]
 
-    def bounded(self, tensor: str, features: int) -> tuple[str, int]:
+    def bounded(self, tensor: str, features: int, most: int) -> tuple[str, int]:
         """(1, features) as it is, or means of neighbours where there are too many."""
-        if features <= FEATURES_MAX:
+        if features <= most:
             return tensor, features
-        each = math.ceil(features / FEATURES_MAX)
+        each = math.ceil(features / most)
         cells = math.ceil(features / each)
         shape = term_weight(f"{self._name}/row", np.array([-1, 1, features], np.int64))
         self.weights.append(shape)
