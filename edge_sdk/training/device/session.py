@@ -89,7 +89,7 @@ class SessionStore:
         """The update that was saved in this run and not handed in yet; None where there is none."""
 
     def save_update(self, update: Update) -> None:
-        """Keep an update that was made without the server, until it is handed in."""
+        """Keep an update that the trainer does not have yet, until it is handed in."""
 
     def drop_update(self) -> None:
         """Forget the update: it is handed in, or training is over."""
@@ -147,7 +147,7 @@ class TrainingSession:
         Raises: RefusedReplyError if the trainer does not take this device or its data;
             ConfigurationError if the training is of a network that this device does not train, or
             does not have the classes of its data; LinkError if the trainer is not reached for
-            `give_up_s`.
+            `give_up_s`; StorageError if what has to be kept cannot be written.
         """
         warm_up()
         with self._heartbeat, self._energy:
@@ -161,7 +161,7 @@ class TrainingSession:
         while not self._stopping.is_set():
             try:
                 self._turn()
-                self._failures, self._lost_at = 0, None
+                self._failures = 0
             except TrainingEndedError:
                 self._store.drop_update()
                 return
@@ -180,6 +180,7 @@ class TrainingSession:
         if self._outbox is not None:
             self._hand_in(*self._outbox)
         found = self._trainer.fetch(self._last_id, max(0.0, min(POLL_S, self._patience_s())))
+        self._lost_at = None  # the work that a message asks for may take longer than `give_up_s`
         if found is not None:
             self._waiting = None
             self._last_id = found[0]
@@ -188,6 +189,7 @@ class TrainingSession:
     def _join(self) -> None:
         client = self._client
         welcome = self._trainer.join(client.samples, client.x.shape[1:])
+        self._lost_at = None
         self._fit(welcome)
         self._no_reply_s = welcome.no_reply_s
         client.fine_tuning = welcome.fine_tuning
@@ -244,7 +246,7 @@ class TrainingSession:
             logger.warning("client=%s round=%d %s", self._client.name, reply.round, err)
         else:
             logger.debug("client=%s round=%d %s", self._client.name, reply.round, outcome)
-        self._outbox = None
+        self._outbox = self._lost_at = None
         if not identifier:
             self._store.drop_update()
 
@@ -296,15 +298,18 @@ class TrainingSession:
     def _check_lost(self, err: LinkError) -> None:
         """Give up a trainer that is not reached for too long, unless a round waits for it.
 
-        Raises: LinkError.
+        Raises: LinkError; StorageError if an update that was not handed in cannot be kept.
         """
         now = time.monotonic()
         self._lost_at = now if self._lost_at is None else self._lost_at
-        if self._waiting is None and now - self._lost_at >= self._give_up_s:
-            raise LinkError(
-                f"{err}; no trainer was reached for {self._give_up_s / 60:g} min. What this device"
-                " finished alone is kept: train again once a trainer runs"
-            ) from err
+        if self._waiting is not None or now - self._lost_at < self._give_up_s:
+            return
+        if self._outbox is not None and isinstance(self._outbox[1], Update):
+            self._store.save_update(self._outbox[1])
+        raise LinkError(
+            f"{err}; no trainer was reached for {self._give_up_s / 60:g} min. What this device"
+            " finished is kept: train again once a trainer runs"
+        ) from err
 
     def _pause(self) -> None:
         bound = min(RETRY_LAST_S, RETRY_FIRST_S * 2**self._failures)

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -23,6 +24,7 @@ from edge_sdk.errors import ConfigurationError, FrameError, LinkError
 from edge_sdk.identity import Identity
 from edge_sdk.training.client import TrainingClient
 from edge_sdk.training.device.kept_weights import load_personal, save_personal
+from edge_sdk.training.device.participate import _LocalStore
 from edge_sdk.training.device.session import (
     STRANGE_CLASSES,
     SessionStore,
@@ -541,10 +543,15 @@ def test_duplicate_and_reordered_replies_leave_no_trace_in_the_weights(trainer: 
 
 
 class Moving:
-    """A client of a trainer that is gone for a while, and of another one when it is back."""
+    """A client of a trainer that is gone for a while, and of another one when it is back.
+
+    Attributes:
+        loses_updates: whether an update does not reach the trainer, though smaller calls do.
+    """
 
     def __init__(self, identity: Identity, *trainers: Any) -> None:
         self.gone = False
+        self.loses_updates = False
         self._links = [trainer.link(identity) for trainer in trainers]
 
     def move(self) -> None:
@@ -556,6 +563,11 @@ class Moving:
         if self.gone:
             raise LinkError("refused")
         return getattr(self._links[0], name)
+
+    def reply(self, identifier: str, reply: Reply, timeout_s: float = 5.0) -> str:
+        if self.gone or (self.loses_updates and isinstance(reply, Update)):
+            raise LinkError("refused")
+        return str(self._links[0].reply(identifier, reply, timeout_s))
 
 
 class OneRun(SessionStore):
@@ -631,6 +643,58 @@ def test_a_device_gives_a_lost_trainer_up_once_it_has_finished_its_round_alone(
     thread.join(20)
     assert str(ends[0]).startswith("refused; no trainer was reached for 0.002 min")
     assert session.counts.alone == 1
+
+
+@contextmanager
+def update_not_handed_in(trainer: Any, store: SessionStore) -> Iterator[tuple[Moving, Any, Any]]:
+    """A session that gives up after a second, and has an update that it cannot hand in.
+
+    Its trainer was away for longer before, while a round waited for it. What ends here: the
+    session's run, and the exchange that asks for the update.
+    """
+    link = Moving(trainer.enrol("pi"), trainer)
+    session = TrainingSession(client(), link, store=store, give_up_s=1.0)
+    with ThreadPoolExecutor() as pool, ExitStack() as stack:
+        running = pool.submit(session.run)
+        stack.callback(session.stop)
+        assert trainer.mailbox.wait_for_devices(1, 10) == ["pi"]
+        for request in (start(), Step(1, 0)):
+            assert tuple(trainer.mailbox.exchange({"pi": request}, 10)) == ("pi",)
+        wait_until(lambda: trainer.mailbox._listeners["pi"], "a poll that is held")
+        link.gone = link.loses_updates = True
+        assert trainer.mailbox.exchange({"pi": Step(1, 1)}, 0.1).keys() <= {"pi"}
+        wait_until(lambda: session._lost_at, "a call that does not reach the trainer")
+        lost_at = session._lost_at or 0.0
+        wait_until(lambda: time.monotonic() > lost_at + 1, "the time after which it gives up")
+        link.gone = False
+        wait_until(lambda: trainer.mailbox._listeners["pi"], "a poll that is held")
+        asked = pool.submit(trainer.mailbox.exchange, {"pi": EndRound(1)}, 5.0)
+        wait_until(lambda: session._outbox and isinstance(session._outbox[1], Update), "an update")
+        yield link, running, asked
+
+
+def test_a_trainer_that_was_just_reached_is_not_given_up(trainer: Any) -> None:
+    with update_not_handed_in(trainer, SessionStore()) as (link, running, asked):
+        link.loses_updates = False
+        assert isinstance(asked.result(10)["pi"], Update)
+        trainer.mailbox.end(5)
+        running.result(10)
+
+
+def test_an_update_that_could_not_be_handed_in_is_kept_for_the_next_training(
+    trainer: Any, tmp_path: Path
+) -> None:
+    with update_not_handed_in(trainer, _LocalStore(tmp_path, lambda _: None)) as ends:
+        link, running, asked = ends
+        with pytest.raises(LinkError, match="What this device finished is kept"):
+            running.result(10)
+        assert asked.result(10) == {}
+    link.loses_updates = False
+    again = TrainingSession(client(), link, store=_LocalStore(tmp_path, lambda _: None))
+    trainer.threads.append(threading.Thread(target=again.run, daemon=True))
+    trainer.threads[-1].start()
+    wait_until(trainer.mailbox.kept, "an update that is handed in")
+    assert trainer.mailbox.kept() == {("pi", 1)}
 
 
 def test_an_update_that_was_finished_alone_is_not_handed_to_another_run(
