@@ -319,12 +319,15 @@ class Services:
             self._duties.do("alerts", self.alerts.turn)
             if full:
                 self._duties.do("uses of keys", self.registry.keys.write_uses)
-                # by a clock that is years off, all that is kept would be too old, or of the future
-                if self.artifacts.clock_problem is None:
-                    self._duties.do("bounds of the history", self.telemetry.keep_bounds)
-                    self._duties.do("bounds of the audit log", self.audit.prune)
-                    self._duties.do("bounds of the alerts", self.alerts.keep_bounds)
+                self._duties.do("bounds", self._keep_bounds)
             self._duties.do("signing", self._keep_signed)
+
+    def _keep_bounds(self) -> None:
+        # by a clock that is years off, all that is kept would be too old, or of the future
+        by_age = self.artifacts.clock_problem is None
+        self._duties.do("bounds of the history", partial(self.telemetry.keep_bounds, by_age=by_age))
+        self._duties.do("bounds of the audit log", partial(self.audit.prune, by_age=by_age))
+        self._duties.do("bounds of the alerts", partial(self.alerts.keep_bounds, by_age=by_age))
 
     def _copy_artifacts(self) -> None:
         if self._upload is not None:

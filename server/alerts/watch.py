@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from server.alerts.senders import Sender
 from server.alerts.trainings import TrainingFacts
 from server.listening.certificate import CertificateEnds
 from server.registry.alerts.alert import Alert, Finding, Key, changes
-from server.registry.alerts.store import TEXT_MOST
+from server.registry.alerts.store import KEPT_S, TEXT_MOST
 from server.registry.database import Registry
 from server.registry.records import Device
 from server.registry.telemetry.point import TelemetryPoint, merged
@@ -103,13 +104,15 @@ class AlertWatch:
         self._next_look = self._clock() + LOOK_S
         self.look()
 
-    def keep_bounds(self) -> None:
-        """Drop closed alerts that are old, if it is time.
+    def keep_bounds(self, *, by_age: bool = True) -> None:
+        """Drop closed alerts that are above the bounds, if it is time.
 
+        Args:
+            by_age: whether the clock is right, so that what is old is dropped too.
         Raises: RegistryError.
         """
         if self._clock() >= self._next_prune:
-            self._registry.alerts.prune()
+            self._registry.alerts.prune(age_s=KEPT_S if by_age else math.inf)
             self._next_prune = self._clock() + PRUNE_S
 
     def look(self) -> None:

@@ -6,6 +6,7 @@ the database: the server's housekeeping writes.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -96,12 +97,14 @@ class AuditLog:
             self._again.clear()
             self._repeated_at = now
 
-    def prune(self) -> None:
+    def prune(self, *, by_age: bool = True) -> None:
         """Drop what is above the bounds.
 
+        Args:
+            by_age: whether the clock is right, so that what is old is dropped too.
         Raises: RegistryError.
         """
-        self._trail.prune(self._rows, self._age_s)
+        self._trail.prune(self._rows, self._age_s if by_age else math.inf)
 
     def _placed(self, event: Event) -> Event | None:
         """The event if it needs a row; None if it is counted in one of this minute's."""

@@ -88,9 +88,12 @@ class TelemetryRecorder:
             self._written[device] = now
         self._recorded(points)
 
-    def keep_bounds(self) -> None:
+    def keep_bounds(self, *, by_age: bool = True) -> None:
         """Thin what is old enough, and drop what is above the bounds.
 
+        Args:
+            by_age: whether the clock is right, so that what is old is dropped too. By a wrong one
+                points are still put together, which loses no answer.
         Raises: RegistryError.
         """
         now = self._clock()
@@ -99,5 +102,5 @@ class TelemetryRecorder:
         }
         self._history.thin()
         if now >= self._next_prune:
-            self._history.prune(self._points_most)
+            self._history.prune(self._points_most, by_age=by_age)
             self._next_prune = now + PRUNE_S

@@ -496,6 +496,12 @@ def test_a_duty_that_fails_at_every_turn_is_told_once(
     assert caplog.text.count("Traceback") == 1
 
 
+def wait_full_check(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait until the housekeeper has looked at everything, changed or not."""
+    services._next_full_check = 0.0
+    wait_turns(services, monkeypatch, 2)
+
+
 @pytest.mark.deadline
 @pytest.mark.broker
 def test_a_wrong_clock_deletes_nothing_that_is_kept(
@@ -503,11 +509,6 @@ def test_a_wrong_clock_deletes_nothing_that_is_kept(
 ) -> None:
     """Years ahead, all of the audit log would be too old."""
     old = time.time() - 800 * 86_400
-
-    def wait_full_check() -> None:
-        services._next_full_check = 0.0
-        wait_turns(services, monkeypatch, 2)
-
     location = existing_location(services.settings.state)
     with closing(Registry.open(location.address, clock=lambda: old)) as registry:
         registry.create_token(note="of old")
@@ -515,10 +516,23 @@ def test_a_wrong_clock_deletes_nothing_that_is_kept(
     trail = services.registry.trail
     with monkeypatch.context() as patch:
         patch.setattr(signing_clock, "BUILD_DATE", datetime.now(UTC) + timedelta(days=365))
-        wait_full_check()
+        wait_full_check(services, monkeypatch)
         assert [one for one in trail.entries() if "of old" in one.detail]
-    wait_full_check()
+    wait_full_check(services, monkeypatch)
     assert not [one for one in trail.entries() if "of old" in one.detail]
+
+
+@pytest.mark.deadline
+@pytest.mark.broker
+def test_by_a_wrong_clock_tables_still_have_their_bounds(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signing_clock, "BUILD_DATE", datetime.now(UTC) + timedelta(days=365))
+    monkeypatch.setattr(services.audit, "_rows", 2)
+    for _ in range(4):
+        services.registry.create_token()
+    wait_full_check(services, monkeypatch)
+    assert len(services.registry.trail.entries(what="token.create")) == 2
 
 
 @pytest.mark.deadline

@@ -138,9 +138,11 @@ class TelemetryHistory:
             taken += len(rows)
         return taken
 
-    def prune(self, points_most: int = POINTS_MOST) -> int:
+    def prune(self, points_most: int = POINTS_MOST, *, by_age: bool = True) -> int:
         """Drop the points that are too old, or above `points_most` in all, oldest first.
 
+        Args:
+            by_age: whether those that are too old, or of the future, are dropped.
         Returns: how many were dropped.
         """
         now = self._transactions.now()
@@ -149,14 +151,18 @@ class TelemetryHistory:
             query = select(telemetry.c.at).order_by(telemetry.c.at).limit(1)
             first = connection.scalars(query).first()
             last = connection.scalars(select(func.max(telemetry.c.at))).one()
-            oldest = math.floor(now - AGE_MOST_S)
+            if first is None:
+                return 0
+            oldest, newest = first, last
+            if by_age:
+                oldest, newest = math.floor(now - AGE_MOST_S), math.floor(now + AHEAD_S)
             if above > points_most:
                 kept = query.offset(above - points_most)
                 oldest = max(oldest, connection.scalars(kept).one())
-        if first is None or (first >= oldest and last <= now + AHEAD_S):
+        if first >= oldest and last <= newest:
             return 0
         with self._transactions.writing() as connection:
-            unwanted = (telemetry.c.at < oldest) | (telemetry.c.at > now + AHEAD_S)
+            unwanted = (telemetry.c.at < oldest) | (telemetry.c.at > newest)
             return connection.execute(delete(telemetry).where(unwanted)).rowcount
 
     def of(

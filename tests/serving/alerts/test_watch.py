@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 import re
 import threading
@@ -400,6 +401,7 @@ def test_old_alerts_are_dropped_and_open_ones_stay(registry: Registry, clock: Cl
     assert registry.alerts.prune(rows=2) == 2
     assert [one.about for one in registry.alerts.recent()] == ["d4", "d3", "d2"]
     clock.now += 91 * 86_400
+    assert registry.alerts.prune(age_s=math.inf) == 0
     assert registry.alerts.prune() == 2
     assert [one.about for one in registry.alerts.recent()] == ["d4"]
 

@@ -207,9 +207,12 @@ def test_what_is_too_old_or_too_much_goes_oldest_first(registry: Registry, clock
         NOON + 10 * step for step in range(15, 20)
     ]
     clock.now = NOON + AGE_MOST_S + 180
-    assert history.prune() == 3
+    assert history.prune(by_age=False) == 0
+    assert history.prune(points_most=4, by_age=False) == 1
+    assert history.prune() == 2
     # a clock that was years ahead leaves no points that stay for ever
     history.record({"pi-1": last(NOON + 10 * AGE_MOST_S, heartbeat(99))})
+    assert history.prune(by_age=False) == 0
     assert history.prune() == 1
 
 
