@@ -181,8 +181,9 @@ class Rollouts:
         if after == before and not joined and not changed:
             return True
         now = self._transactions.now()
+        ends = after.state == "done" and before.state != "done"
         with self._transactions.writing() as connection:
-            if after.state == "done":
+            if ends:
                 locked_versions(connection, after.plan.model)
                 if not after.standing and not _still_counts(connection, after, now):
                     return False
@@ -206,7 +207,7 @@ class Rollouts:
                 record(connection, now, "server", "rollout.join", detail)
             if event:
                 record(connection, now, "server", EVENTS[event], _told(after))
-            if after.state == "done" and before.state != "done":
+            if ends:
                 _keep_version(connection, after, now)
             return True
 

@@ -250,6 +250,22 @@ def test_a_roll_out_by_tag_is_past_once_its_fleets_are_given_another_version(
     assert [str(one) for one in removal.remove("cnn", 2)] == ["cnn/2"]
 
 
+def test_a_roll_out_by_tag_is_past_once_its_devices_are_gone(world: World) -> None:
+    """No fleet is left then that should run the version before."""
+    registry = world.registry
+    registry.tags.add("pi-1", ["canary"])
+    started = start_rollout(registry, replace(PLAN, selection=Selection(tag="canary")))
+    while registry.rollouts.of(started.id).live:
+        world.turn()
+    registry.catalogue.assign("shed", "vit")
+    for device in ("pi-1", "pi-2"):
+        registry.revoke(device)
+    world.turn()
+    assert registry.rollouts.to_step() == ()
+    over = registry.rollouts.of(started.id)
+    assert (over.standing, over.reason) == (False, past_reason(1))
+
+
 def test_a_rollback_at_once_does_not_revive_a_standing_roll_out(world: World) -> None:
     registry = world.registry
     registry.tags.add("pi-1", ["canary"])
