@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -450,6 +450,10 @@ class EdgeAgent:
     def take_link(self) -> LinkSample:
         """Round trip and bandwidth of the link since the last call."""
         return LinkSample() if self._offloader is None else self._offloader.meter.take()
+
+    def measure_bundles(self, bundles: Sequence[str]) -> str:
+        """Measure bundles that do not run here; returns why it could not be done, or ""."""
+        return self._bundle.measure(bundles)
 
     def _may_ask(self) -> bool:
         return self._answering.offloading

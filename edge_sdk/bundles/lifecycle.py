@@ -10,7 +10,7 @@ import logging
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Final, Self
 
 from edge_sdk.bundles.memory_failures import HOLD_S, has_smaller, tell_failure
 from edge_sdk.bundles.personal_weights import PersonalWeights
-from edge_sdk.bundles.run_update import Begun, run_update
+from edge_sdk.bundles.run_update import Begun, run_measure, run_update
 from edge_sdk.bundles.runner import BundleRunner
 from edge_sdk.bundles.store import ActiveBundle, BundleStore
 from edge_sdk.errors import (
@@ -76,6 +76,10 @@ class FixedBundle:
     def request_update(self) -> None:
         """Keep the bundle."""
 
+    def measure(self, _bundles: Sequence[str]) -> str:
+        """Measure nothing: there is no other bundle."""
+        return ""
+
     def leave(self, _runner: BundleRunner, error: MemoryError, _wait_s: float) -> BundleRunner:
         """Raise OutOfMemoryError: there is no other bundle."""
         raise _out_of_memory(error) from error
@@ -105,6 +109,7 @@ class BundleLifecycle:
         self.trouble = ""
         self._updating = threading.Lock()
         self._updater: subprocess.Popen[bytes] | None = None
+        self._measurer: subprocess.Popen[bytes] | None = None
         self._switching = threading.Lock()
         self._leaving = threading.Lock()
         self._leave_again_at = 0.0
@@ -164,6 +169,22 @@ class BundleLifecycle:
         if not self._update_wanted.is_set():
             self._update_wanted.set()
             threading.Thread(target=self._refresh_or_warn, daemon=True).start()
+
+    def measure(self, bundles: Sequence[str]) -> str:
+        """Measure bundles that do not run here; it ends early where a smaller one is needed.
+
+        Returns: why it could not be done; empty where it was.
+        """
+
+        def begun(process: subprocess.Popen[bytes]) -> None:
+            self._measurer = process
+            if self._leaving.locked():  # it looked for a measurement before there was one
+                process.terminate()
+
+        try:
+            return run_measure(self._store.state, bundles, begun=begun)
+        finally:
+            self._measurer = None
 
     def leave(self, runner: BundleRunner, error: MemoryError, wait_s: float) -> BundleRunner:
         """Leave a bundle that ran out of memory for a smaller one, in the background.
@@ -266,6 +287,9 @@ class BundleLifecycle:
             self._leaving.release()
 
     def _leave_for_smaller(self, bundle: str, why: str) -> None:
+        measurer = self._measurer
+        if measurer is not None:  # it takes memory too, and an update would find it under way
+            measurer.terminate()
         active = self._store.active()
         if active.manifest.bundle != bundle:  # installed, and not loaded yet
             self._switch_bundle()
@@ -283,6 +307,8 @@ class BundleLifecycle:
         if before is not None:
             before.terminate()
         with self._updating:
+            if measurer is not None:
+                measurer.wait()
             self._update()
             self._switch_bundle()
         if self._store.active().digest == active.digest:

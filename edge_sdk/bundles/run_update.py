@@ -22,6 +22,7 @@ Begun = Callable[["subprocess.Popen[bytes]"], None]
 # a slow link takes its time; what was fetched till then is kept, and the next update resumes it
 TIMEOUT_S: Final = 3600.0
 STOPPED: Final = "the updater was stopped before it was done; the next update goes on from there"
+MEASURE_STOPPED: Final = "it was stopped before it was done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +94,28 @@ def run_update(
         return UpdateOutcome("refused", bundle, reason)
 
 
-def run_measure(state: Path, bundles: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
+def run_measure(
+    state: Path,
+    bundles: Sequence[str],
+    *,
+    timeout_s: float = TIMEOUT_S,
+    begun: Begun | None = None,
+) -> str:
     """Fetch and measure bundles that this device does not run, and report what they take here.
 
     Blocks until it is done. Never raises, as `run_update`.
 
+    Args:
+        begun: called with the process, which may be terminated at any time.
     Returns: why it could not be done; empty where it was.
     """
     command = [sys.executable, "-P", "-m", "edge_sdk.bundles.update", "--state", str(state)]
     for bundle in bundles:
         command += ["--measure", bundle]
     try:
-        done = _run(command, timeout_s)
+        done = _run(command, timeout_s, begun)
+        if done.returncode == -signal.SIGTERM:
+            return MEASURE_STOPPED
         return UpdateOutcome.from_json(done.stdout).reason
     except subprocess.TimeoutExpired:
         return f"not done after {timeout_s:g} s"

@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from edge_sdk.bundles.measurements import Measurements
-from edge_sdk.bundles.run_update import run_measure
 from edge_sdk.errors import LinkError, SplitedgeError
 from edge_sdk.identity import Identity
 from edge_sdk.monitor.lasting_change import LastingChange
@@ -28,6 +27,9 @@ logger = logging.getLogger(__name__)
 LOOKS: Final = 20
 # after a report that did not arrive
 PAUSE_S: Final = 30.0
+# after a measurement that could not be made, then twice as long: a try may load two bundles
+MEASURE_FIRST_S: Final = 60.0
+MEASURE_LAST_S: Final = 86_400.0
 QUANTITIES: Final = ("memory_available_bytes", "latency_ms", "round_trip_ms", "bandwidth_mbps")
 
 
@@ -42,6 +44,9 @@ class Watched(Protocol):
 
     def take_link(self) -> LinkSample:
         """The link since the last look."""
+
+    def measure_bundles(self, bundles: Sequence[str]) -> str:
+        """Measure bundles that do not run here; returns why it could not be done, or ""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,6 @@ class Monitor:
         *,
         memory_bytes: Callable[[], int] | None = None,
     ) -> None:
-        self._state = state
         self._identity = identity
         self._agent = agent
         self._watch = ConditionsWatch(limits)
@@ -118,6 +122,7 @@ class Monitor:
         self._known: tuple[str, int] = ("", 0)  # digest and measured memory of the running bundle
         self._not_before = 0.0
         self._measure_at: float | None = None
+        self._measure_pause_s = MEASURE_FIRST_S
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="splitedge-monitor", daemon=True)
         self._thread.start()
@@ -146,7 +151,7 @@ class Monitor:
         if digest != self._known[0]:
             measured = self._measurements.of(digest)
             self._known = digest, 0 if measured is None else measured.memory_bytes
-            self._measure_at = now + self._lasts_s
+            self._measure_at, self._measure_pause_s = now + self._lasts_s, MEASURE_FIRST_S
         link = self._agent.take_link()
         found = Conditions(
             bundle,
@@ -173,21 +178,25 @@ class Monitor:
             self._watch.note_reported(changed)
             logger.info("told the server: %s", changed)
         if self._measure_at is not None and now >= self._measure_at:
-            self._measure_at = None
+            self._measure_at = now + self._measure_pause_s
+            self._measure_pause_s = min(2 * self._measure_pause_s, MEASURE_LAST_S)
             self._measurements.report(self._identity)
-            self._measure_variants()
+            if self._measure_variants():
+                self._measure_at = None
 
-    def _measure_variants(self) -> None:
+    def _measure_variants(self) -> bool:
+        """Measure what the server asks for; whether nothing of it is left."""
         from edge_sdk.api import unmeasured_bundles  # noqa: PLC0415
 
         bundles = unmeasured_bundles(self._identity)
         if not bundles or self._stopping.is_set():
-            return
-        why = run_measure(self._state, bundles)
+            return True
+        why = self._agent.measure_bundles(bundles)
         if why:
-            logger.warning("%s not measured: %s", ", ".join(bundles), why)
+            logger.warning("%s not measured: %s; it is tried again", ", ".join(bundles), why)
         else:
             logger.info("measured %s", ", ".join(bundles))
+        return not why
 
 
 def _available_bytes() -> int:

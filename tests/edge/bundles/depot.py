@@ -160,6 +160,7 @@ class Depot:
         self.faults = Faults()
         self.assigned: str | None = None
         self.smaller: str | None = None  # assigned once a bundle ran out of memory
+        self.unmeasured: list[str] | None = None  # None as a server of an older release
         self.served: list[Served] = []
         handler = type("Handler", (_Handler,), {"depot": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -197,6 +198,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/api/v1/devices/pi-4/assignment":
             found = self.depot.assigned is not None
             self._reply(200 if found else 404, orjson.dumps({"bundle": self.depot.assigned}))
+        elif self.path.endswith("/pi-4/unmeasured") and self.depot.unmeasured is not None:
+            self._reply(200, orjson.dumps({"bundles": self.depot.unmeasured}))
         else:
             self._file()
 

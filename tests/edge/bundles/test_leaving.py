@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from edge_sdk.bundles import lifecycle
 from edge_sdk.bundles.lifecycle import BundleLifecycle
+from edge_sdk.bundles.run_update import MEASURE_STOPPED
 from edge_sdk.bundles.runner import BundleRunner
 from edge_sdk.bundles.update import update
 from edge_sdk.errors import OutOfMemoryError
@@ -53,6 +55,32 @@ def test_a_smaller_bundle_is_not_fetched_behind_a_slow_one(
         over.set()
     assert found.manifest.bundle == "tiny/3/d2"
     assert running.trouble.startswith("tiny/1/d2 ran out of memory")
+
+
+@pytest.mark.deadline
+def test_a_smaller_bundle_does_not_wait_for_a_measurement(
+    running: BundleLifecycle, depot: Depot, export: Export
+) -> None:
+    """FAULTS row 11."""
+    depot.repository.publish_bundles(export.write(3))
+    depot.smaller = "tiny/3/d2"
+    fetching, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        depot.faults.before_target = None  # the next ones come at once
+        fetching.set()
+        over.wait(2 * WITHIN_S)
+
+    depot.faults.before_target = hold
+    try:
+        with ThreadPoolExecutor() as pool:
+            measured = pool.submit(running.measure, ["tiny/2/d2"])
+            assert fetching.wait(WITHIN_S)
+            found = running.leave(running.runner, SHORT, WITHIN_S)
+            assert measured.result(WITHIN_S) == MEASURE_STOPPED
+    finally:
+        over.set()
+    assert found.manifest.bundle == "tiny/3/d2"
 
 
 def test_two_threads_that_switch_load_the_new_bundle_once(

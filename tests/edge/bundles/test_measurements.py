@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from edge_sdk.bundles.lifecycle import BundleLifecycle
 from edge_sdk.bundles.measurements import KEPT_MOST, Measurements
 from edge_sdk.bundles.store import BundleStore
 from edge_sdk.bundles.update import measure, update
 from edge_sdk.errors import OutOfMemoryError
 from edge_sdk.identity import Identity
 from edge_sdk.manifest import BundleManifest, ModelManifest
+from edge_sdk.monitor.monitor import Limits, Monitor
+from edge_sdk.offload.link_meter import LinkSample
+from edge_sdk.settings import AgentSettings
+from edge_sdk.state import StateLock
 from profiles.measured import BundleMeasurement, GraphMeasurement
 
 if TYPE_CHECKING:
@@ -71,6 +76,51 @@ def test_a_damaged_file_counts_as_empty(
     assert "taken as empty" in caplog.text
     kept.keep("0" * 64, measured("m/1/d1"))
     assert len(kept.all()) == 1
+
+
+class Watching:
+    """A device's bundle for the monitor to look at."""
+
+    def __init__(self, state: Path) -> None:
+        self._bundle = BundleLifecycle.start(state, AgentSettings())
+        self.measure_bundles = self._bundle.measure
+
+    def running_bundle(self) -> tuple[str, str]:
+        return self._bundle.runner.manifest.bundle, self._bundle.digest
+
+    def take_latency_ms(self) -> None:
+        return None
+
+    def take_link(self) -> LinkSample:
+        return LinkSample()
+
+
+def test_a_variant_that_could_not_be_measured_is_tried_again(
+    installed: Path, depot: Depot, caplog: pytest.LogCaptureFixture
+) -> None:
+    day = 86_400.0
+    # its own thread looks once in an hour
+    monitor = Monitor(installed, Identity.load(installed), Watching(installed), Limits(0.25, day))
+
+    def asked() -> int:
+        return sum(served.path.endswith("/unmeasured") for served in depot.served)
+
+    try:
+        monitor.look(0.0)
+        monitor.look(day)  # a server without an answer
+        depot.unmeasured = ["tiny/2/d2"]
+        monitor.look(day + 59.0)
+        assert asked() == 1
+        with StateLock(installed, "update"):
+            monitor.look(day + 61.0)
+        assert "tiny/2/d2 not measured: another update" in caplog.text
+        for after_s in (179.0, 182.0, day):
+            monitor.look(day + after_s)
+    finally:
+        monitor.close()
+    assert asked() == 3
+    kept = [entry.measurement.bundle for entry in Measurements(installed).all()]
+    assert kept == ["tiny/1/d2", "tiny/2/d2"]
 
 
 def test_a_report_without_a_server_is_kept_for_later(tmp_path: Path, free_port: int) -> None:
