@@ -405,10 +405,10 @@ class EdgeAgent:
             try:
                 identity = membership.look()
                 found = locate_broker(identity, state, timeout_s=LOCATE_TIMEOUT_S)
+                return found.address(identity)
             except SplitedgeError as err:
                 logger.debug("broker not located: %s", err)
                 return None
-            return found.address(identity)
 
         settings = self._settings
         offloader = Offloader(

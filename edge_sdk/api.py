@@ -59,7 +59,7 @@ ENROLMENT_BYTES: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class FleetBroker:
-    """The fleet's broker: its URL, and the longest message that it takes."""
+    """The fleet's broker: its URL, which can be parsed, and the longest message that it takes."""
 
     broker: str
     max_packet_bytes: int = PAYLOAD_BYTES
@@ -479,6 +479,10 @@ def _read_broker(answer: Mapping[str, Any]) -> FleetBroker:
     size = broker.get("max_packet_bytes", PAYLOAD_BYTES)
     if not isinstance(size, int):
         raise LinkError(f"max_packet_bytes: expected a number of bytes, got {shown(size)}")
+    try:
+        BrokerAddress.parse(broker["url"])
+    except ConfigurationError as err:
+        raise LinkError(str(err)) from err
     return FleetBroker(broker["url"], size)
 
 

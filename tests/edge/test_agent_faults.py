@@ -168,7 +168,10 @@ def test_a_broker_that_comes_later_is_found(fleet: Fleet, digits: Digits, free_p
     assert kept["broker"]["url"].endswith(f":{fleet.broker_port}")
 
 
-@pytest.mark.parametrize("damaged", [None, b"", b"[]", b"{}", b'{"broker": {"url": 7}}'])
+@pytest.mark.parametrize(
+    "damaged",
+    [None, b"", b"[]", b"{}", b'{"broker": {"url": 7}}', b'{"broker": {"url": "mqtt://h:18.3"}}'],
+)
 def test_device_whose_connection_file_is_damaged_answers_and_has_it_made_again(
     fleet: Fleet, digits: Digits, damaged: bytes | None
 ) -> None:

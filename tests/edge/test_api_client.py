@@ -180,6 +180,14 @@ def test_an_endless_answer_is_cut(serve: Serve) -> None:
     assert sent < api.JSON_BYTES + 16_000_000  # what the sockets' buffers took on top
 
 
+def test_a_broker_whose_url_cannot_be_one_is_no_answer(serve: Serve, tmp_path: Path) -> None:
+    body = b'{"broker": {"url": "mqtt://hub.example:port"}}'
+    peer = serve(lambda write: write(response(200, body)))
+    with pytest.raises(LinkError, match="broker URL: expected mqtt://HOST:PORT"):
+        api.locate_broker(identity_at(peer), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.deadline
 def test_an_answer_that_dribbles_ends_soon_after_the_deadline(serve: Serve) -> None:
     def respond(write: Write) -> None:

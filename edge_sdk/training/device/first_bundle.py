@@ -38,8 +38,8 @@ def wait_for_first_bundle(
     Args:
         on_command: called with each command of the server, such as an invitation to train.
         say: called with a line for the user if there is no bundle yet.
-    Raises: StateInUseError if an agent runs there; EnrolmentError if the state folder does not say
-        where the server is.
+    Raises: StateInUseError if an agent runs there; EnrolmentError if the state folder has no
+        identity; ConfigurationError for a certificate file that cannot be used.
     """
     with StateLock(state):
         if _has_bundle(state) or _fetch(state):

@@ -33,7 +33,7 @@ LOOK_MOST_S: Final = 30.0
 def wait_for_invitation(identity: Identity, state: Path) -> str:
     """Wait until this device is invited; the trainer's URL.
 
-    Raises: EnrolmentError if the state folder does not say where the broker is.
+    Raises: ConfigurationError for a certificate file that cannot be used.
     """
     with CommandLink(identity, state) as link:
         while True:
@@ -67,7 +67,7 @@ class CommandLink:
     def __enter__(self) -> Self:
         """Connect.
 
-        Raises: EnrolmentError if the state folder does not say where the broker is.
+        Raises: ConfigurationError for a certificate file that cannot be used.
         """
         self._open(self._membership.identity)
         self._watcher.start()
@@ -127,11 +127,10 @@ class CommandLink:
             try:
                 identity = self._membership.look()
                 address = api.locate_broker(identity, self._state).address(identity)
+                if address != self._address:
+                    self._connect(identity, address)
             except SplitedgeError as err:
                 logger.debug("broker not located: %s", err)
-                continue
-            if address != self._address:
-                self._connect(identity, address)
 
 
 def _read(payload: bytes) -> Mapping[str, Any] | None:
