@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from edge_sdk.durable import make_folder
+from edge_sdk.durable import make_folder, storage_error, sync_file, sync_folder, sync_tree
 from edge_sdk.errors import StorageError
 from server.store.files import StoredFiles
 from server.store.index import INDEX_NAME, StoreIndex
@@ -27,14 +27,22 @@ class StoreMirror:
         self._files = files
         self._state = state
         self._seen: bytes | None = None
+        self._whole: set[str] = set()  # models whose files were all read, or copied
 
     def refresh(self) -> None:
         """Copy what is new in the store, and delete what it no longer has.
 
-        A model appears in one rename, the timestamp of the signed bundles last.
+        A model appears in one rename, the timestamp of the signed bundles last. After a power cut,
+        what is there under its name is whole, or is copied again by the next process.
 
         Raises: StorageError; then the next call tries again, with what is there already.
         """
+        try:
+            self._refresh()
+        except OSError as err:
+            raise storage_error(self._state, 0, err) from err
+
+    def _refresh(self) -> None:
         raw = self._files.read(INDEX_NAME)
         if raw is None:
             raise StorageError(
@@ -56,7 +64,10 @@ class StoreMirror:
 
     def _take_model(self, model: str, files: Mapping[str, str]) -> None:
         folder = self._state / "models" / model
-        if _has(folder / "model.json", files.get("model.json", "")):  # a version never changes
+        # a version never changes, and may be large: all of it is read once
+        looked = {"model.json"} if model in self._whole else {"model.json", *files}
+        self._whole.add(model)
+        if all(_has(folder / file, files.get(file, "")) for file in looked):
             return
         shutil.rmtree(folder, ignore_errors=True)
         draft = folder.with_name(f".{folder.name}-copy")
@@ -64,7 +75,9 @@ class StoreMirror:
         for file, digest in files.items():
             make_folder((draft / file).parent)
             self._files.download(f"models/{model}/{file}", draft / file, digest)
+        sync_tree(draft)
         draft.rename(folder)
+        sync_folder(folder.parent)
         logger.info("model %s: copied from %s", model, self._files.url)
 
     def _take_file(self, name: str, digest: str) -> None:
@@ -74,7 +87,9 @@ class StoreMirror:
         make_folder(path.parent)
         draft = path.with_name(f".{path.name}.copy")
         self._files.download(name, draft, digest)
+        sync_file(draft)
         draft.replace(path)
+        sync_folder(path.parent)
 
     def _forget_models(self, wanted: Mapping[str, object]) -> None:
         for manifest in (self._state / "models").glob("*/*/model.json"):

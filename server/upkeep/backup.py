@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edge_sdk.durable import make_folder, sync_folder, write_atomic
+from edge_sdk.durable import make_folder, sync_folder, sync_tree, write_atomic
 from edge_sdk.errors import ConfigurationError, StorageError
 from edge_sdk.installation import installed_version
 from edge_sdk.state import StateLock
@@ -127,6 +127,7 @@ def restore(backup: Path, state: Path, location: RegistryLocation | None = None)
         make_folder(folder / "tuf")  # which an archive leaves out while nothing is signed
         write_atomic(folder / "tuf" / RESTORED_NAME, b"")
         root_version = ArtifactRepository(folder).roots.newest_version
+        sync_tree(folder)
         if state.exists():
             state.rmdir()
         folder.rename(state)

@@ -17,23 +17,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-# Does WHAT, a list, in STATE and prints the record: a line for each (kind, path, tree). A tree has
-# for each path its inode and bytes, None for a folder. Kinds: `step` before an operation, `sync`
-# after fsync of `path`, `done` after one WHAT, with its name for the path.
+# Does WHAT, a list, in STATE and prints the record: a line of all bytes that files had, then a line
+# for each (kind, path, tree). A tree has for each path its inode and the number of its bytes, None
+# for a folder. Kinds: `step` before an operation, `sync` after fsync of `path`, `done` after one
+# WHAT, with its name for the path.
 RECORDER: Final = """
 import os, sys
 from pathlib import Path
-from edge_sdk.bundles.store import BundleStore
-from edge_sdk.bundles.update import update
 
 state, work = Path(sys.argv[1]), sys.argv[2:]
+contents = {}
 TOUCHES = {"open", "os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.link", "os.truncate"}
 real_fsync, recording, record = os.fsync, False, []
 
 def tree():
     found = {}
     for path in sorted(state.rglob("*")):
-        content = None if path.is_dir() else path.read_bytes()
+        content = None
+        if not path.is_dir():
+            content = contents.setdefault(path.read_bytes(), len(contents))
         found[str(path.relative_to(state))] = (path.stat().st_ino, content)
     return found
 
@@ -53,8 +55,21 @@ def fsync(handle):
     path = Path(os.readlink(f"/proc/self/fd/{handle}"))
     note("sync", "." if path == state else str(path.relative_to(state)))
 
-sys.addaudithook(hook)
-os.fsync = fsync
+def begin():
+    sys.addaudithook(hook)
+    os.fsync = fsync
+
+ACT
+print(list(contents))
+for line in record:
+    print(line)
+"""
+# bundles to update to, or `roll-back`
+UPDATES: Final = """
+from edge_sdk.bundles.store import BundleStore
+from edge_sdk.bundles.update import update
+
+begin()
 for what in work:
     store = BundleStore(state)
     if what == "roll-back":
@@ -63,8 +78,6 @@ for what in work:
         outcome = update(state, what)
         assert outcome.status == "installed", outcome
     note("done", what)
-for line in record:
-    print(repr(line))
 """
 
 Tree = Mapping[str, tuple[int, bytes | None]]
@@ -93,12 +106,26 @@ class Disk:
     bytes: dict[int, list[bytes]]
 
 
-def record(state: Path, *work: str) -> list[Moment]:
-    """The moments of a child that does this work in a state folder: bundles, or `roll-back`."""
-    command = [sys.executable, "-P", "-c", RECORDER, str(state), *work]
+def record(state: Path, *work: str, act: str = UPDATES) -> list[Moment]:
+    """The moments of a child that does this work in a state folder.
+
+    Args:
+        act: the program that does it, which calls `begin` first, and `note("done", what)` after
+            each piece of `work`.
+    """
+    program = RECORDER.replace("ACT", act)
+    command = [sys.executable, "-P", "-c", program, str(state), *work]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    return [Moment(*ast.literal_eval(line)) for line in done.stdout.splitlines()]
+    contents, *lines = map(ast.literal_eval, done.stdout.splitlines())
+
+    def tree(found: Mapping[str, tuple[int, int | None]]) -> Tree:
+        return {
+            path: (inode, None if number is None else contents[number])
+            for path, (inode, number) in found.items()
+        }
+
+    return [Moment(kind, path, tree(found)) for kind, path, found in lines]
 
 
 def disks(before: Tree, moments: list[Moment], *, synced: bool = True) -> Iterator[Disk]:

@@ -27,10 +27,13 @@ from server.roles.backend import Backend
 from server.roles.run import registry_for
 from server.services import Services
 from server.settings import Role, ServerSettings
+from server.signing.artifacts import ArtifactRepository
 from server.store.files import StoredFiles
 from server.store.index import INDEX_NAME, StoreIndex
 from server.store.mirror import StoreMirror
 from server.store.upload import StoreUpload
+from tests.edge.bundles import crash_states
+from tests.edge.bundles.depot import Export
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -209,6 +212,60 @@ def test_an_interrupted_copy_is_taken_up_again(tmp_path: Path, exported: Exporte
     segment.write_bytes(kept)
     mirror.refresh()
     assert (own / "models" / "digits" / "1" / "model.json").exists()
+
+
+def test_a_file_of_a_model_that_is_damaged_is_copied_again(
+    tmp_path: Path, exported: Exported
+) -> None:
+    """As a power cut leaves it under a release that did not wait for the disk."""
+    url = f"file://{tmp_path / 'share'}"
+    api, own = tmp_path / "api", tmp_path / "own"
+    folder = exported.install(api / "models")
+    StoreUpload(StoredFiles(url), api, lambda: [folder]).refresh()
+    StoreMirror(StoredFiles(url), own).refresh()
+    segment = next((own / "models").rglob("segments/*"))
+    whole = segment.read_bytes()
+    segment.write_bytes(b"")
+    StoreMirror(StoredFiles(url), own).refresh()
+    assert segment.read_bytes() == whole
+
+
+# mirrors a store, of which the URL is given, into the folder
+MIRROR = """
+from server.store.files import StoredFiles
+from server.store.mirror import StoreMirror
+
+(url,) = work
+begin()
+StoreMirror(StoredFiles(url), state).refresh()
+note("done", url)
+"""
+
+
+def test_a_power_cut_leaves_no_torn_file_in_a_copy(tmp_path: Path) -> None:
+    """FAULTS row 2: a name that the disk has, without the bytes that it was given before."""
+    url = f"file://{tmp_path / 'share'}"
+    api, own = tmp_path / "api", tmp_path / "own"
+    artifacts = ArtifactRepository(api)
+    artifacts.open_or_create()
+    model = Export(tmp_path / "exports").write(1)
+    artifacts.publish_bundles(model)
+    shutil.copytree(model.parent, api / "models" / "tiny")
+    StoreUpload(StoredFiles(url), api, lambda: [api / "models" / "tiny" / "1"]).refresh()
+    own.mkdir()
+    moments = crash_states.record(own, url, act=MIRROR)
+    whole = {path: content for path, (_, content) in moments[-1].tree.items()}
+    assert {"models/tiny/1/bundles/d2/exit.onnx", "tuf/metadata/timestamp.json"} <= whole.keys()
+
+    def torn(*, synced: bool) -> set[str]:
+        states = map(
+            crash_states.renamed_without_bytes, crash_states.disks({}, moments, synced=synced)
+        )
+        named = (item for state in states for item in state.items())
+        return {path for path, content in named if path in whole and content != whole[path]}
+
+    assert torn(synced=True) == set()
+    assert "models/tiny/1/bundles/d2/exit.onnx" in torn(synced=False)
 
 
 def test_a_store_that_no_api_has_written_says_so(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from server.signing.artifacts import ArtifactRepository
 from server.upkeep.archive import BackupWriter
 from server.upkeep.backup import back_up, restore
 from server.upkeep.doctor import examine
+from tests.edge.bundles import crash_states
 from tests.reader import Document, Reader
 
 if TYPE_CHECKING:
@@ -107,6 +108,41 @@ def test_what_is_restored_is_what_was_backed_up(state: Path, tmp_path: Path, nam
     assert rows(RegistryLocation.of(tmp_path / "new")) == rows(RegistryLocation.of(state))
     assert [one for one in examine(tmp_path / "new") if one.verdict == "problem"] == []
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "new", "state"])
+
+
+# restores a backup, of which the path is given, into the folder `new`
+RESTORATION = """
+from server.upkeep.backup import restore
+
+(backup,) = work
+begin()
+restore(Path(backup), state / "new")
+note("done", backup)
+"""
+
+
+def test_a_power_cut_leaves_a_whole_state_or_none(tmp_path: Path) -> None:
+    """FAULTS row 2: a folder that the disk has, without the bytes of its files."""
+    state, around = tmp_path / "state", tmp_path / "around"
+    ArtifactRepository(state).open_or_create()
+    load_or_create_operator_secret(state)
+    with closing(open_registry(state)) as registry:
+        fill(registry)
+    back_up(state, tmp_path / "backup.tar")
+    around.mkdir()
+    moments = crash_states.record(around, str(tmp_path / "backup.tar"), act=RESTORATION)
+
+    def found(*, synced: bool) -> list[dict[str, bytes | None]]:
+        states = map(
+            crash_states.renamed_without_bytes, crash_states.disks({}, moments, synced=synced)
+        )
+        return [{path: raw for path, raw in one.items() if path[:4] == "new/"} for one in states]
+
+    *seen, last = found(synced=True)
+    assert {"new/registry.db", "new/keys/root.pem", "new/tuf/metadata/timestamp.json"} <= set(last)
+    assert last == {path: raw for path, (_, raw) in moments[-1].tree.items() if path != "new"}
+    assert [one for one in seen if one not in ({}, last)] == []
+    assert found(synced=False)[-1] != last
 
 
 def test_a_server_that_has_signed_nothing_yet_is_restored(tmp_path: Path) -> None:
