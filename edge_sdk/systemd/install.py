@@ -421,10 +421,10 @@ def _move(source: Path, target: Path) -> None:
         return
     try:
         shutil.copytree(source, target, symlinks=True)
+        sync_tree(target)
     except OSError as err:  # shutil.Error is one
         shutil.rmtree(target, ignore_errors=True)
         raise StorageError(
             f"--take {source}: not copied to {target} ({err}); it was not moved"
         ) from err
-    sync_tree(target)
     shutil.rmtree(source)

@@ -282,6 +282,25 @@ def test_a_folder_that_cannot_be_copied_stays_where_it_was(
     assert (pi / "agent.json").read_text() == "{}"
 
 
+def test_a_folder_stays_where_it_was_if_the_other_disk_does_not_take_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may say so only when it is waited for."""
+    pi, target = tmp_path / "pi", tmp_path / "agent"
+    pi.mkdir()
+    (pi / "agent.json").write_text("{}")
+
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "rename", on_another_disk)
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(StorageError, match=r"not copied to .*agent.*was not moved"):
+        install_module._move(pi, target)
+    assert not target.exists()
+    assert (pi / "agent.json").read_text() == "{}"
+
+
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >> {log}
 case "$1" in
