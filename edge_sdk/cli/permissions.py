@@ -24,11 +24,11 @@ def insecure(
 ) -> None:
     """Allow or refuse to send this device's credential to other machines without encryption."""
     from edge_sdk.identity import Identity
-    from edge_sdk.state import StateLock, is_held
+    from edge_sdk.membership.rotation import lock_credential
+    from edge_sdk.state import is_held
 
     Identity.load(state)  # a mistyped folder is told before the lock makes it
-    # a new credential is written by whoever holds this lock
-    with StateLock(state, "rotation"):
+    with lock_credential(state):
         identity = Identity.load(state, insecure=rule is Rule.allow)
         identity.save(state)
     typer.echo(

@@ -38,13 +38,27 @@ def rotate(state: Path) -> Identity:
     Raises: LinkError if the server cannot be reached: repeat it; EnrolmentError if the server does
         not accept this device; StorageError; StateInUseError while another process does the same.
     """
-    with StateLock(state, "rotation"):
+    with lock_credential(state):
         identity = _finish(state, Identity.load(state))
         from edge_sdk.api import new_credential  # noqa: PLC0415 - urllib3, only to rotate
 
         new = replace(identity, credential=new_credential(identity))
         write_atomic(state / NEXT_NAME, orjson.dumps({"credential": new.credential}), mode=0o600)
         return _confirm(state, new)
+
+
+def lock_credential(state: Path) -> StateLock:
+    """Exclusive use of the files that hold the credential; a rotation takes some seconds.
+
+    Raises: StateInUseError saying to try again; StorageError.
+    """
+    try:
+        return StateLock(state, "rotation")
+    except StateInUseError as err:
+        raise StateInUseError(
+            f"{state}: the device's credential is being replaced at this moment; run it again in"
+            " some seconds"
+        ) from err
 
 
 def current_identity(state: Path) -> Identity:
@@ -58,7 +72,7 @@ def current_identity(state: Path) -> Identity:
     if not (state / NEXT_NAME).exists():
         return identity
     try:
-        with StateLock(state, "rotation"):
+        with lock_credential(state):
             return _finish(state, Identity.load(state))
     except StateInUseError:  # another process is at it
         return identity

@@ -56,7 +56,9 @@ def test_permission_is_not_written_over_a_new_credential(
     PI.save(tmp_path)
     command = ("agent", "insecure", "allow", "--state", tmp_path)
     with StateLock(tmp_path, "rotation"):
-        assert "already runs as rotation" in splitedge(*command).refusal
+        for refused in (command, ("agent", "rotate", "--state", tmp_path)):
+            refusal = splitedge(*refused).refusal
+            assert "is being replaced at this moment; run it again in some seconds" in refusal
     assert not Identity.load(tmp_path).insecure
     assert splitedge(*command).status == 0
     assert Identity.load(tmp_path).insecure
