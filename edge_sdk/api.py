@@ -81,7 +81,7 @@ class FleetBroker:
         try:
             return _read_broker(_json((state / CONNECTION_NAME).read_bytes()))
         except (OSError, LinkError) as err:
-            logger.warning("%s: cannot be read (%s)", state / CONNECTION_NAME, err)
+            logger.debug("%s: cannot be read (%s)", state / CONNECTION_NAME, err)
             return None
 
     @classmethod
@@ -90,7 +90,14 @@ class FleetBroker:
 
         So a device with a damaged file starts and answers, and finds the broker when it asks.
         """
-        return cls.load(state) or cls._usual(identity)
+        found = cls.load(state)
+        if found is None:  # said once, while look-ups come every few seconds
+            found = cls._usual(identity)
+            path, place = state / CONNECTION_NAME, found.broker
+            logger.warning(
+                "%s: missing or damaged; the broker is first looked for at %s", path, place
+            )
+        return found
 
     @classmethod
     def _usual(cls, identity: Identity) -> FleetBroker:

@@ -33,6 +33,7 @@ from edge_sdk.wire.frames import Tensor
 from edge_sdk.wire.messages import Problem, Query, Reply
 from profiles import load_reference
 from server.tokens import create_token
+from tests.edge.full_disk import read_only
 
 if TYPE_CHECKING:
     from tests.edge.fleet import Fleet
@@ -186,6 +187,20 @@ def test_a_broker_whose_url_cannot_be_one_is_no_answer(serve: Serve, tmp_path: P
     with pytest.raises(LinkError, match="broker URL: expected mqtt://HOST:PORT"):
         api.locate_broker(identity_at(peer), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_address_that_the_disk_does_not_keep_is_warned_of_once(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = b'{"broker": {"url": "mqtt://hub.example:1883"}}'
+    peer = serve(lambda write: write(response(200, body)))
+    with read_only(tmp_path):
+        known = api.FleetBroker.known(tmp_path, identity_at(peer))
+        for _ in range(3):
+            found = api.locate_broker(identity_at(peer), tmp_path)
+    assert (known.broker, found.broker) == ("mqtt://127.0.0.1:1883", "mqtt://hub.example:1883")
+    (warned,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert f"{api.CONNECTION_NAME}: missing or damaged" in warned
 
 
 @pytest.mark.deadline
