@@ -40,7 +40,7 @@ from exporters.adopt.graph.cuts import Cut, choose_cuts, find_cuts
 from exporters.adopt.graph.gradients import torch_suffix
 from exporters.adopt.graph.graph import part
 from exporters.adopt.graph.split import open_session, segment_model
-from exporters.adopt.narrowing import channel_axis
+from exporters.adopt.narrowing import narrowed_axis
 from exporters.offloads.bottleneck import STEPS, Bottleneck, train_bottleneck, widths_of
 from exporters.parity import run_torch
 
@@ -104,7 +104,7 @@ def _rows(
     suffix_model = segment_model(graph, cut, None, by_sample=by_sample)
     suffix = _batched(open_session(suffix_model), f"z{cut.depth}", BATCH)
     z, z_test = prefix(learn), prefix(test)
-    axis = channel_axis(classifier, cut)
+    axis = narrowed_axis(classifier, cut)
     answer = torch_suffix(graph, cut, z, by_sample=by_sample)
     whole = suffix(z_test).argmax(axis=1)
     started = time.perf_counter()
