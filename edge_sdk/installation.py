@@ -30,7 +30,7 @@ from edge_sdk.errors import ConfigurationError, HiddenPackageError
 
 # The day of the newest entry of CHANGELOG.md that has one. No copy of this release is older, so a
 # clock that says an earlier time is wrong. A constant, since files may carry any date.
-BUILD_DATE: Final = datetime(2026, 11, 22, tzinfo=UTC)
+BUILD_DATE: Final = datetime(2026, 11, 27, tzinfo=UTC)
 # A clock that says a later time is likelier to be wrong than the release to be so old.
 CLOCK_TRUSTED_FOR: Final = timedelta(days=5 * 365)
 
