@@ -33,6 +33,6 @@ DAMAGED: Final = (
 
 
 def reason_of(err: BaseException) -> str:
-    """What is wrong with a file, in one line of at most 200 characters."""
+    """The fault of a damaged file, in one line of at most 200 characters."""
     text = getattr(err, "strerror", None) or str(err) or type(err).__name__
     return " ".join(text.split())[:200]
