@@ -236,6 +236,7 @@ class _BoundedHead:
         finally:
             timer.cancel()
         if late.is_set():  # http.client takes half a head for a whole one
+            response.close()  # it holds the socket open
             raise TimeoutError(f"its head was not whole after {self.head_s:g} s")
         return cast("urllib3.HTTPResponse", response)
 

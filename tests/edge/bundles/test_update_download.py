@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from benchmarks.mqtt.certificates import self_signed
@@ -345,9 +346,11 @@ def test_server_that_drips_the_head_of_its_answer_is_given_up(tmp_path: Path, tl
         dripping.start()
         identity = Identity(url, "pi-4", "default", "x" * 43, ca)
         client, began = ServerClient(identity, check_dates=True, patience_s=0.3), time.monotonic()
-        with pytest.raises(LinkError, match="cannot be reached"):
+        with pytest.raises(LinkError, match="cannot be reached") as refused:
             client.read(f"{url}/tuf/metadata/timestamp.json", 1_000)
         assert time.monotonic() - began < 8
+        own = [one for one in psutil.Process().net_connections("tcp") if one.raddr]
+        assert not [one for one in own if one.raddr.port == port], refused  # which holds its frames
         ended.set()
     dripping.join(10)
 
