@@ -79,7 +79,7 @@ class FleetBroker:
         Returns: None where the file is missing or damaged; the server says it again.
         """
         try:
-            return _read_broker(_json((state / CONNECTION_NAME).read_bytes()))
+            return cls._kept(state)
         except (OSError, LinkError) as err:
             logger.debug("%s: cannot be read (%s)", state / CONNECTION_NAME, err)
             return None
@@ -90,14 +90,19 @@ class FleetBroker:
 
         So a device with a damaged file starts and answers, and finds the broker when it asks.
         """
-        found = cls.load(state)
-        if found is None:  # said once, while look-ups come every few seconds
-            found = cls._usual(identity)
-            path, place = state / CONNECTION_NAME, found.broker
+        try:
+            return cls._kept(state)
+        except (OSError, LinkError) as err:  # said once, while look-ups come every few seconds
+            usual, path = cls._usual(identity), state / CONNECTION_NAME
             logger.warning(
-                "%s: missing or damaged; the broker is first looked for at %s", path, place
+                "%s: cannot be read (%s); the broker is first looked for at %s",
+                *(path, err, usual.broker),
             )
-        return found
+            return usual
+
+    @classmethod
+    def _kept(cls, state: Path) -> FleetBroker:
+        return _read_broker(_json((state / CONNECTION_NAME).read_bytes()))
 
     @classmethod
     def _usual(cls, identity: Identity) -> FleetBroker:

@@ -12,6 +12,7 @@ and the user's folder comes last, so that no file there hides anything of ours.
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,7 +51,7 @@ def installed_version() -> str:
 
 def install_command(extra: str) -> str:
     """The command that adds an extra to this environment, which may be one of pipx."""
-    return f"{sys.executable} -m pip install 'splitedge[{extra}]'"
+    return f"{shlex.quote(sys.executable)} -m pip install 'splitedge[{extra}]'"
 
 
 def clock_is_wrong(now: datetime | None = None) -> bool:

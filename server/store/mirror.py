@@ -66,8 +66,8 @@ class StoreMirror:
         folder = self._state / "models" / model
         # a version never changes, and may be large: all of it is read once
         looked = {"model.json"} if model in self._whole else {"model.json", *files}
-        self._whole.add(model)
         if all(_has(folder / file, files.get(file, "")) for file in looked):
+            self._whole.add(model)
             return
         shutil.rmtree(folder, ignore_errors=True)
         draft = folder.with_name(f".{folder.name}-copy")
@@ -78,6 +78,7 @@ class StoreMirror:
         sync_tree(draft)
         draft.rename(folder)
         sync_folder(folder.parent)
+        self._whole.add(model)
         logger.info("model %s: copied from %s", model, self._files.url)
 
     def _take_file(self, name: str, digest: str) -> None:
@@ -105,9 +106,9 @@ class StoreMirror:
 
 
 def _has(path: Path, sha256: str) -> bool:
-    """Whether a file with that hash is there."""
+    """Whether a file with that hash is there and can be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == sha256
-    except FileNotFoundError:
+    except OSError:
         return False

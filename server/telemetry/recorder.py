@@ -92,15 +92,16 @@ class TelemetryRecorder:
         """Thin what is old enough, and drop what is above the bounds.
 
         Args:
-            by_age: whether the clock is right, so that what is old is dropped too. By a wrong one
-                points are still put together, which loses no answer.
+            by_age: whether the clock is right, so that it is known what is old. By a wrong one only
+                the bound by number holds.
         Raises: RegistryError.
         """
         now = self._clock()
         self._written = {
             device: at for device, at in self._written.items() if now - at < REMEMBERED_S
         }
-        self._history.thin()
+        if by_age:
+            self._history.thin()
         if now >= self._next_prune:
             self._history.prune(self._points_most, by_age=by_age)
             self._next_prune = now + PRUNE_S

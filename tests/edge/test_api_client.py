@@ -200,7 +200,7 @@ def test_an_address_that_the_disk_does_not_keep_is_warned_of_once(
             found = api.locate_broker(identity_at(peer), tmp_path)
     assert (known.broker, found.broker) == ("mqtt://127.0.0.1:1883", "mqtt://hub.example:1883")
     (warned,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    assert f"{api.CONNECTION_NAME}: missing or damaged" in warned
+    assert f"{api.CONNECTION_NAME}: cannot be read ([Errno 2]" in warned
 
 
 @pytest.mark.deadline

@@ -1,7 +1,7 @@
 """Files that a device keeps between rounds and over a restart.
 
 STATE/training/NAME.safetensors   its personal weights
-STATE/training/NAME.update        an update that it made without the server and has not handed in
+STATE/training/NAME.update        an update that it has not handed in
 """
 
 from __future__ import annotations

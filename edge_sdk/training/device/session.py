@@ -132,7 +132,8 @@ class TrainingSession:
         self._no_reply_s = 0.0
         self._joined = False
         self._last_id = ""
-        # a reply that is not handed in yet, and the id of its message; "" for an update made alone
+        # a reply that is not handed in yet, and the id of its message; "" for an update made alone,
+        # or kept from the session before
         self._outbox: tuple[str, Reply] | None = None
         # the round of features that wait for feedback, and since when
         self._waiting: tuple[int, float] | None = None

@@ -142,7 +142,8 @@ class TelemetryHistory:
         """Drop the points that are too old, or above `points_most` in all, oldest first.
 
         Args:
-            by_age: whether those that are too old, or of the future, are dropped.
+            by_age: whether those that are too old, or of the future, are dropped. Without it, by a
+                clock that is behind, the points above the number are those that come in now.
         Returns: how many were dropped.
         """
         now = self._transactions.now()

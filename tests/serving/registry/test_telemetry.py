@@ -216,6 +216,19 @@ def test_what_is_too_old_or_too_much_goes_oldest_first(registry: Registry, clock
     assert history.prune() == 1
 
 
+def test_a_wrong_clock_puts_no_points_together(registry: Registry, clock: Clock) -> None:
+    recorder = TelemetryRecorder(registry.telemetry)
+    for step in range(20):
+        registry.telemetry.record({"pi-1": last(NOON + 10 * step, heartbeat(step))})
+    clock.now = NOON + AGE_MOST_S
+    recorder.keep_bounds(by_age=False)
+    assert registry.telemetry.prune(points_most=20, by_age=False) == 0
+    assert len(registry.telemetry.of("pi-1", since_s=2 * AGE_MOST_S)) == 20
+    clock.now = NOON + 7_200
+    recorder.keep_bounds()
+    assert len(registry.telemetry.of("pi-1", since_s=2 * AGE_MOST_S)) < 20
+
+
 def test_few_points_are_asked_for_and_lose_nothing(registry: Registry, clock: Clock) -> None:
     history = registry.telemetry
     for step in range(100):

@@ -228,6 +228,11 @@ def test_a_file_of_a_model_that_is_damaged_is_copied_again(
     segment.write_bytes(b"")
     StoreMirror(StoredFiles(url), own).refresh()
     assert segment.read_bytes() == whole
+    # one that cannot be read, as on a bad sector, is damaged, too
+    segment.unlink()
+    segment.mkdir()
+    StoreMirror(StoredFiles(url), own).refresh()
+    assert segment.read_bytes() == whole
 
 
 # mirrors a store, of which the URL is given, into the folder
