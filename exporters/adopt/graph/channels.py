@@ -35,7 +35,7 @@ def channel_axis(graph: Graph, name: str) -> int:
     order = {made: place for place, made in enumerate(makers)}
     shape = graph.specs[name].shape
     walk: list[tuple[NodeProto, Sequence[int], Sequence[int]]] = []
-    while name in makers and makers[name].op_type not in (*_FIRST, *_LAST):
+    while name in makers and not _decides(graph, makers[name]):
         node, made = makers[name], graph.specs[name].shape
         sources = _data_of(graph, node)
         if not sources:
@@ -46,11 +46,15 @@ def channel_axis(graph: Graph, name: str) -> int:
         walk.append((node, graph.specs[name].shape, made))
     last = len(graph.specs[name].shape) - 1
     if name in makers:
-        axes = [last if makers[name].op_type in _LAST else 1]
+        axes = [1 if makers[name].op_type in _FIRST else last]
     elif layout_of(graph.specs[name].sample) == "nhwc":
         axes = [last]
     else:
-        return 1
+        norms = [at for at, step in enumerate(walk) if step[0].op_type == "LayerNormalization"]
+        if not norms:
+            return 1
+        axes = [len(walk[norms[-1]][2]) - 1]  # it normalises over the channels
+        del walk[norms[-1] :]
     for node, before, behind in reversed(walk):
         axes = _carried(node, axes, before, behind)
     return max(axes, key=lambda axis: (shape[axis], axis))
@@ -68,6 +72,12 @@ def is_volume(graph: Graph, name: str) -> bool:
         inputs = _data_of(graph, node)
         name = next((each for each in inputs if len(graph.specs[each].shape) == VOLUME_AXES), "")
     return False
+
+
+def _decides(graph: Graph, node: NodeProto) -> bool:
+    """Whether a node makes channels: a layer, or the rows of a table (an embedding)."""
+    table = node.op_type == "Gather" and node.input[0] in (*graph.weights, *graph.derived)
+    return table or node.op_type in (*_FIRST, *_LAST)
 
 
 def _data_of(graph: Graph, node: NodeProto) -> list[str]:
@@ -102,4 +112,6 @@ def _reshaped(axes: Sequence[int], before: Sequence[int], behind: Sequence[int])
         return math.prod(max(1, min(high, end) / max(low, start)) for start, end in spans)
 
     some = [axis for axis in range(1, len(behind)) if channels(axis) > 1]
-    return [axis for axis in some if channels(axis) == behind[axis]] or some or [len(behind) - 1]
+    alone = [axis for axis in some if channels(axis) == behind[axis]]
+    # the one channel of a group norm of one group is the whole map
+    return alone or some or [1 if list(axes) == [1] and len(before) > 2 else len(behind) - 1]

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from onnx import helper
+from torch import nn
 
 from edge_sdk.gate.gate import uncertainties
 from edge_sdk.gate_form import read_gate
@@ -29,6 +31,7 @@ from exporters.adopt.heads import (
 )
 from exporters.adopt.narrowing import narrowed_axis
 from exporters.adopt.operating import Judged, agreed_threshold, agreement_gate, figures_at
+from tests.exporting.adopt.conftest import export_by_torchscript
 
 
 def test_head_learns_what_the_model_answers_without_labels() -> None:
@@ -290,6 +293,41 @@ def test_tokens_that_a_layer_mixes_keep_their_channels(
     ]
     graph = load_classifier(make_graph(nodes, weights=weights)).graph
     assert [channel_axis(graph, f"net/{name}") for name in ("c", "tokens", "s")] == [1, 2, 2]
+
+
+def test_tokens_of_a_text_keep_their_channels(tmp_path: Path) -> None:
+    """Residuals lead from the last block to the table of words, which has its channels last."""
+
+    class Text(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(32, 8)
+            self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.head(self.block(self.words(x.long())).mean(1))
+            return scores
+
+    path = export_by_torchscript(Text().eval(), torch.zeros(3, 12), tmp_path / "text.onnx")
+    graph = load_classifier(path).graph
+    tokens = [cut for cut in find_cuts(graph).cuts if cut.shape == (12, 8)]
+    assert len(tokens) >= 3
+    assert {channel_axis(graph, cut.tensor) for cut in tokens} == {2}
+
+
+def test_maps_behind_a_group_norm_of_one_group_are_pooled_as_maps(tmp_path: Path) -> None:
+    """The norm is a reshape to one channel, an instance norm, and a reshape back."""
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(1, 16), nn.ReLU()),
+        *(nn.Conv2d(16, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)),
+    )
+    path = export_by_torchscript(net.eval(), torch.zeros(3, 1, 8, 8), tmp_path / "norm.onnx")
+    graph = load_classifier(path).graph
+    maps = [cut for cut in find_cuts(graph).cuts if len(cut.shape) == 3]
+    assert {cut.shape for cut in maps} >= {(16, 8, 8), (8, 6, 6)}
+    kept = [cut for cut in maps if cut.shape[0] in (8, 16)]
+    assert {channel_axis(graph, cut.tensor) for cut in kept} == {1}
 
 
 def test_picture_with_its_channels_last_is_pooled_as_a_picture(
