@@ -212,7 +212,10 @@ def _adopt(
         say.step(f"reading {data}")
         opened = inputs.open_inputs(data, classifier.raw, most=2 * most)
         sample = opened.train.x.shape[1:]
-        classifier = prepared(plain, for_windows(preprocessing, plain.raw.shape, sample))
+        fitting = for_windows(preprocessing, plain.raw.shape, sample)
+        if fitting.layout != preprocessing.layout:
+            say(f"--layout: left out, since the windows have the model's own shape {sample}")
+        classifier = prepared(plain, fitting)
         raw = classifier.raw
         read = inputs.as_inputs(opened, raw, layout=preprocessing.layout)
         names = inputs.names_of(classifier.classes, given, read)
