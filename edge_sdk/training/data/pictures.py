@@ -36,7 +36,11 @@ logger = logging.getLogger(__name__)
 
 PICTURES_BYTES_MAX: Final = 4 << 30
 ARRAY_SUFFIX: Final = ".npy"
-_DAMAGED: Final = (*DAMAGED, Image.DecompressionBombError)
+# a device that is short of memory shall not train on fewer samples for it
+_DAMAGED: Final = (
+    *(error for error in DAMAGED if error is not MemoryError),
+    Image.DecompressionBombError,
+)
 
 Size = tuple[int, int]
 Entry = tuple[Path, int]  # a file and its label; -1 without labels
