@@ -11,6 +11,7 @@ and the user's folder comes last, so that no file there hides anything of ours.
 
 from __future__ import annotations
 
+import platform
 import re
 import shlex
 import sys
@@ -34,6 +35,8 @@ from edge_sdk.errors import ConfigurationError, HiddenPackageError
 BUILD_DATE: Final = datetime(2026, 11, 27, tzinfo=UTC)
 # A clock that says a later time is likelier to be wrong than the release to be so old.
 CLOCK_TRUSTED_FOR: Final = timedelta(days=5 * 365)
+# a later one from PyPI brings gigabytes of CUDA to a 64-bit ARM device
+TORCH_ON_ARM: Final = "torch==2.10.0"
 
 _ROOT = Path(__file__).parents[1]
 _FUNCTION: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -51,7 +54,8 @@ def installed_version() -> str:
 
 def install_command(extra: str) -> str:
     """The command that adds an extra to this environment, which may be one of pipx."""
-    return f"{shlex.quote(sys.executable)} -m pip install 'splitedge[{extra}]'"
+    torch = f"{TORCH_ON_ARM} " if extra == "train" and platform.machine() == "aarch64" else ""
+    return f"{shlex.quote(sys.executable)} -m pip install {torch}'splitedge[{extra}]'"
 
 
 def clock_is_wrong(now: datetime | None = None) -> bool:

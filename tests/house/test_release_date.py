@@ -1,4 +1,6 @@
-"""The date of the release, by which a clock is found to be wrong, is that of the newest entry."""
+"""The date of the release, by which a clock is found to be wrong, is that of the newest entry; the
+torch that devices are told to install is the one that splitedge is tested with.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import tomllib
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from edge_sdk.installation import BUILD_DATE
+from edge_sdk.installation import BUILD_DATE, TORCH_ON_ARM
 
 ROOT = Path(__file__).parents[2]
 HEADING = re.compile(r"^## (?P<version>\S+)(?: - (?P<day>\d{4}-\d{2}-\d{2}))?$", re.MULTILINE)
@@ -28,3 +30,10 @@ def test_newest_entry_of_the_changelog_is_of_this_version() -> None:
     entries = HEADING.findall((ROOT / "CHANGELOG.md").read_text())
     versions = [version for version, _ in entries if version != "Unreleased"]
     assert versions[0] == project["version"]
+
+
+def test_torch_for_arm_is_the_one_of_the_constraints_and_of_the_documents() -> None:
+    constraints = (ROOT / "constraints.txt").read_text()
+    assert f'{TORCH_ON_ARM} ; platform_machine == "aarch64"' in constraints
+    for page in ("install-pi.md", "install-jetson.md"):
+        assert f"{TORCH_ON_ARM} 'splitedge[train]'" in (ROOT / "docs" / page).read_text()
