@@ -178,11 +178,21 @@ class Monitor:
             self._watch.note_reported(changed)
             logger.info("told the server: %s", changed)
         if self._measure_at is not None and now >= self._measure_at:
-            self._measure_at = now + self._measure_pause_s
-            self._measure_pause_s = min(2 * self._measure_pause_s, MEASURE_LAST_S)
+            self._measure(now)
+
+    def _measure(self, now: float) -> None:
+        """Send what a server did not get, and measure what it asks for; the rest is tried again."""
+        again_s: float | None = self._measure_pause_s
+        self._measure_pause_s = min(2 * self._measure_pause_s, MEASURE_LAST_S)
+        began = time.monotonic()
+        try:
             self._measurements.report(self._identity)
             if self._measure_variants():
-                self._measure_at = None
+                again_s = None
+        finally:
+            # a try may take an hour, and no update is made meanwhile: the pause begins at its end
+            took_s = time.monotonic() - began
+            self._measure_at = None if again_s is None else now + took_s + again_s
 
     def _measure_variants(self) -> bool:
         """Measure what the server asks for; whether nothing of it is left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,11 +83,11 @@ class Watching:
     """A device's bundle for the monitor to look at."""
 
     def __init__(self, state: Path) -> None:
-        self._bundle = BundleLifecycle.start(state, AgentSettings())
-        self.measure_bundles = self._bundle.measure
+        self.bundle = BundleLifecycle.start(state, AgentSettings())
+        self.measure_bundles = self.bundle.measure
 
     def running_bundle(self) -> tuple[str, str]:
-        return self._bundle.runner.manifest.bundle, self._bundle.digest
+        return self.bundle.runner.manifest.bundle, self.bundle.digest
 
     def take_latency_ms(self) -> None:
         return None
@@ -114,13 +115,45 @@ def test_a_variant_that_could_not_be_measured_is_tried_again(
         with StateLock(installed, "update"):
             monitor.look(day + 61.0)
         assert "tiny/2/d2 not measured: another update" in caplog.text
-        for after_s in (179.0, 182.0, day):
+        for after_s in (179.0, 200.0, day):
             monitor.look(day + after_s)
     finally:
         monitor.close()
     assert asked() == 3
     kept = [entry.measurement.bundle for entry in Measurements(installed).all()]
     assert kept == ["tiny/1/d2", "tiny/2/d2"]
+
+
+def test_a_measurement_that_took_long_is_tried_again_a_pause_after_its_end(
+    installed: Path, depot: Depot
+) -> None:
+    device = Watching(installed)
+    depot.unmeasured = ["tiny/2/d2"]
+
+    def stop_late() -> None:
+        depot.faults.before_target = None  # the next ones come at once
+        time.sleep(2.0)
+        measurer = device.bundle._measurer
+        assert measurer is not None
+        measurer.terminate()
+
+    depot.faults.before_target = stop_late
+    # its own thread looks once in an hour
+    day = 86_400.0
+    monitor = Monitor(installed, Identity.load(installed), device, Limits(0.25, day))
+    tried = []
+    try:
+        for now in (0.0, day, day + 61.0, day + 120.0):
+            before = len(depot.served)
+            monitor.look(now)
+            if any(served.path.endswith("/unmeasured") for served in depot.served[before:]):
+                tried.append(now - day)
+    finally:
+        monitor.close()
+    assert tried == [0.0, 120.0]
+    assert [entry.measurement.bundle for entry in Measurements(installed).all()][1:] == [
+        "tiny/2/d2"
+    ]
 
 
 def test_a_report_without_a_server_is_kept_for_later(tmp_path: Path, free_port: int) -> None:
