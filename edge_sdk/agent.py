@@ -20,6 +20,7 @@ from edge_sdk.answers.prediction import LateAnswer, Prediction
 from edge_sdk.answers.price import AnswerMeter
 from edge_sdk.answers.status import Status
 from edge_sdk.bundles.lifecycle import BundleLifecycle, FixedBundle
+from edge_sdk.bundles.run_update import UpdateOutcome
 from edge_sdk.bundles.runner import BundleRunner
 from edge_sdk.bundles.store import BundleStore
 from edge_sdk.checks import check_value
@@ -451,8 +452,8 @@ class EdgeAgent:
         """Round trip and bandwidth of the link since the last call."""
         return LinkSample() if self._offloader is None else self._offloader.meter.take()
 
-    def measure_bundles(self, bundles: Sequence[str]) -> str:
-        """Measure bundles that do not run here; returns why it could not be done, or ""."""
+    def measure_bundles(self, bundles: Sequence[str]) -> UpdateOutcome:
+        """Measure bundles that do not run here; `unchanged` where all were measured."""
         return self._bundle.measure(bundles)
 
     def _may_ask(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Final, Self
 
 from edge_sdk.bundles.memory_failures import HOLD_S, has_smaller, tell_failure
 from edge_sdk.bundles.personal_weights import PersonalWeights
-from edge_sdk.bundles.run_update import Begun, run_measure, run_update
+from edge_sdk.bundles.run_update import Begun, UpdateOutcome, run_measure, run_update
 from edge_sdk.bundles.runner import BundleRunner
 from edge_sdk.bundles.store import ActiveBundle, BundleStore
 from edge_sdk.errors import (
@@ -76,9 +76,9 @@ class FixedBundle:
     def request_update(self) -> None:
         """Keep the bundle."""
 
-    def measure(self, _bundles: Sequence[str]) -> str:
+    def measure(self, _bundles: Sequence[str]) -> UpdateOutcome:
         """Measure nothing: there is no other bundle."""
-        return ""
+        return UpdateOutcome("unchanged", None)
 
     def leave(self, _runner: BundleRunner, error: MemoryError, _wait_s: float) -> BundleRunner:
         """Raise OutOfMemoryError: there is no other bundle."""
@@ -170,11 +170,8 @@ class BundleLifecycle:
             self._update_wanted.set()
             threading.Thread(target=self._refresh_or_warn, daemon=True).start()
 
-    def measure(self, bundles: Sequence[str]) -> str:
-        """Measure bundles that do not run here; it ends early where a smaller one is needed.
-
-        Returns: why it could not be done; empty where it was.
-        """
+    def measure(self, bundles: Sequence[str]) -> UpdateOutcome:
+        """Measure bundles that do not run here; it ends early where a smaller one is needed."""
 
         def begun(process: subprocess.Popen[bytes]) -> None:
             self._measurer = process

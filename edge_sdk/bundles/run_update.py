@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-Status = Literal["installed", "unchanged", "refused", "unreachable", "no_space", "busy"]
+Status = Literal["installed", "unchanged", "refused", "unreachable", "no_space", "busy", "stopped"]
 
 Begun = Callable[["subprocess.Popen[bytes]"], None]
 
@@ -32,7 +32,7 @@ class UpdateOutcome:
     Attributes:
         status: `unchanged`: the assigned bundle is here and whole, or none is assigned;
             `unreachable`: the server is away, or its signed metadata expired; `busy`: another
-            update, or a measurement, is under way.
+            update, or a measurement, is under way; `stopped`: a measurement was ended from outside.
         bundle: the one that was asked for; None where the server named none.
         reason: for people; empty when all is well.
         fresh_at: when metadata was last fresh, ISO 8601 UTC; None for never.
@@ -100,14 +100,13 @@ def run_measure(
     *,
     timeout_s: float = TIMEOUT_S,
     begun: Begun | None = None,
-) -> str:
+) -> UpdateOutcome:
     """Fetch and measure bundles that this device does not run, and report what they take here.
 
-    Blocks until it is done. Never raises, as `run_update`.
+    Blocks until it is done. Never raises, as `run_update`; `unchanged` where all were measured.
 
     Args:
         begun: called with the process, which may be terminated at any time.
-    Returns: why it could not be done; empty where it was.
     """
     command = [sys.executable, "-P", "-m", "edge_sdk.bundles.update", "--state", str(state)]
     for bundle in bundles:
@@ -115,15 +114,15 @@ def run_measure(
     try:
         done = _run(command, timeout_s, begun)
         if done.returncode == -signal.SIGTERM:
-            return MEASURE_STOPPED
-        return UpdateOutcome.from_json(done.stdout).reason
+            return UpdateOutcome("stopped", None, MEASURE_STOPPED)
+        return UpdateOutcome.from_json(done.stdout)
     except subprocess.TimeoutExpired:
-        return f"not done after {timeout_s:g} s"
+        return UpdateOutcome("unreachable", None, f"not done after {timeout_s:g} s")
     except OSError as err:
-        return f"cannot be started ({err.strerror})"
+        return UpdateOutcome("refused", None, f"cannot be started ({err.strerror})")
     except (ValueError, TypeError):
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"]
-        return f"ended with {done.returncode}: {lines[-1][:300]}"
+        return UpdateOutcome("refused", None, f"ended with {done.returncode}: {lines[-1][:300]}")
 
 
 def _run(

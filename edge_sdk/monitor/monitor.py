@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from edge_sdk.bundles.measurements import Measurements
+from edge_sdk.bundles.run_update import UpdateOutcome
 from edge_sdk.errors import LinkError, SplitedgeError
 from edge_sdk.identity import Identity
 from edge_sdk.monitor.lasting_change import LastingChange
@@ -27,9 +28,11 @@ logger = logging.getLogger(__name__)
 LOOKS: Final = 20
 # after a report that did not arrive
 PAUSE_S: Final = 30.0
-# after a measurement that could not be made, then twice as long: a try may load two bundles
+# after a measurement that did not come to its end, then twice as long
 MEASURE_FIRST_S: Final = 60.0
+# at most, and after one that was refused: each may load two bundles beside the one that answers
 MEASURE_LAST_S: Final = 86_400.0
+SOON: Final = ("busy", "unreachable", "stopped")
 QUANTITIES: Final = ("memory_available_bytes", "latency_ms", "round_trip_ms", "bandwidth_mbps")
 
 
@@ -45,8 +48,8 @@ class Watched(Protocol):
     def take_link(self) -> LinkSample:
         """The link since the last look."""
 
-    def measure_bundles(self, bundles: Sequence[str]) -> str:
-        """Measure bundles that do not run here; returns why it could not be done, or ""."""
+    def measure_bundles(self, bundles: Sequence[str]) -> UpdateOutcome:
+        """Measure bundles that do not run here; `unchanged` where all were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,26 +190,31 @@ class Monitor:
         began = time.monotonic()
         try:
             self._measurements.report(self._identity)
-            if self._measure_variants():
+            outcome = self._measure_variants()
+            if outcome.status == "unchanged":
                 again_s = None
+            elif outcome.status not in SOON:
+                again_s = self._measure_pause_s = MEASURE_LAST_S
         finally:
             # a try may take an hour, and no update is made meanwhile: the pause begins at its end
             took_s = time.monotonic() - began
             self._measure_at = None if again_s is None else now + took_s + again_s
 
-    def _measure_variants(self) -> bool:
-        """Measure what the server asks for; whether nothing of it is left."""
+    def _measure_variants(self) -> UpdateOutcome:
+        """Measure what the server asks for; `unchanged` where nothing of it is left."""
         from edge_sdk.api import unmeasured_bundles  # noqa: PLC0415
 
         bundles = unmeasured_bundles(self._identity)
         if not bundles or self._stopping.is_set():
-            return True
-        why = self._agent.measure_bundles(bundles)
-        if why:
-            logger.warning("%s not measured: %s; it is tried again", ", ".join(bundles), why)
+            return UpdateOutcome("unchanged", None)
+        outcome = self._agent.measure_bundles(bundles)
+        names = ", ".join(bundles)
+        if outcome.status == "unchanged":
+            logger.info("measured %s", names)
         else:
-            logger.info("measured %s", ", ".join(bundles))
-        return not why
+            when = "later" if outcome.status in SOON else "in a day"
+            logger.warning("%s not measured: %s; it is tried again %s", names, outcome.reason, when)
+        return outcome
 
 
 def _available_bytes() -> int:

@@ -12,7 +12,6 @@ import pytest
 
 from edge_sdk.bundles import lifecycle
 from edge_sdk.bundles.lifecycle import BundleLifecycle
-from edge_sdk.bundles.run_update import MEASURE_STOPPED
 from edge_sdk.bundles.runner import BundleRunner
 from edge_sdk.bundles.update import update
 from edge_sdk.errors import OutOfMemoryError
@@ -77,7 +76,7 @@ def test_a_smaller_bundle_does_not_wait_for_a_measurement(
             measured = pool.submit(running.measure, ["tiny/2/d2"])
             assert fetching.wait(WITHIN_S)
             found = running.leave(running.runner, SHORT, WITHIN_S)
-            assert measured.result(WITHIN_S) == MEASURE_STOPPED
+            assert measured.result(WITHIN_S).status == "stopped"
     finally:
         over.set()
     assert found.manifest.bundle == "tiny/3/d2"

@@ -156,6 +156,32 @@ def test_a_measurement_that_took_long_is_tried_again_a_pause_after_its_end(
     ]
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_a_measurement_that_was_refused_is_tried_again_after_a_day_or_with_another_bundle(
+    installed: Path, depot: Depot, caplog: pytest.LogCaptureFixture, *, left: bool
+) -> None:
+    device = Watching(installed)
+    depot.unmeasured = ["tiny/9/d2"]  # it was never published
+    day = 86_400.0
+    # its own thread looks once in a minute
+    monitor = Monitor(installed, Identity.load(installed), device, Limits(0.25, 1200.0))
+    tried = []
+    try:
+        for after_s in (-1200.0, 0.0, 3600.0, 5000.0, day - 1.0, day + 60.0):
+            if left and after_s == 3600.0:
+                assert update(installed, "tiny/2/d2").status == "installed"
+                device.bundle._switch_bundle()
+            before = len(depot.served)
+            monitor.look(day + after_s)
+            if any(served.path.endswith("/unmeasured") for served in depot.served[before:]):
+                tried.append(after_s)
+    finally:
+        monitor.close()
+    assert "tiny/9/d2 not measured: " in caplog.text
+    assert "tried again in a day" in caplog.text
+    assert tried == [0.0, 5000.0 if left else day + 60.0]
+
+
 def test_a_report_without_a_server_is_kept_for_later(tmp_path: Path, free_port: int) -> None:
     kept = Measurements(tmp_path)
     kept.keep("0" * 64, measured("m/1/d1"))
