@@ -1,8 +1,8 @@
 """The trial of a bundle: it runs in a process of its own, under limits, and cannot crash the agent.
 
-`python -P -m edge_sdk.bundles.trial PROVIDER FOLDER [OTHER]` prints one line of JSON, either
-`{"ok": true, ...}` with the golden report and what the bundle takes here, or `{"ok": false, "why":
-...}`. The bundle in OTHER is timed beside it, in turns.
+`python -P -m edge_sdk.bundles.trial PARENT_PID PROVIDER FOLDER [OTHER]` prints one line of JSON,
+either `{"ok": true, ...}` with the golden report and what the bundle takes here, or `{"ok": false,
+"why": ...}`. The bundle in OTHER is timed beside it, in turns. It ends with its parent.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import orjson
 
+from edge_sdk.end_with_parent import end_with_parent
 from edge_sdk.errors import (
     BundleError,
     FrameError,
@@ -84,11 +85,15 @@ def run_trial(
     if timeout_s is None:
         timeout_s = SLOW_S if provider == "tensorrt" else TIMEOUT_S
     folders = [str(path) for path in (folder, beside) if path is not None]
-    command = [sys.executable, "-P", "-m", "edge_sdk.bundles.trial", provider, *folders]
+    command = [sys.executable, "-P", "-m", "edge_sdk.bundles.trial", str(os.getpid()), provider]
     environment = {**os.environ, **_ONE_THREAD}
     try:
         done = subprocess.run(
-            command, capture_output=True, timeout=timeout_s, check=False, env=environment
+            [*command, *folders],
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         raise TrialTimeoutError(f"trial: not finished after {timeout_s:g} s") from None
@@ -117,7 +122,8 @@ def run_trial(
 
 def main() -> None:
     """Set resource limits, then load and run the bundle."""
-    provider, *folders = sys.argv[1], *map(Path, sys.argv[2:])
+    end_with_parent(int(sys.argv[1]), signal.SIGKILL)
+    provider, *folders = sys.argv[2], *map(Path, sys.argv[3:])
     _limit(folders, provider)
     try:
         report = {"ok": True, **_try(provider, *folders)}

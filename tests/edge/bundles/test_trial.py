@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
+import psutil
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edge_sdk.bundles.golden import check_golden
+from edge_sdk.bundles.run_update import UpdateOutcome, run_measure, run_update
 from edge_sdk.bundles.store import BundleStore
 from edge_sdk.bundles.trial import run_trial
 from edge_sdk.bundles.update import update
 from edge_sdk.errors import OutOfMemoryError, UpdateRefusedError
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.edge.bundles.depot import Depot, Export
@@ -158,6 +163,43 @@ def test_graph_that_never_ends_is_stopped(export: Export) -> None:
     """FAULTS rows 5 and 27."""
     with pytest.raises(UpdateRefusedError, match="not finished after 2 s"):
         run_trial(bundle(export, endless_loop), timeout_s=2)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_trial_ends_with_the_update_or_measurement_that_began_it(
+    installed: Path, depot: Depot, export: Export, *, measured: bool
+) -> None:
+    """Its bundles would take memory beside the smaller one that the device tries instead."""
+    depot.repository.publish_bundles(export.write(3, model=endless_loop))
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def run() -> UpdateOutcome:
+        if measured:
+            return run_measure(installed, ["tiny/3/d2"], begun=begun.append)
+        return run_update(installed, "tiny/3/d2", begun=begun.append)
+
+    def looping() -> psutil.Process | None:
+        """The trial, once it has taken a second of a core: it runs the graph."""
+        for child in psutil.Process(begun[0].pid).children() if begun else []:
+            if child.cpu_times().user > 1 and "edge_sdk.bundles.trial" in child.cmdline():
+                return child
+        return None
+
+    def ended() -> bool:
+        return not trial.is_running() or trial.status() == psutil.STATUS_ZOMBIE
+
+    with ThreadPoolExecutor() as pool:
+        outcome = pool.submit(run)
+        found = wait_until(looping, "the trial", 30.0)
+        assert found is not None
+        trial = found
+        begun[0].terminate()
+        assert outcome.result(10.0).status == ("stopped" if measured else "refused")
+    try:
+        wait_until(ended, "the end of the trial", 5.0)
+    finally:
+        if not ended():
+            trial.kill()
 
 
 def test_good_bundle_passes_and_says_what_it_takes(export: Export) -> None:
