@@ -62,12 +62,17 @@ class LineSplitter:
         self.too_long = self.dropped_bytes = 0
         return counts
 
+    @property
+    def begun(self) -> bytes:
+        """The line that was begun; empty if it is above the limit."""
+        return b"" if self._dropping else bytes(self._held)
+
     def rest(self) -> bytes:
         """Forget the line that was begun.
 
         Returns: it, without a line feed.
         """
-        rest = b"" if self._dropping else bytes(self._held)
+        rest = self.begun
         self._held.clear()
         self._dropping = False
         return rest
@@ -81,9 +86,9 @@ class Line:
         text: without its end, and without a byte order mark.
         number: from 1.
         end: offset of the byte after it.
-        first: whether no line of the file was given before it.
-        again: whether it was read in an earlier run: the first line that is neither blank nor above
-            the limit, for its header alone.
+        first: whether no line of the file was given before it, or it is given again.
+        again: whether the reading begins behind it, as after a restart or where the file was away:
+            the first line that is neither blank nor above the limit, for its header alone.
         gap: whether lines are missing before it.
     """
 
@@ -98,7 +103,7 @@ class Line:
 class GrowingFile:
     """Lines of a file as they are written, by its name: a file that is rotated is followed.
 
-    A last line without a line feed waits until it has one, or until the file is rotated.
+    A last line without a line feed waits until it has one, or until another file has its name.
 
     Args:
         path: it may come and go.
@@ -124,19 +129,19 @@ class GrowingFile:
 
     def lines(self, feed: Feed) -> Iterator[Line]:
         """The lines, until the feed stops."""
+        away = False
         while not feed.stopped:
             try:
                 if self._file is None:
-                    yield from self._open(self._path.open("rb"))
+                    yield from self._open(self._path.open("rb"), gap=away)
+                    away = False
                 feed.back()
                 yield from self._read(feed)
             except OSError as err:
-                self._gap = True
-                if self._end:  # the same file may come back
-                    self._place = self._place_after(self._number, self._end)
+                away = True
                 if isinstance(err, FileNotFoundError):
                     self._from_end = False  # a file that comes later is new as a whole
-                self.close()
+                self._leave()
                 feed.away(err.strerror or str(err))
 
     def close(self) -> None:
@@ -153,23 +158,41 @@ class GrowingFile:
         before = [len(self._before), _digest(self._before)]
         return {"file": self._identity, "offset": end, "line": number, "before": before}
 
-    def _open(self, file: BinaryIO) -> Iterator[Line]:
+    def _leave(self) -> None:
+        """Close the file; the same one may come back, and goes on there."""
+        if self._identity:
+            self._place = self._place_after(self._number, self._end)
+        self.close()
+
+    def _open(self, file: BinaryIO, *, gap: bool) -> Iterator[Line]:
+        """Begin with a file, after the last line of another one before it.
+
+        Args:
+            gap: whether the file was away.
+        """
         self._file = file
         status = os.fstat(file.fileno())
         place, identity = self._place, [status.st_dev, status.st_ino]
         known = place.get("file") == identity and _was_read(file, place, status.st_size)
+        begun = self._splitter.begun
+        if known and begun:
+            file.seek(int(place["offset"]) + self._splitter.dropped_bytes)
+            known = file.read(len(begun)) == begun
         header = _header(file) if known or self._from_end else None
         number = end = 0
         if known:
             number, end = int(place["line"]), int(place["offset"])
         elif header is not None:
             number, end = header.number, _last_line_end(file, status.st_size)
-        self._before = _bytes_before(file, end, BEFORE_BYTES)
+        before = _bytes_before(file, end, BEFORE_BYTES)
         # from here on nothing is read that could fail, and lose the place
+        if begun and not known:  # a known file gives it again, with the rest of its line
+            yield self._line(begun)
         self._place, self._from_end = {}, False
         self._splitter = LineSplitter()
-        self._identity, self._number, self._end = identity, number, end
-        if header is not None:
+        self._identity, self._number, self._end, self._before = identity, number, end, before
+        self._gap = self._gap or gap
+        if header is not None and header.end <= end:  # else it is still to come
             yield header
 
     def _read(self, feed: Feed) -> Iterator[Line]:
@@ -185,10 +208,7 @@ class GrowingFile:
         if moved:
             feed.wait(POLL_S)  # the writer may end its last line in the old file
             yield from self._chunks(feed)
-            rest = self._splitter.rest()
-            if rest:
-                yield self._line(rest)
-            self.close()
+            self._leave()
         elif now.st_size < self._file.tell():  # cut short: its lines begin anew
             self._splitter = LineSplitter()
             self._file.seek(0)

@@ -220,7 +220,7 @@ class CsvSource:
         self._place.save()
 
     def _begin(self, cutter: RowCutter, line: Line, feed: Feed, *, begun: bool) -> bool:
-        """Whether the first line with text is no row: a header, or one that an earlier run read."""
+        """Whether the first line with text is no row: a header, or one that is given again."""
         self._separator = self._given_separator or _separator_of(line.text)
         try:
             header = cutter.begin(self._cells(line.text))

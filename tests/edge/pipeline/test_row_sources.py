@@ -43,9 +43,21 @@ def csv_source(
     return CsvSource(GrowingFile(path, place.place, from_end=end), place, keys)
 
 
-def append(path: Path, *lines: str) -> None:
+def write(path: Path, text: str) -> None:
+    """Write behind what is there."""
     with path.open("a") as file:
-        file.writelines(f"{line}\n" for line in lines)
+        file.write(text)
+
+
+def append(path: Path, *lines: str) -> None:
+    write(path, "".join(f"{line}\n" for line in lines))
+
+
+def wait_read(got: Reading, path: Path, half: str = "") -> None:
+    """Wait until a file is read up to its end, where half a line is."""
+    file: GrowingFile = got.source._file
+    end, begun = path.stat().st_size - len(half), half.encode()
+    wait_until(lambda: (file._end, file._splitter.begun) == (end, begun), "not read")
 
 
 def first_channel(got: Reading) -> list[list[float]]:
@@ -286,16 +298,101 @@ def test_a_file_that_was_away_for_a_moment_goes_on_behind_its_last_row(
     append(file, *header, "1,1", "2,2", "3,3", "4,4")
     point(mount, disk)
     with reading(csv_source(mount / "a.csv"), SPEC, "a.csv") as got:
-        for time in (1, 2):
-            wait_until(lambda: got.source._file._end == file.stat().st_size, "not read")
+        for time, half in (1, "1"), (2, ""):  # of a row: the rest comes while the file is away
+            write(file, half)
+            wait_read(got, file, half)
             point(mount, nowhere)
             wait_until(lambda: got.feed.why_away == why, "not missed")
-            append(file, *[f"{n},{n}" for n in range(10 * time, 10 * time + 4)])
+            rows = "".join(f"{n},{n}\n" for n in range(10 * time, 10 * time + 4))
+            write(file, rows.removeprefix(half))
             point(mount, disk)
             got.wait(1 + time)
     assert first_channel(got) == [[1, 2, 3], [10, 11, 12], [20, 21, 22]]
     assert got.names[-1] == f"a.csv line {len(header) + 11}"
     assert (got.feed.counts.lost, got.feed.counts.holes) == (2, 0)
+
+
+@pytest.mark.deadline
+@pytest.mark.parametrize("top", ["", "\n"])
+def test_a_file_that_was_away_with_half_of_its_header_is_a_table_still(
+    top: str, tmp_path: Path
+) -> None:
+    disk, mount = tmp_path / "disk", tmp_path / "mount"
+    disk.mkdir()
+    file = disk / "a.csv"
+    write(file, f"{top}ax,a")
+    point(mount, disk)
+    with reading(csv_source(mount / "a.csv", RowKeys(("ay", "ax"), step=3)), SPEC) as got:
+        wait_read(got, file, "ax,a")
+        point(mount, tmp_path / "none")
+        wait_until(lambda: got.feed.why_away, "not missed")
+        write(file, "y\n-1,1\n-2,2\n-3,3\n")
+        point(mount, disk)
+        got.wait(1)
+    assert first_channel(got) == [[1, 2, 3]]
+    assert got.feed.counts.holes == 0
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_file_that_is_back_at_once_goes_on_in_the_middle_of_its_row(
+    dropped: bool, tmp_path: Path
+) -> None:
+    disk, mount = tmp_path / "disk", tmp_path / "mount"
+    disk.mkdir()
+    file = disk / "a.csv"
+    append(file, "1,1", *[LONG] * dropped)
+    write(file, "2,")
+    point(mount, disk)
+
+    class Flicker(Feed):
+        """The disk is away from the first pause of the source to the second."""
+
+        pauses = 0
+
+        def wait(self, seconds: float) -> bool:
+            self.pauses += 1
+            if self.pauses == 1:
+                point(mount, tmp_path / "none")
+            elif self.pauses == 2:
+                point(mount, disk)
+            else:
+                write(file, "2\n3,3\n")
+            return super().wait(0)
+
+    feed = Flicker("a.csv", lambda: SPEC)
+    source = GrowingFile(mount / "a.csv")
+    lines = []
+    for line in source.lines(feed):
+        lines.append((line.text, line.number, line.again, line.gap))
+        if line.text == "3,3":
+            feed.stop()
+    source.close()
+    assert lines == [
+        ("1,1", 1, False, False),
+        ("1,1", 1, True, False),
+        ("2,2", 2 + dropped, False, dropped),
+        ("3,3", 3 + dropped, False, False),
+    ]
+
+
+@pytest.mark.deadline
+@pytest.mark.parametrize("rows", ["1,1\n2,2\n3,3", "3,3"])
+@pytest.mark.parametrize("away", [True, False])
+def test_the_last_line_of_a_file_needs_no_end_once_another_file_has_its_name(
+    away: bool, rows: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.csv"
+    write(file, rows)
+    with reading(csv_source(file, RowKeys(step=1)), TensorSpec("float32", (2,)), "a.csv") as got:
+        wait_read(got, file, "3,3")
+        if away:
+            file.unlink()  # the next file may get its inode
+            wait_until(lambda: got.feed.why_away, "not missed")
+        write(tmp_path / "new", "4,4\n5,5\n")
+        (tmp_path / "new").rename(file)
+        got.wait(rows.count("\n") + 3)
+    values = [int(np.asarray(item.sample)[0]) for item in got.items]
+    assert values == [int(row[0]) for row in rows.split("\n")] + [4, 5]
 
 
 @pytest.mark.deadline
