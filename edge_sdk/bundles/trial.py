@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import orjson
 
-from edge_sdk.end_with_parent import end_with_parent
 from edge_sdk.errors import (
     BundleError,
     FrameError,
@@ -30,6 +29,7 @@ from edge_sdk.errors import (
     UpdateRefusedError,
     WrongAnswersError,
 )
+from edge_sdk.processes.end_with_parent import end_with_parent
 from edge_sdk.providers.names import CPU
 from profiles.measured import BundleMeasurement
 

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 
-from edge_sdk.end_with_parent import end_with_parent
+from edge_sdk.processes.end_with_parent import end_with_parent
 from server.listening.descriptors import raise_descriptor_limit
 
 

@@ -11,7 +11,7 @@ PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
 def end_with_parent(parent: int, signal_number: int) -> None:
-    """Have this process get a signal when the thread ends that started it. Linux only.
+    """A signal for this process when the thread ends that started it; Linux alone has that.
 
     Args:
         parent: process id of the parent.
