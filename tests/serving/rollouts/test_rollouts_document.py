@@ -30,7 +30,10 @@ def test_the_page_in_the_order_of_a_reader(exported: Exported, tmp_path: Path) -
         started, told, *_ = reader.shell(PAGE.snippet("start")).splitlines()
         assert "roll-out 1 of digits/2 (all devices) is running at 10 %" in started
         assert "roll-out 1 of digits/2 (all devices) is running at 10 %" in told
-        assert re.search(r"at 10 %: 1 device in the share, \d of them on it;", told)
+        # the server chooses the share in its next turn, which the page's second command may precede
+        chosen = re.compile(r"at 10 %: 1 device in the share, \d of them on it;")
+        status = "splitedge server rollout status --state server"
+        wait_until(lambda: bool(chosen.search(reader.shell(status))), "no share is chosen", 40)
         paused, resumed, aborted, *rows = reader.shell(PAGE.snippet("control")).splitlines()
         assert "is paused" in paused
         assert "is running" in resumed
