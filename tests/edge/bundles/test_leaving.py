@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,26 +33,33 @@ def running(installed: Path) -> Iterator[BundleLifecycle]:
     made.close(answered=False)
 
 
+@contextmanager
+def held_download(depot: Depot) -> Iterator[threading.Event]:
+    """The next download does not end within the block; its event says that it has begun."""
+    fetching, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        depot.faults.before_target = None  # the next ones come at once
+        fetching.set()
+        over.wait(2 * WITHIN_S)
+
+    depot.faults.before_target = hold
+    try:
+        yield fetching
+    finally:
+        over.set()
+
+
 @pytest.mark.deadline
 def test_a_smaller_bundle_is_not_fetched_behind_a_slow_one(
     running: BundleLifecycle, depot: Depot, export: Export
 ) -> None:
     depot.repository.publish_bundles(export.write(3))
     depot.assigned, depot.smaller = "tiny/2/d2", "tiny/3/d2"
-    slow, over = threading.Semaphore(0), threading.Event()
-
-    def hold() -> None:
-        depot.faults.before_target = None  # the next ones come at once
-        slow.release()
-        over.wait(2 * WITHIN_S)
-
-    depot.faults.before_target = hold
-    try:
+    with held_download(depot) as fetching:
         running.request_update()
-        assert slow.acquire(timeout=WITHIN_S)
+        assert fetching.wait(WITHIN_S)
         found = running.leave(running.runner, SHORT, WITHIN_S)
-    finally:
-        over.set()
     assert found.manifest.bundle == "tiny/3/d2"
     assert running.trouble.startswith("tiny/1/d2 ran out of memory")
 
@@ -63,22 +71,11 @@ def test_a_smaller_bundle_does_not_wait_for_a_measurement(
     """FAULTS row 11."""
     depot.repository.publish_bundles(export.write(3))
     depot.smaller = "tiny/3/d2"
-    fetching, over = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        depot.faults.before_target = None  # the next ones come at once
-        fetching.set()
-        over.wait(2 * WITHIN_S)
-
-    depot.faults.before_target = hold
-    try:
-        with ThreadPoolExecutor() as pool:
-            measured = pool.submit(running.measure, ["tiny/2/d2"])
-            assert fetching.wait(WITHIN_S)
-            found = running.leave(running.runner, SHORT, WITHIN_S)
-            assert measured.result(WITHIN_S).status == "stopped"
-    finally:
-        over.set()
+    with held_download(depot) as fetching, ThreadPoolExecutor() as pool:
+        measured = pool.submit(running.measure, ["tiny/2/d2"])
+        assert fetching.wait(WITHIN_S)
+        found = running.leave(running.runner, SHORT, WITHIN_S)
+        assert measured.result(WITHIN_S).status == "stopped"
     assert found.manifest.bundle == "tiny/3/d2"
 
 

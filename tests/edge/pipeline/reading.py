@@ -5,12 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from edge_sdk.errors import SplitedgeError
 from edge_sdk.manifest import TensorSpec
 from edge_sdk.pipeline.sources.feed import Feed, Item, Source
+from edge_sdk.pipeline.sources.rows import RowKeys
 from tests.waiting import wait_until
+
+# two channels, windows of three rows
+SPEC: Final = TensorSpec("float32", (2, 3))
+NEXT_TO_EACH_OTHER: Final = RowKeys(step=3)
 
 
 class Reading:
@@ -73,3 +80,8 @@ def reading(source: Source, spec: TensorSpec, name: str = "source") -> Iterator[
         yield made
     finally:
         made.stop()
+
+
+def first_channel(got: Reading) -> list[list[float]]:
+    """The first row of each window that was read."""
+    return [np.asarray(item.sample)[0].tolist() for item in got.items]

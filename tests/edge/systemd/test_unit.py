@@ -268,24 +268,11 @@ def on_another_disk(self: Path, target: Path) -> Path:
     raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self), None, str(target))
 
 
+@pytest.mark.parametrize("fault", ["a pipe, which cannot be copied", "a disk that fails"])
 def test_a_folder_that_cannot_be_copied_stays_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pi, target = tmp_path / "pi", tmp_path / "agent"
-    pi.mkdir()
-    (pi / "agent.json").write_text("{}")
-    os.mkfifo(pi / "pipe")  # nothing that can be copied
-    monkeypatch.setattr(Path, "rename", on_another_disk)
-    with pytest.raises(StorageError, match=r"--take .*pi: not copied to .*agent.*was not moved"):
-        install_module._move(pi, target)
-    assert not target.exists()
-    assert (pi / "agent.json").read_text() == "{}"
-
-
-def test_a_folder_stays_where_it_was_if_the_other_disk_does_not_take_its_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A disk may say so only when it is waited for."""
+    """A disk may say only when it is waited for that it did not take the copy."""
     pi, target = tmp_path / "pi", tmp_path / "agent"
     pi.mkdir()
     (pi / "agent.json").write_text("{}")
@@ -294,8 +281,11 @@ def test_a_folder_stays_where_it_was_if_the_other_disk_does_not_take_its_copy(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(Path, "rename", on_another_disk)
-    monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(StorageError, match=r"not copied to .*agent.*was not moved"):
+    if fault == "a disk that fails":
+        monkeypatch.setattr(os, "fsync", failing)
+    else:
+        os.mkfifo(pi / "pipe")
+    with pytest.raises(StorageError, match=r"--take .*pi: not copied to .*agent.*was not moved"):
         install_module._move(pi, target)
     assert not target.exists()
     assert (pi / "agent.json").read_text() == "{}"
