@@ -76,7 +76,8 @@ def is_volume(graph: Graph, name: str) -> bool:
 
 def _decides(graph: Graph, node: NodeProto) -> bool:
     """Whether a node makes channels: a layer, or the rows of a table (an embedding)."""
-    table = node.op_type == "Gather" and node.input[0] in (*graph.weights, *graph.derived)
+    rows = node.input[0] if node.op_type == "Gather" else ""
+    table = rows in graph.weights or rows in graph.derived
     return table or node.op_type in (*_FIRST, *_LAST)
 
 
